@@ -19,6 +19,8 @@ WIDTH = 128
 OF_THE_CHART = ("listen", "metrics_listen")  # the templates set them
 # Keys that templates read are required: `null` in a user's values would remove them.
 READ_BY_TEMPLATES = ("limits", "drain_accept_s", "drain_timeout_s")
+# Values of a chart are merged key by key: a section cannot be off there.
+SECTIONS = ("state", "sharing", "snapshot")
 # Templates refuse an empty list with a better message, and the default is one.
 MAY_BE_EMPTY = ("pools",)
 
@@ -36,6 +38,8 @@ def section() -> Schema:
     schema = config_schema()
     for name in OF_THE_CHART:
         del schema["properties"][name]
+    for name in SECTIONS:
+        _, schema["properties"][name] = schema["properties"][name]["anyOf"]
     _adapt(schema)
     return {
         **schema,

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 from gateway.commands.advice import warnings_of
+from gateway.config.listen import OFF
 from gateway.config.source import read
 
 DESCRIPTION = (
     "Validate a configuration file. All errors are listed at once, with file and line; the exit status is then 2. Valid values"
     " that are probably a mistake (a pattern where a prefix is expected, a price for a model that no pool serves) are warnings."
+    " Variables and files that are not on this machine are notes."
 )
 
 
@@ -30,7 +32,14 @@ def run(options: argparse.Namespace) -> int:
 
         print(json.dumps(editor_schema(), indent=2))
         return 0
+    from gateway.cluster.store.client import require_library
+    from gateway.commands.surroundings import notes_of
+
     loaded = read(options.file, {})
+    if loaded.config.sharing.url != OFF:
+        require_library()
+    for note in notes_of(loaded):
+        print(f"warmroute: note: {note}", file=sys.stderr)
     warnings = warnings_of(loaded)
     for problem in warnings:
         print(f"warmroute: warning: {problem}", file=sys.stderr)

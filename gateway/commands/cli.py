@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gateway import __version__
-from gateway.commands import check, serve, simulate
+from gateway.commands import check, operate, serve, simulate
 from gateway.config.parse import ConfigError
 
 _DEMO = (
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "compare routing policies on a recorded or generated workload"
     simulate.add_arguments(add("simulate", text, simulate.DESCRIPTION, simulate.run))
     check.add_arguments(add("check", "validate a configuration file", check.DESCRIPTION, check.run))
+    operate.add_status_arguments(add("status", "show the replicas of a running gateway", operate.STATUS, operate.status))
+    text = "send no new requests to a replica of running gateways"
+    operate.add_drain_arguments(add("drain", text, operate.DRAIN, operate.drain))
     return parser
 
 

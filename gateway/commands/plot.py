@@ -143,5 +143,5 @@ def _figure_kind() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("matplotlib is not installed; pip install '.[plot]' in the checkout") from error
+        raise PlotError("matplotlib is not installed; pip install 'matplotlib>=3.10'") from error
     return Figure

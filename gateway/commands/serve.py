@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ log = logging.getLogger("warmroute.gateway")
 
 DESCRIPTION = (
     "Run the gateway. Flags override environment variables (WARMROUTE_CONFIG, WARMROUTE_LISTEN, WARMROUTE_ADMIN_KEY), which "
-    "override the file. A changed file is reloaded within seconds, or on SIGHUP; an invalid one changes nothing and is logged. "
+    "override the file. Passwords of the store in sharing.url are in WARMROUTE_SHARING_PASSWORD and "
+    "WARMROUTE_SHARING_SENTINEL_PASSWORD. A changed "
+    "file is reloaded within seconds, or on SIGHUP; an invalid one changes nothing and is logged. "
     f"On SIGTERM, new connections are accepted for {LimitConfig().drain_accept_s:g} s more (limits.drain_accept_s; not on "
     f"SIGINT), then running requests have {LimitConfig().drain_timeout_s:g} s to finish (limits.drain_timeout_s); a second "
     "signal ends them at once."
@@ -115,23 +118,22 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.on_signal, number)
     loop.add_signal_handler(signal.SIGHUP, source.asked.set)
-    replicas = [replica.url for pool in config.pools for replica in pool.replicas]
 
     with side_sockets(config) as sides:
 
-        def started(serving: Serving, url: str) -> None:
+        def started(serving: Serving, urls: Callable[[], list[str]], url: str) -> None:
             ending.serving = serving
             budget = process.budget_bytes(config) * config.workers
-            about = {**logs.first_of("replicas", replicas, LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
+            about = {**logs.first_of("replicas", urls(), LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
             log.info("listening", extra={"url": url, **sides.urls, **about})
 
         if config.workers > 1:
             supervisor = Supervisor(config, source, sides=sides, snapshot=file_of(config))
-            await supervisor.run(ending.stop, ending.hurry, partial(started, supervisor))
+            await supervisor.run(ending.stop, ending.hurry, partial(started, supervisor, supervisor.hub.replica_urls))
         else:
             control_plane = partial(SingleProcess, snapshot=file_of(config))
             gateway = compose(config, requests, Surroundings(source=source, control_plane=control_plane))
-            await serve(gateway, ending.stop, ending.hurry, partial(started, gateway), sides=sides)
+            await serve(gateway, ending.stop, ending.hurry, partial(started, gateway, gateway.fleet.urls), sides=sides)
     late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status
     signal.pthread_sigmask(signal.SIG_BLOCK, late)
     for number in late:

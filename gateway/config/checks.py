@@ -21,6 +21,7 @@ from gateway.config.schema import (
     SOURCE_KINDS,
     Config,
     DiscoveryConfig,
+    DnsConfig,
     KeyConfig,
     KubernetesConfig,
     PoolConfig,
@@ -73,9 +74,11 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         for key, value in values.items():
             if len(key) == 3 and key[2] == "replicas" and not value:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
+    yield from _wrong_sources(values)
     if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
-        yield from _wrong_sources(values["pools",], values.get(("discovery",), ()))
+        sources = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]
+        yield from _wrong_pools_of_sources(sources, [pool.name for pool in Config(pools=tuple(values["pools",])).pools])
 
 
 def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfig]) -> Iterator[Problem]:
@@ -97,32 +100,33 @@ def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfi
             )
 
 
-def _wrong_sources(pools: Sequence[PoolConfig], sources: Sequence[DiscoveryConfig]) -> Iterator[Problem]:
-    """Sources that are none or several, name no pool, or come twice."""
-    names = [pool.name for pool in Config(pools=tuple(pools)).pools]
-    for place, source in enumerate(sources):
-        if len(source.kinds) != 1:
-            got = " and ".join(source.kinds) or "none"
-            yield Problem(("discovery", place), f"one of {', '.join(SOURCE_KINDS)} is expected, got {got}")
-        if (kubernetes := source.kubernetes) and bool(kubernetes.service) == bool(kubernetes.pods):
-            yield Problem(("discovery", place, "kubernetes"), "either service or pods is expected")
-        if source.kubernetes:
-            yield from _in_clear(("discovery", place, "kubernetes"), source.kubernetes)
-        if (dns := source.dns) and dns.port is None and not dns.name.startswith("_"):
-            text = f"it is needed, or a name of SRV records such as _http._tcp.{dns.name}"
-            yield Problem(("discovery", place, "dns", "port"), text)
-        if source.file and source.tls is True:
-            yield Problem(("discovery", place, "tls"), "a file has the whole URLs of its replicas: write https there")
-        if source.pool and source.pool not in names:
-            yield Problem(
-                ("discovery", place, "pool"), f"{source.pool!r} is no pool's name; possible are: {first_names(names)}"
-            )
-        elif not source.pool and len(names) > 1:
-            text = f"the name of the replicas' pool is needed: one of {first_names(names)}"
-            yield Problem(("discovery", place, "pool"), text)
-    named = ((("discovery", place), source.source) for place, source in enumerate(sources) if source.kinds)
-    for key, first in _repeated(named):
+def _wrong_sources(values: Mapping[Key, Any]) -> Iterator[Problem]:
+    """Sources that are none or several, lack what they need, or come twice."""
+    for key, value in values.items():
+        match value:
+            case DiscoveryConfig(kinds=kinds) if len(kinds) != 1:
+                got = " and ".join(kinds) or "none"
+                yield Problem(key, f"one of {', '.join(SOURCE_KINDS)} is expected, got {got}")
+            case DiscoveryConfig(file=file, tls=True) if file:
+                yield Problem((*key, "tls"), "a file has the whole URLs of its replicas: write https there")
+            case KubernetesConfig(service=service, pods=pods):
+                if bool(service) == bool(pods):
+                    yield Problem(key, "either service or pods is expected")
+                yield from _in_clear(key, value)
+            case DnsConfig(name=name, port=None) if not name.startswith("_"):
+                yield Problem((*key, "port"), f"it is needed, or a name of SRV records such as _http._tcp.{name}")
+    sources = ((key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig))
+    for key, first in _repeated((key, source.source) for key, source in sources if source.kinds):
         yield Problem(key, f"the same source as {key_name(first)}")
+
+
+def _wrong_pools_of_sources(sources: Iterable[tuple[Key, DiscoveryConfig]], names: Sequence[str]) -> Iterator[Problem]:
+    """Sources that name no pool. names: of the pools."""
+    for key, source in sources:
+        if source.pool and source.pool not in names:
+            yield Problem((*key, "pool"), f"{source.pool!r} is no pool's name; possible are: {first_names(names)}")
+        elif not source.pool and len(names) > 1:
+            yield Problem((*key, "pool"), f"the name of the replicas' pool is needed: one of {first_names(names)}")
 
 
 def _in_clear(key: Key, kubernetes: KubernetesConfig) -> Iterator[Problem]:

@@ -2,7 +2,8 @@
 
 EXPECTED   description of a valid value, for messages (of a section or a mapping: instead of "a mapping")
 NAME       a name, which YAML may read as a number or as true: the message says to put it in quotes
-FALSE      the text that `false` stands for (YAML reads `off` and `no` without quotes as false)
+FALSE      what `false` stands for (YAML reads `off` and `no` without quotes as false): a text; of a section, which may be
+           `"off"` likewise, a mapping
 READ       a function that normalizes a text, or raises ValueError
 SECRET     the value comes from the environment, never from the file
 UNSHOWN    a wrong value may be a secret that was written in the wrong place: messages do not quote it

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.hints import FALSE, SECRET, extra_of
+from gateway.config.listen import OFF
 from gateway.config.schema import (
     Config,
     DnsConfig,
@@ -41,8 +42,10 @@ def config_schema() -> Schema:
         for field in msgspec.structs.fields(section):
             if SECRET in extra_of(field.type):
                 del properties[field.name]
-            elif FALSE in extra_of(field.type):
+            elif isinstance(extra_of(field.type).get(FALSE), str):
                 properties[field.name] |= {"type": ["string", "boolean"], "not": {"const": True}}
+            elif FALSE in extra_of(field.type):  # a section
+                properties[field.name] = {"anyOf": [{"enum": [OFF, False]}, properties[field.name]]}
     for short in (ReplicaConfig, FallbackConfig, DnsConfig, KubernetesConfig):
         whole = parts[short.__name__]
         parts[short.__name__] = {"anyOf": [whole["properties"][short.SHORT], whole]}

@@ -45,6 +45,7 @@ MAX_PROBLEMS: Final = 100  # shown per file, each with its line
 
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 _A_MAPPING: Final = "a mapping"
+_OFF: Final = "off"
 _BAD: Final = object()  # stands for an invalid value
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -139,7 +140,7 @@ class _Reader:
         """The value converted to this type hint, or _BAD."""
         alone = value is None or (isinstance(value, bool) and takes_bool(hint))
         kind, extra = bare(hint) if alone else section_of(hint), extra_of(hint)
-        if value is False and FALSE in extra:
+        if FALSE in extra and (value is False or value == _OFF):
             value = extra[FALSE]
         if _is_struct(kind):
             made = self._struct(kind, value, key, extra)

@@ -562,7 +562,9 @@ class Config(_Section, frozen=True):
     pools: Annotated[
         tuple[PoolConfig, ...],
         Meta(
-            min_length=1, max_length=MAX_POOLS, extra={EXPECTED: "at least one pool with a replica (or the flag --replica URL)"}
+            min_length=1,
+            max_length=MAX_POOLS,
+            extra={EXPECTED: "at least one pool with a replica (or the flag --replica URL), or a source in `discovery`,"},
         ),
     ]
     discovery: Annotated[
@@ -618,13 +620,15 @@ class Config(_Section, frozen=True):
     health: HealthConfig = HealthConfig()
     timeouts: TimeoutConfig = TimeoutConfig()
     limits: LimitConfig = LimitConfig()
-    state: Annotated[StateConfig, Meta(extra={EXPECTED: "a mapping such as {url: sqlite}, or {url: off} to keep nothing,"})] = (
-        StateConfig()
-    )
-    sharing: Annotated[SharingConfig, Meta(extra={EXPECTED: "a mapping such as {url: redis://valkey:6379}"})] = SharingConfig()
-    snapshot: Annotated[SnapshotConfig, Meta(extra={EXPECTED: "a mapping such as {file: auto}, or {file: off}"})] = (
-        SnapshotConfig()
-    )
+    state: Annotated[
+        StateConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: sqlite}, or off to keep nothing,"})
+    ] = StateConfig()
+    sharing: Annotated[
+        SharingConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: redis://valkey:6379}, or off"})
+    ] = SharingConfig()
+    snapshot: Annotated[
+        SnapshotConfig, Meta(extra={FALSE: {"file": OFF}, EXPECTED: "a mapping such as {file: auto}, or off"})
+    ] = SnapshotConfig()
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""

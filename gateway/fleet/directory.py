@@ -121,6 +121,9 @@ class Fleet:
     def replicas(self) -> Iterable[ReplicaState]:
         return (replica for pool in self.pools for replica in pool.replicas)
 
+    def urls(self) -> list[str]:
+        return [replica.url for replica in self.replicas]
+
     @property
     def _prefixes_by_pool(self) -> Sequence[tuple[str, ...]]:
         return [pool.models for pool in self.pools]

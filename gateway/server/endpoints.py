@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,11 +38,14 @@ SIDE_CONNECTIONS: Final = 256  # at once, on each side listener
 SHUTDOWN_S: Final = 0.1  # for connections, when all requests are over
 
 _SERVES = web.AppKey("serves", str)  # what an application serves, for the text of its 404
+_OPERATORS = web.AppKey("operators", str)  # what it serves for operators, likewise; "": nothing
 _API: Final = "the API is under /v1/."
 _SIDE_PAGES: Final = {
     ADMIN: "the admin listener (admin_listen) serves /warmroute/..., /metrics, /health and /ready; the API is on `listen`.",
     "metrics": "the metrics listener (metrics_listen) serves /metrics, /health and /ready; the API is on `listen`.",
 }
+
+_PARAMETER: Final = re.compile(r"\{[^}]*\}")  # of a route's path
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyRunner = Runner | PublicRunner
@@ -114,11 +118,11 @@ def _runner(
 def clients_app(served: Served) -> web.Application:
     app = _application(served, _API)
     app[_SOCKETS] = WebSockets(served.lifecycle)
+    _add_operator(app)
     app.router.add_routes(
         [
             *served.status.routes(for_all=False),
             *served.models.routes(),
-            *served.operator.routes(),
             web.route("*", "/v1/{path:.*}", _forward),
             *(web.route("*", path, _forward) for path in ENGINES_OWN),
         ]
@@ -131,14 +135,22 @@ def side_app(served: Served, name: str) -> web.Application:
     app[ON_ADMIN_LISTENER] = name == ADMIN
     app.router.add_routes(served.status.routes(for_all=name != ADMIN))
     if name == ADMIN:
-        app.router.add_routes(served.operator.routes())
+        _add_operator(app)
     return app
+
+
+def _add_operator(app: web.Application) -> None:
+    routes = app[_SERVED].operator.routes()
+    app.router.add_routes(routes)
+    served = ", ".join(f"{route.method} {_PARAMETER.sub('NAME', route.path)}" for route in routes)
+    app[_OPERATORS] = f"operators have {served}."
 
 
 def _application(served: Served, serves: str) -> web.Application:
     app = web.Application(middlewares=[_errors])
     app[_SERVED] = served
     app[_SERVES] = serves
+    app[_OPERATORS] = ""
     app.on_response_prepare.append(_finish_headers)
     return app
 
@@ -170,7 +182,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise  # the client left
     except web.HTTPNotFound as error:
         error.__traceback__ = None  # breaks a cycle: match, error, frames, request
-        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {request.app[_SERVES]}"))
+        operators = request.app[_OPERATORS] if request.path.startswith("/warmroute/") else ""
+        serves = operators or request.app[_SERVES]
+        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {serves}"))
     except web.HTTPMethodNotAllowed as error:
         error.__traceback__ = None  # likewise
         allowed = ", ".join(sorted(error.allowed_methods))

@@ -52,7 +52,8 @@ def plain(value: Any) -> Any:
 
 def leaves(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
     """The scalar keys of nested sections, with their schemas."""
-    for name, inner in schema["properties"].items():
+    for name, each in schema["properties"].items():
+        inner = next((form for form in each.get("anyOf", ()) if "properties" in form), each)  # of one that may be off
         if "properties" in inner:
             yield from leaves(inner, (*path, name))
         elif inner.get("type") not in ("array", "object"):

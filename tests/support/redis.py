@@ -86,10 +86,11 @@ class RedisServer:
 class Sentinel(RedisServer):
     """Watches one server, as `main`."""
 
-    def __init__(self, folder: Path, watched: RedisServer) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, watched: RedisServer, password: str = "") -> None:
+        super().__init__(folder, password=password)
         file = folder / f"sentinel-{self.port}.conf"
-        file.write_text(f"port {self.port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {watched.port} 1\n")
+        secret = f"requirepass {password}\n" if password else ""
+        file.write_text(f"port {self.port}\nbind 127.0.0.1\n{secret}sentinel monitor main 127.0.0.1 {watched.port} 1\n")
         self._file = file
 
     def start(self) -> None:

@@ -155,7 +155,7 @@ def read(path: Path, clocks: Clocks = CLOCKS) -> Snapshot:
         header = decode_header(frames[1])
     except MessageError as error:
         raise KnowledgeError(f"its header is not of this version ({error})") from error
-    return Snapshot(header, frames[2:], clocks.monotonic() - _age_s(about, clocks))
+    return Snapshot(header, frames[2:], clocks.monotonic() - _age_s(about, clocks), str(path))
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -92,11 +92,12 @@ class Keeper:
         """At the end: within LAST_S, or not at all."""
         try:
             async with asyncio.timeout(LAST_S):
-                await self.write()
+                await self.write(logging.INFO)
         except TimeoutError:
             log.warning("no last snapshot: it took too long", extra={"path": str(self._path)})
 
-    async def write(self) -> None:
+    async def write(self, level: int = logging.DEBUG) -> None:
+        """level: of the log line."""
         try:
             snapshot = await self._collect()
             if snapshot is None or snapshot.header.partial:  # the last one is worth more
@@ -115,7 +116,7 @@ class Keeper:
         self._metrics.snapshots.add(("good",))
         self._metrics.snapshot_bytes.set((), size)
         self._show_age(snapshot)
-        log.debug("snapshot written", extra={"path": str(self._path), "bytes": size})
+        log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
 
     def _show_age(self, snapshot: Snapshot) -> None:
         """Of what the next start would read."""

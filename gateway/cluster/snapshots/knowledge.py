@@ -16,6 +16,7 @@ from gateway.cluster.snapshots.snapshot import (
     Header,
     KnowledgeError,
     Snapshot,
+    difference_of,
     format_of,
 )
 from gateway.config.live import Live
@@ -75,7 +76,7 @@ class Knowledge:
     async def _restore(self, snapshot: Snapshot) -> None:
         ours = format_of(self._live.config.routing)
         if snapshot.header.format != ours:
-            raise KnowledgeError(f"its format is {snapshot.header.format}, not {ours} (version, block_bytes, block_tokens)")
+            raise KnowledgeError(difference_of(snapshot.header.format, ours))
         restorer = Restorer(self._router, snapshot.at, self._clock())
         try:
             for chunk in snapshot.chunks:
@@ -84,7 +85,8 @@ class Knowledge:
         except RecordError as error:
             raise KnowledgeError(str(error)) from error
         await self._take(restorer, snapshot.header)
-        about = {"age_s": round(self._clock() - snapshot.at, 1), "blocks": restorer.blocks, "records": restorer.records}
+        age_s, blocks = round(self._clock() - snapshot.at, 1), restorer.blocks
+        about = {"source": snapshot.source, "age_s": age_s, "blocks": blocks, "records": restorer.records}
         if restorer.waiting and len(self._late) < MAX_LATE:
             self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
             about["replicas_unknown"] = len(restorer.waiting)

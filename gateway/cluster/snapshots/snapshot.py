@@ -9,7 +9,7 @@ Structs lose their types in modules that mypyc compiles: this one is not compile
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import msgspec
@@ -44,11 +44,12 @@ class Header(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """chunks: encoded records. at: its moment, by this machine's monotonic clock."""
+    """chunks: encoded records. at: its moment, by this machine's monotonic clock. source: where it comes from, for the log."""
 
     header: Header
     chunks: Sequence[bytes]
     at: float
+    source: str = field(default="", compare=False)
 
     @property
     def size(self) -> int:
@@ -65,6 +66,17 @@ class KnowledgeError(ValueError):
 def format_of(routing: RoutingConfig) -> str:
     """What two gateways must agree on for block keys to mean the same: our format, and the lengths of blocks."""
     return f"{FORMAT}/{routing.block_bytes}/{routing.block_tokens}"
+
+
+def difference_of(theirs: str, ours: str) -> str:
+    """Why block keys of one format mean nothing in another."""
+    (their_format, *their_lengths), (our_format, *our_lengths) = theirs.split("/"), ours.split("/")
+    if their_format != our_format or len(their_lengths) != len(our_lengths):
+        return f"its release makes blocks in another way ({theirs}, not {ours})"
+    names = ("routing.block_bytes", "routing.block_tokens")
+    lengths = zip(names, their_lengths, our_lengths, strict=True)
+    differ = [f"{name} is {their} there and {our} here" for name, their, our in lengths if their != our]
+    return f"{', '.join(differ)}: both have to be configured alike"
 
 
 _HEADER: Final = msgspec.msgpack.Decoder(Header)

@@ -1,6 +1,6 @@
 """Connects to a Valkey or Redis server, as the configuration says: alone, watched by sentinels, or as a cluster.
 
-The library is imported when a store is configured: `pip install 'warmroute[store]'`.
+The library is imported when a store is configured: it is the extra `store`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from gateway.cluster.store.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
 from gateway.config.addresses import StoreAddress, parse_store_url
 from gateway.config.parse import ConfigError
 from gateway.config.schema import SharingConfig
 
 CONNECT_S = 2.0
 ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
-PASSWORD = "WARMROUTE_SHARING_PASSWORD"
-SENTINEL_PASSWORD = "WARMROUTE_SHARING_SENTINEL_PASSWORD"
+LIBRARY = "redis[hiredis]>=8.1"  # as the extra `store` has it
 
 
 def require_library() -> None:
@@ -25,12 +25,12 @@ def require_library() -> None:
     try:
         import redis  # noqa: F401
     except ImportError:
-        raise ConfigError("sharing.url needs the library of the store: pip install 'warmroute[store]'") from None
+        raise ConfigError(f"sharing.url needs a library that is not installed here: pip install '{LIBRARY}'") from None
 
 
 @asynccontextmanager
 async def connected(sharing: SharingConfig, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
-    """A client of redis-py. Its commands raise RedisError, OSError or TimeoutError, and are not repeated by the library."""
+    """A client of redis-py. Its commands raise `store_errors`, as this does, and are not repeated by the library."""
     address = parse_store_url(sharing.url)
     client, sentinel = _client(address, _options(sharing, address, env), env)
     try:
@@ -54,6 +54,7 @@ def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, st
         "protocol": 2,
     }
     if address.tls:
+        check_files(sharing)  # the library's errors do not name them
         options["ssl"] = True
         files = {"ssl_ca_certs": sharing.ca_file, "ssl_certfile": sharing.cert_file}
         files["ssl_keyfile"] = sharing.key_file or sharing.cert_file
@@ -80,15 +81,19 @@ def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, st
 
 def store_errors() -> tuple[type[Exception], ...]:
     """What commands raise when the store does not do what it should."""
-    from redis.exceptions import RedisError
+    from redis.exceptions import RedisClusterException, RedisError
 
-    return RedisError, OSError, TimeoutError
+    return RedisError, RedisClusterException, OSError, TimeoutError
 
 
 def reason_of(error: Exception) -> str:
     """The reason of a failure, as `sharing_errors_total` has it."""
     from redis import exceptions
 
+    if DENIED in (sentinel_failures(error) or ()):
+        return "denied"
+    if isinstance(error, exceptions.RedisClusterException) and isinstance(error.__cause__, Exception):
+        return reason_of(error.__cause__)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
         return "denied"
     if isinstance(error, exceptions.OutOfMemoryError):

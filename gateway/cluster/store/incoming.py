@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from gateway.cluster.messages import Batch, MessageError
 from gateway.cluster.snapshots.knowledge import MAX_BYTES
-from gateway.cluster.snapshots.snapshot import Snapshot
+from gateway.cluster.snapshots.snapshot import Snapshot, difference_of
 from gateway.cluster.store.clock import StoreClock, plausible
 from gateway.cluster.store.messages import (
     ALL,
@@ -34,11 +34,11 @@ from gateway.cluster.store.messages import (
     Want,
     decode_envelope,
 )
-from gateway.cluster.store.notices import Notices
 from gateway.cluster.store.others import Other, Others
 from gateway.cluster.store.outbox import Outbox
 from gateway.cluster.store.translate import translated
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.notices import Notices
 from router.events import EventError
 
 log = logging.getLogger("warmroute.sharing")
@@ -105,12 +105,11 @@ class Incoming:
         if gateway == self._me.encode():
             return
         if fields.get(VERSION_FIELD) != VERSION:
-            self._refuse("version", gateway, f"its version is {fields.get(VERSION_FIELD, b'')[:20]!r}, not {VERSION!r}")
+            theirs = _text(fields.get(VERSION_FIELD))
+            why = f"its release writes version {theirs!r}, this one {_text(VERSION)!r}: both have to write the same"
+            self._refuse("version", gateway, why)
         elif fields.get(FORMAT_FIELD) != self._format:
-            theirs = fields.get(FORMAT_FIELD, b"")[:100]
-            self._refuse(
-                "format", gateway, f"its format is {theirs!r}, not {self._format!r} (block_bytes, block_tokens differ?)"
-            )
+            self._refuse("format", gateway, difference_of(_text(fields.get(FORMAT_FIELD)), _text(self._format)))
         else:
             try:
                 data = fields.get(ENVELOPE_FIELD, b"")
@@ -226,3 +225,8 @@ class Incoming:
             self._named.add(who)
             about = {"gateway": gateway[:64].decode("ascii", "replace"), "reason": reason, "error": why}
             log.error("what another gateway has written into the store is not taken in", extra=about)
+
+
+def _text(field: bytes | None) -> str:
+    """The beginning of a field of an entry, which anybody may have written."""
+    return (field or b"")[:100].decode("ascii", "replace")

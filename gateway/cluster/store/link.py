@@ -31,6 +31,7 @@ from gateway.cluster.replication import BATCH_S
 from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store import client as store
 from gateway.cluster.store.clock import StoreClock
+from gateway.cluster.store.failures import explained
 from gateway.cluster.store.incoming import Incoming, Routers
 from gateway.cluster.store.messages import (
     ALL,
@@ -224,11 +225,11 @@ class Link:
             self._cursor = last_id
 
     def _failed(self, error: Exception) -> None:
-        reason, text = store.reason_of(error), f"{type(error).__name__}: {error}"[:300]
+        reason, text = store.reason_of(error), explained(error, self._sharing)
         self._metrics.sharing_errors.add((reason,))
         known, self._failing = self._failing[0], (reason, text)
         if known != reason:
-            about = {"reason": reason, "key": self._stream, "error": text}
+            about = {"reason": reason, "url": self._sharing.url, "key": self._stream, "error": text}
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any, did: str) -> None:

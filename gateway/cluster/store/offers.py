@@ -61,7 +61,7 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
     if not values:
         raise KnowledgeError("it is no longer there")
     try:
-        return Snapshot(decode_header(values[0]), values[1:], at)
+        return Snapshot(decode_header(values[0]), values[1:], at, "another gateway")
     except MessageError as error:
         raise KnowledgeError(str(error)) from error
 

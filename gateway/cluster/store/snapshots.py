@@ -14,8 +14,8 @@ from gateway.cluster.store import client as store
 from gateway.cluster.store import offers
 from gateway.cluster.store.incoming import MARGIN_S, Incoming, Routers
 from gateway.cluster.store.messages import Item, Offer, Want
-from gateway.cluster.store.notices import Notices
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.sharing")
 

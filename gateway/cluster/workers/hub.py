@@ -50,6 +50,7 @@ from gateway.cluster.workers.messages import (
     Welcome,
     Whole,
     encode,
+    from_worker,
 )
 from gateway.cluster.workers.transfer import Arrival, send
 from gateway.config.schema import MAX_SOURCES, Config
@@ -359,6 +360,14 @@ class Hub:
                 self._departure = self._clock()
             self._commands.send(asker, execute.number, command, payload, self.workers)
         self._broadcast(asker, payload)
+
+    def replica_urls(self) -> list[str]:
+        """Of the configuration, and of what its sources have found last."""
+        urls = [replica.url for pool in self.config.pools for replica in pool.replicas]
+        for message in map(from_worker, self._found.values()):
+            if isinstance(message, Found):
+                urls += [member.url for member in message.members]
+        return list(dict.fromkeys(urls))
 
     def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:
         """A message of `worker`, to all others but one."""

@@ -74,10 +74,13 @@ class FoundMember(Struct, frozen=True, array_like=True):
 
 
 class Known(Struct, frozen=True, array_like=True, tag=17):
-    """A snapshot begins: its Parts follow, and Whole. header: `encode_header`. at: its moment, by the machine's clock."""
+    """A snapshot begins: its Parts follow, and Whole. header: `encode_header`. at: its moment, by the machine's clock.
+    source: as `Snapshot` has it.
+    """
 
     header: bytes
     at: float
+    source: str = ""
 
 
 class Part(Struct, frozen=True, array_like=True, tag=18):

@@ -20,7 +20,7 @@ PAUSE_S = 0.005
 
 async def send(channel: Channel, snapshot: Snapshot) -> None:
     """Returns when all was sent, or the other end is gone."""
-    channel.send(Known(encode_header(snapshot.header), snapshot.at))
+    channel.send(Known(encode_header(snapshot.header), snapshot.at, snapshot.source))
     for chunk in snapshot.chunks:
         while channel.unsent > AHEAD_BYTES and not channel.closed.is_set():  # noqa: ASYNC110  (a channel has no event for it)
             await asyncio.sleep(PAUSE_S)
@@ -32,6 +32,7 @@ async def send(channel: Channel, snapshot: Snapshot) -> None:
 class _Begun:
     header: Header
     at: float
+    source: str
     chunks: list[bytes]
     size: int = 0
 
@@ -46,8 +47,8 @@ class Arrival:
     def receive(self, message: Sent) -> Snapshot | None:
         """The snapshot, once it is whole. Raises MessageError for what is no snapshot."""
         match message:
-            case Known(header, at):
-                self._begun = _Begun(decode_header(header), at, [])
+            case Known(header, at, source):
+                self._begun = _Begun(decode_header(header), at, source, [])
             case Part(chunk) if self._begun:
                 self._begun.size += len(chunk)
                 if self._begun.size > self._most_bytes:
@@ -55,5 +56,5 @@ class Arrival:
                 self._begun.chunks.append(chunk)
             case Whole() if self._begun:
                 begun, self._begun = self._begun, None
-                return Snapshot(begun.header, begun.chunks, begun.at)
+                return Snapshot(begun.header, begun.chunks, begun.at, begun.source)
         return None

@@ -14,6 +14,7 @@ from gateway.state.drivers.sqlite import SqliteDriver
 from gateway.state.records import StoreFailed
 
 _DRIVERS: Final = {SQLITE: SQLITE, "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+LIBRARIES: Final = "'asyncpg>=0.32' 'sqlalchemy[asyncio]>=2.1'"  # as the extra `postgres` has them
 _MEMORY: Final = ":memory:"
 
 
@@ -33,7 +34,7 @@ def parsed(url: str) -> URL:
             raise StoreFailed("state.url: SQLite needs the path of a file: sqlite:///PATH")
         return found
     if importlib.util.find_spec("asyncpg") is None:
-        raise StoreFailed("Postgres needs asyncpg: pip install 'warmroute[postgres]'")
+        raise StoreFailed(f"Postgres needs asyncpg, which is not installed here: pip install {LIBRARIES}")
     if "sslmode" in found.query:  # as libpq calls it
         found = found.difference_update_query(["sslmode"]).update_query_dict({"ssl": found.query["sslmode"]})
     return found.set(drivername=driver)

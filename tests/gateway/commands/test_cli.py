@@ -193,3 +193,18 @@ def test_all_processes_log_in_the_configured_format(workers: int, tmp_path: Path
         process.terminate()
         lines += process.stderr.read().splitlines()
     assert not [line for line in lines if line.startswith("{")]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_line_listening_has_the_replicas_that_were_found(workers: int, tmp_path: Path) -> None:
+    found, config = tmp_path / "list.yaml", tmp_path / "config.yaml"
+    found.write_text("replicas: [http://127.0.0.1:9, http://127.0.0.1:10]")
+    discovery = [{"file": str(found)}]
+    settings = {"discovery": discovery, "listen": "127.0.0.1:0", "admin_listen": "off", "workers": workers, "state": "off"}
+    config.write_text(json.dumps(settings))
+    gateway = Process("gateway", ["serve", "--config", str(config)])
+    try:
+        replicas = gateway.wait_for(lambda line: log_line(line).get("replicas") if listening_url(line) else None)
+        assert sorted(replicas) == ["http://127.0.0.1:10", "http://127.0.0.1:9"]
+    finally:
+        gateway.stop()

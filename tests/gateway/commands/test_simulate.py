@@ -206,7 +206,7 @@ def test_without_matplotlib_the_error_names_what_to_install(chat: str, tmp_path:
     command += ["--plot", str(tmp_path / "picture.png")]
     drawn = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (drawn.returncode, drawn.stdout) == (2, "")
-    assert drawn.stderr == "warmroute: --plot: matplotlib is not installed; pip install '.[plot]' in the checkout\n"
+    assert drawn.stderr == "warmroute: --plot: matplotlib is not installed; pip install 'matplotlib>=3.10'\n"
 
 
 # -- on a terminal

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from gateway.commands.advice import warnings_of
 from gateway.commands.cli import main
 from gateway.config.checks import checked
 from gateway.config.hints import MAX_NUMBER
+from gateway.config.json_schema import editor_schema
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import MAX_POOLS, MAX_REPLICAS, Config, PriceConfig, ReplicaConfig
 from gateway.config.source import load, read
@@ -62,7 +64,7 @@ prices:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"pools": []}, "pools: at least one pool"),
+        ({"pools": []}, "pools: at least one pool with a replica .or the flag --replica URL., or a source in `discovery`, is"),
         ({"pools": [{"replicas": []}]}, r"pools\[0\].replicas: at least one"),
         ({"pools": [{"replicas": [URL, URL]}]}, "listed twice"),
         ({"pools": [{"replicas": ["127.0.0.1:9001"]}]}, r"replicas\[0\].url: .* is not a base URL such as"),
@@ -89,9 +91,11 @@ prices:
         ({"prices": {"m": {"input": 1}}}, "prices.m.output: missing"),
         ({"prices": {"m": {"input": -1, "output": 1}}}, "prices.m.input: must be at least 0, got -1"),
         ({"prices": [1]}, "prices: a mapping is expected"),
-        ({"state": False}, "state: a mapping such as .url: sqlite., or .url: off. to keep nothing, is expected, got False"),
-        ({"state": "off"}, "state: .* .url: off. .* got 'off'"),
-        ({"state": None}, "state: .* .url: off. .* got None"),
+        ({"state": True}, "state: a mapping such as .url: sqlite., or off to keep nothing, is expected, got True"),
+        ({"state": None}, "state: .* or off .* got None"),
+        ({"sharing": True}, "sharing: a mapping such as .url: redis://valkey:6379., or off is expected, got True"),
+        ({"sharing": "redis://me:secret@h"}, "sharing: .* is expected, got 'redis'"),
+        ({"snapshot": "auto"}, "snapshot: a mapping such as .file: auto., or off is expected, got 'auto'"),
         ({"listen": "8000"}, "listen: '8000' is not host:port"),
         ({"listen": 8000}, "listen: host:port .such as 0.0.0.0:8000. is expected, got 8000"),
         ({"listen": False}, "listen: host:port .such as 0.0.0.0:8000. is expected, got False"),
@@ -660,6 +664,16 @@ def test_a_listener_is_off_whether_or_not_off_is_quoted(word: str, tmp_path: Pat
     text = f"pools: [{{replicas: [{URL}]}}]\nadmin_listen: {word}\nmetrics_listen: {word}\n"
     loaded = load(written(tmp_path, text), {}, env={})
     assert (loaded.admin, loaded.metrics) == (None, None)
+
+
+@pytest.mark.parametrize("word", ["off", "no", "'off'"])
+def test_what_is_kept_and_what_is_shared_is_off_by_one_word(word: str, tmp_path: Path) -> None:
+    text = f"pools: [{{replicas: [{URL}]}}]\nstate: {word}\nsharing: {word}\nsnapshot: {word}\n"
+    loaded = load(written(tmp_path, text), {}, env={})
+    assert (loaded.state.url, loaded.sharing.url, loaded.snapshot.file) == ("off", "off", "off")
+    editor = jsonschema.Draft202012Validator(editor_schema())
+    assert editor.is_valid(yaml.safe_load(text))
+    assert not editor.is_valid(yaml.safe_load(text.replace(word, "yes")))
 
 
 @given(st.dictionaries(keys, anything))

@@ -95,6 +95,21 @@ def test_an_api_server_gets_a_token_over_tls_only(server: str, files: dict[str, 
         config_of([source], pools=[{}])
 
 
+def test_a_source_that_is_wrong_in_itself_hides_no_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(
+            tmp_path,
+            "discovery:\n  - dns: vllm\n  - consul: x\n  - {kubernetes: {port: 1}, pool: 7}\n  - file: /a\n    pool: q\n",
+        )
+    assert [str(problem).partition("/c.yaml:")[2].partition(";")[0] for problem in refused.value.problems] == [
+        "2: discovery[0].dns.port: it is needed, or a name of SRV records such as _http._tcp.vllm",
+        "3: discovery[1].consul: unknown key",
+        "4: discovery[2].pool: a text is expected, got 7",
+        "4: discovery[2].kubernetes: either service or pods is expected",
+        "6: discovery[3].pool: 'q' is no pool's name",
+    ]
+
+
 def test_pools_may_be_left_out(tmp_path: Path) -> None:
     for text in ("discovery: [{kubernetes: vllm}]", "discovery: [{kubernetes: vllm}]\npools: []"):
         config = read(tmp_path, text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +37,22 @@ async def cached(run: Running, number: int) -> int:
     return int((await run.post(body(number)))[1]["X-Warmroute-Cached-Tokens"])
 
 
-async def test_a_restart_begins_with_what_was_known(tmp_path: Path) -> None:
+def told(caplog: pytest.LogCaptureFixture, message: str, field: str) -> list[Any]:
+    """A field of each of these log lines."""
+    return [record.__dict__[field] for record in caplog.records if record.message == message]
+
+
+async def test_a_restart_begins_with_what_was_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     file = tmp_path / "index"
     async with FakeReplica() as a, FakeReplica() as b:
         async with sharing(a, b, file=file) as one:
             homes = [(await one.post(body(number)))[1]["X-Warmroute-Replica"] for number in range(10)]
             known = held(one)
+        assert told(caplog, "snapshot written", "path") == [str(file)], "the last one"
         async with sharing(a, b, file=file) as two:
             assert held(two) == known
+            assert told(caplog, "prefix index restored", "source") == [str(file)]
             for number in range(10):
                 _, headers, _ = await two.post(body(number))
                 assert headers["X-Warmroute-Replica"] == homes[number]
@@ -85,7 +95,9 @@ async def test_a_file_that_is_of_no_use_is_a_cold_start(tmp_path: Path, caplog: 
             await one.post()
         async with sharing(replica, file=file, routing={"block_bytes": 128}) as two:
             assert held(two) == {}
-        assert "its format is 1/256/64, not 1/128/64" in str([record.__dict__.get("reason") for record in caplog.records])
+        assert "routing.block_bytes is 256 there and 128 here" in str(
+            [record.__dict__.get("reason") for record in caplog.records]
+        )
         file.write_bytes(b"garbage")
         async with sharing(replica, file=file) as three:
             assert held(three) == {}
@@ -165,7 +177,8 @@ async def test_which_process_a_replica_is() -> None:
 # -- workers
 
 
-async def test_workers_begin_with_a_snapshot_and_give_one() -> None:
+async def test_workers_begin_with_a_snapshot_and_give_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     async with FakeReplica() as a, FakeReplica() as b:
         async with star(a, b) as (hub, (first, second)):
             for number in range(10):
@@ -175,9 +188,10 @@ async def test_workers_begin_with_a_snapshot_and_give_one() -> None:
             snapshot = await hub.hub.collect()
             assert snapshot
         async with star(a, b, workers=1) as (hub, (first,)):
-            hub.hub.first = snapshot
+            hub.hub.first = replace(snapshot, source="/a/file")
             late = await hub.join()
             assert held(late.run) == known, "before it serves"
+            assert told(caplog, "prefix index restored", "source") == ["/a/file"]
             assert held(first.run) == {}
             await hub.hub.restore(snapshot)
             await eventually(lambda: held(first.run) == known)

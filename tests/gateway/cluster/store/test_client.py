@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from gateway.cluster.store.client import connected
+from gateway.cluster.store.client import LIBRARY, connected, reason_of, store_errors
+from gateway.cluster.store.failures import explained
 from gateway.config.addresses import AddressError, StoreAddress, parse_store_url
 from gateway.config.schema import SharingConfig
 from tests.gateway.cluster.store.conftest import sharing
@@ -142,3 +144,110 @@ async def test_the_rights_that_the_documentation_names_are_enough(tmp_path: Path
                 assert held(two) == held(one) != {}
                 await together(one, two)
                 assert one.gateway.metrics.sharing_errors.values[("denied",)] == 0
+
+
+def test_the_library_is_the_one_of_the_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["store"] == [LIBRARY]
+
+
+# -- what its failures say
+
+
+async def failure(url: str, env: dict[str, str] | None = None, **files: Path) -> tuple[str, str]:
+    """(reason, text)"""
+    config, variables = SharingConfig(url=url, **{name: str(path) for name, path in files.items()}), env or {}
+    with pytest.raises(store_errors()) as caught:
+        async with connected(config, variables) as client:
+            await client.time()
+    return reason_of(caught.value), explained(caught.value, config, variables)
+
+
+WRONG = {"WARMROUTE_SHARING_PASSWORD": "wrong-one", "WARMROUTE_SHARING_SENTINEL_PASSWORD": "wrong-one"}
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis+cluster"])
+async def test_a_password_that_is_refused_or_missing(kind: str, tmp_path: Path) -> None:
+    with serving(RedisServer(tmp_path, password="right-one")) as store:
+        url = store.url.replace("redis", kind)
+        reason, text = await failure(url, WRONG)
+        assert reason == "denied"
+        assert text.endswith("the password in WARMROUTE_SHARING_PASSWORD is refused: is it that of the user in sharing.url?")
+        assert "wrong-one" not in text
+        reason, text = await failure(url)
+        assert (reason, text.partition("; ")[2]) == ("denied", "it wants a password: set WARMROUTE_SHARING_PASSWORD")
+
+
+async def test_a_password_that_is_not_wanted(tmp_path: Path) -> None:
+    with serving(RedisServer(tmp_path)) as store:
+        reason, text = await failure(store.url, WRONG)
+        assert (reason, text.partition("; ")[2]) == ("denied", "WARMROUTE_SHARING_PASSWORD is set, but no password is wanted")
+
+
+async def test_a_right_that_is_missing(tmp_path: Path) -> None:
+    with serving(RedisServer(tmp_path)) as store, store.client as client:
+        client.execute_command("ACL", "SETUSER", "gateway", "on", ">wrong-one", "~*", "+ping")
+        reason, text = await failure(store.url.replace("//", "//gateway@"), WRONG)
+        assert reason == "denied"
+        assert "docs/scaling.md" in text
+
+
+async def test_sentinels_that_refuse_the_password(tmp_path: Path) -> None:
+    with serving(RedisServer(tmp_path)) as store, serving(Sentinel(tmp_path, store, "right-one")) as sentinel:
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main"
+        where = "the sentinels in sharing.url do not say where the server is: AuthenticationError; "
+        wants, refused = "it wants a password: set {}", "the password in {} is refused"
+        for env, hint in ({}, wants), (WRONG, refused):
+            assert await failure(url, env) == ("denied", where + hint.format("WARMROUTE_SHARING_SENTINEL_PASSWORD"))
+
+
+async def test_sentinels_that_know_no_such_name(tmp_path: Path) -> None:
+    with serving(RedisServer(tmp_path)) as store, serving(Sentinel(tmp_path, store)) as sentinel:
+        reason, text = await failure(f"redis+sentinel://127.0.0.1:{sentinel.port}/other")
+        assert reason == "unreachable"
+        assert "'other'" in text
+    assert await failure(f"redis+sentinel://127.0.0.1:{sentinel.port}/main") == (
+        "unreachable",
+        "the sentinels in sharing.url do not say where the server is: ConnectionError",
+    )
+
+
+async def test_a_cluster_that_is_down_is_no_bug(tmp_path: Path) -> None:
+    store = RedisServer(tmp_path)
+    assert (await failure(store.url.replace("redis", "redis+cluster")))[0] == "unreachable"
+
+
+async def test_tls_where_there_is_none_and_the_other_way_round(certificates: Path, tmp_path: Path) -> None:
+    with serving(over_tls(certificates)) as store, serving(RedisServer(tmp_path)) as plain:
+        reason, text = await failure(store.url.replace("rediss", "redis"))
+        assert (reason, text.partition("; ")[2]) == (
+            "unreachable",
+            "if it takes nothing but TLS, sharing.url has to begin with rediss",
+        )
+        reason, text = await failure(plain.url.replace("redis", "rediss"))
+        assert (reason, text.partition("; ")[2]) == (
+            "unreachable",
+            "if it does not speak TLS, sharing.url has to begin with redis",
+        )
+
+
+async def test_certificates_that_do_not_fit(certificates: Path) -> None:
+    with serving(over_tls(certificates)) as store:
+        reason, text = await failure(store.url)
+        assert text.endswith("sharing.ca_file has to have the authority that issued its certificate")
+        reason, text = await failure(store.url.replace("127.0.0.1", "localhost"), ca_file=certificates / "ca.pem")
+        assert text.endswith("its certificate is for another host than sharing.url names")
+        assert reason == "unreachable"
+
+
+@pytest.mark.parametrize("name", ["ca_file", "cert_file"])
+async def test_a_file_that_cannot_be_used_is_named(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "some.pem"
+    assert await failure("rediss://127.0.0.1:1", **{name: file}) == (
+        "unreachable",
+        f"OSError: sharing: the file {file} does not exist",
+    )
+    file.write_text("no PEM")
+    reason, text = await failure("rediss://127.0.0.1:1", **{name: file})
+    assert reason == "unreachable"
+    assert f"{file} cannot be used" in text

@@ -248,27 +248,30 @@ def test_workers_may_be_replaced_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "reason", "why"),
     [
-        ({"v": b"2"}, "version"),
-        ({"v": b""}, "version"),
-        ({"f": b"1/512/64"}, "format"),
-        ({"e": b"garbage"}, "garbage"),
-        ({"e": b"x" * (MAX_ENVELOPE_BYTES + 1)}, "garbage"),
-        ({"g": b""}, "garbage"),
-        ({"g": b"\xff\xfe"}, "garbage"),
-        ({"g": b"x" * 65}, "garbage"),
+        ({"v": b"2"}, "version", "its release writes version '2', this one '1': both have to write the same"),
+        ({"v": b""}, "version", "version ''"),
+        ({"f": b"1/512/64"}, "format", "routing.block_bytes is 512 there and 256 here: both have to be configured alike"),
+        ({"f": b"2/256/64"}, "format", "its release makes blocks in another way (2/256/64, not 1/256/64)"),
+        ({"f": b"\xff"}, "format", "in another way"),
+        ({"e": b"garbage"}, "garbage", ""),
+        ({"e": b"x" * (MAX_ENVELOPE_BYTES + 1)}, "garbage", ""),
+        ({"g": b""}, "garbage", ""),
+        ({"g": b"\xff\xfe"}, "garbage", ""),
+        ({"g": b"x" * 65}, "garbage", ""),
     ],
 )
 def test_what_is_refused_is_counted_and_named_once(
-    fields: dict[str, bytes], reason: str, caplog: pytest.LogCaptureFixture
+    fields: dict[str, bytes], reason: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     view = View()
     for _ in range(3):
         view.entry(Published(1, batch(BOOKED)), **fields)
     assert view.calls == []
     assert view.refused(reason) == 3
-    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+    (told,) = [record.__dict__ for record in caplog.records if record.levelno == logging.ERROR]
+    assert why in told["error"]
 
 
 def test_the_log_is_not_flooded_by_names(caplog: pytest.LogCaptureFixture) -> None:

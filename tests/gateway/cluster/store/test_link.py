@@ -171,7 +171,10 @@ async def test_two_clusters_in_one_server_are_apart(store: RedisServer) -> None:
 # -- who comes and who goes
 
 
-async def test_one_that_comes_later_begins_with_what_the_others_know(store: RedisServer) -> None:
+async def test_one_that_comes_later_begins_with_what_the_others_know(
+    store: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
         for number in range(20):
             await one.post(body(number))
@@ -181,6 +184,8 @@ async def test_one_that_comes_later_begins_with_what_the_others_know(store: Redi
             await eventually(lambda: client.exists(LOG))
         async with sharing(replica, **at(store)) as two:
             assert held(two) == known, "before its first request"
+            restored = [each.__dict__ for each in caplog.records if each.message == "prefix index restored"]
+            assert [each["source"] for each in restored] == ["another gateway"]
             _, headers, _ = await two.post(body(3))
             assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
         with store.client as client:
@@ -400,7 +405,9 @@ async def test_a_wrong_password_is_named(tmp_path: Path, caplog: pytest.LogCaptu
         async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
             await eventually(lambda: errors(one, "denied") > 0)
             assert (await one.post())[0] == 200
-    assert "denied" in str([record.__dict__.get("reason") for record in caplog.records])
+    told = next(record.__dict__ for record in caplog.records if record.message.startswith("the store is away"))
+    assert (told["reason"], told["url"]) == ("denied", store.url)
+    assert told["error"].endswith("set WARMROUTE_SHARING_PASSWORD")
 
 
 async def test_the_password_is_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,8 +507,8 @@ async def test_other_lengths_of_blocks_are_refused(store: RedisServer, caplog: p
         assert others(one) == others(two) == 0
     told = [record for record in caplog.records if "is not taken in" in record.message]
     assert {record.__dict__["error"] for record in told} == {
-        "its format is b'1/128/64', not b'1/256/64' (block_bytes, block_tokens differ?)",
-        "its format is b'1/256/64', not b'1/128/64' (block_bytes, block_tokens differ?)",
+        "routing.block_bytes is 128 there and 256 here: both have to be configured alike",
+        "routing.block_bytes is 256 there and 128 here: both have to be configured alike",
     }
     assert all(record.levelno == logging.ERROR for record in told)
 

@@ -1,4 +1,4 @@
-"""How often the log says the same: whoever may write into the store could make any number of lines."""
+"""How often the log says the same: whoever writes into a store that gateways share could make any number of lines."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""What has failed at the store, in words, and what its operator can do about it. For the log."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.config.addresses import parse_store_url
+from gateway.config.schema import SharingConfig, TlsConfig
+from gateway.errors import ReplicaFailure
+from gateway.upstream.access.credentials import context_of
+
+PASSWORD: Final = "WARMROUTE_SHARING_PASSWORD"
+SENTINEL_PASSWORD: Final = "WARMROUTE_SHARING_SENTINEL_PASSWORD"
+
+DENIED: Final = "AuthenticationError"  # among the failures of sentinels
+
+_MOST: Final = 300  # characters of the library's own words
+_OF_A_SENTINEL: Final = re.compile(r">\)> - (?:\w+:)?(\w+)")  # the class of each failure follows the client that had it
+_TOO_FEW_RIGHTS: Final = "the user may not do this: docs/scaling.md lists the rights that a gateway needs"
+# By a part of the library's text, for a URL without TLS and for one with it.
+_HINTS: Final[Mapping[bool, Mapping[str, str]]] = {
+    False: dict.fromkeys(
+        ("reset by peer", "closed by server"), "if it takes nothing but TLS, sharing.url has to begin with rediss"
+    ),
+    True: {
+        " mismatch": "its certificate is for another host than sharing.url names",
+        "CERTIFICATE_VERIFY_FAILED": "sharing.ca_file has to have the authority that issued its certificate",
+        **dict.fromkeys(
+            ("Timeout connecting", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF"),
+            "if it does not speak TLS, sharing.url has to begin with redis",
+        ),
+        "CERTIFICATE_REQUIRED": "it wants a certificate of this gateway: sharing.cert_file",
+    },
+}
+
+
+def check_files(sharing: SharingConfig) -> None:
+    """Raises OSError with the name of a TLS file that cannot be used."""
+    try:
+        tls_context(sharing)
+    except ReplicaFailure as failure:
+        raise OSError(f"sharing: {failure.message}") from failure
+
+
+def tls_context(sharing: SharingConfig) -> ssl.SSLContext | None:
+    """Of its files; None: it names none. Raises ReplicaFailure."""
+    tls = TlsConfig(ca_file=sharing.ca_file, cert_file=sharing.cert_file, key_file=sharing.key_file)
+    return context_of(tls) if tls != TlsConfig() else None
+
+
+def explained(error: Exception, sharing: SharingConfig, env: Mapping[str, str] = os.environ) -> str:
+    """What has failed, and what can be done about it. Never a password."""
+    from redis import exceptions
+
+    sentinels = sentinel_failures(error)
+    if sentinels is not None:
+        return _of_sentinels(sentinels, parse_store_url(sharing.url).service, env)
+    text = f"{type(error).__name__}: {error}"[:_MOST]
+    hint = next((hint for part, hint in _HINTS[parse_store_url(sharing.url).tls].items() if part in text), "")
+    cause = error.__cause__ or error
+    if isinstance(cause, exceptions.NoPermissionError):
+        hint = _TOO_FEW_RIGHTS
+    elif isinstance(cause, exceptions.AuthenticationError):
+        hint = _refused(PASSWORD, str(cause), env)
+    return f"{text}; {hint}" if hint else text
+
+
+def sentinel_failures(error: Exception) -> list[str] | None:
+    """The class of each sentinel's failure to name the server. None: it is no failure of sentinels."""
+    from redis.asyncio.sentinel import MasterNotFoundError
+
+    return _OF_A_SENTINEL.findall(str(error)) if isinstance(error, MasterNotFoundError) else None
+
+
+def _of_sentinels(failures: list[str], service: str, env: Mapping[str, str]) -> str:
+    if not failures:
+        return f"no sentinel knows a healthy server with the name {service!r}, which is that in sharing.url"
+    text = f"the sentinels in sharing.url do not say where the server is: {', '.join(dict.fromkeys(failures))}"
+    return f"{text}; {_refused(SENTINEL_PASSWORD, '', env)}" if DENIED in failures else text
+
+
+def _refused(variable: str, text: str, env: Mapping[str, str]) -> str:
+    if "without any password configured" in text:
+        return f"{variable} is set, but no password is wanted"
+    if env.get(variable):
+        user = ": is it that of the user in sharing.url?" if variable == PASSWORD else ""
+        return f"the password in {variable} is refused{user}"
+    return f"it wants a password: set {variable}"

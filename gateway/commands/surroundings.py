@@ -1,0 +1,55 @@
+"""What a valid configuration needs beside itself, and does not find on this machine: variables, files, libraries.
+
+They may well be there where the gateway runs: so these are notes, neither errors nor warnings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from gateway.cluster.store.failures import tls_context
+from gateway.config.parse import Key, Problem, values_of
+from gateway.config.schema import KeyConfig, TlsConfig
+from gateway.config.source import Loaded
+from gateway.errors import ReplicaFailure
+from gateway.state.drivers.urls import parsed
+from gateway.state.records import StoreFailed
+from gateway.upstream.access.credentials import TlsContexts, load
+
+
+def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Problem]:
+    """All of them, with file and line."""
+    contexts = TlsContexts()
+    found = (
+        problem
+        for key, value in values_of(loaded.config)
+        for problem in (_missing(key, value, contexts, env) if isinstance(value, KeyConfig | TlsConfig) else ())
+    )
+    return sorted(map(loaded.at, (*found, *_of_the_store(loaded), *_of_the_database(loaded))), key=lambda each: each.line)
+
+
+def _missing(key: Key, value: KeyConfig | TlsConfig, contexts: TlsContexts, env: Mapping[str, str]) -> Iterator[Problem]:
+    try:
+        if isinstance(value, TlsConfig):
+            contexts.of(value)
+        else:
+            load(value, None, None, env)
+    except ReplicaFailure as failure:
+        yield Problem(key, f"not on this machine: {failure.message}")
+
+
+def _of_the_store(loaded: Loaded) -> Iterator[Problem]:
+    try:
+        tls_context(loaded.config.sharing)
+    except ReplicaFailure as failure:
+        yield Problem(("sharing",), f"not on this machine: {failure.message}")
+
+
+def _of_the_database(loaded: Loaded) -> Iterator[Problem]:
+    url = loaded.config.state.url
+    if url.startswith("postgres"):
+        try:
+            parsed(url)
+        except StoreFailed as failure:
+            yield Problem(("state", "url"), f"not on this machine: {failure}")

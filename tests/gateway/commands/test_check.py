@@ -1,0 +1,79 @@
+"""What `warmroute check` says of this machine, beside the file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gateway.cluster.store.client import LIBRARY
+from gateway.commands.cli import main
+from gateway.state.drivers.urls import LIBRARIES
+from tests.support.paths import ROOT
+
+GOOD = "pools: [{replicas: [http://a:1]}]\n"
+WITHOUT = "import sys; sys.modules[{!r}] = None; from gateway.commands.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def without(library: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a Python that does not have the library."""
+    command = [sys.executable, "-c", WITHOUT.format(library), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_missing_library_of_the_store_is_an_error_as_it_is_for_serve(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{GOOD}sharing: {{url: redis://valkey}}\n")
+    checked, served = without("redis", "check", str(file)), without("redis", "serve", "--config", str(file))
+    assert (checked.returncode, checked.stderr) == (served.returncode, served.stderr)
+    wanted = f"warmroute: sharing.url needs a library that is not installed here: pip install '{LIBRARY}'\n"
+    assert (checked.returncode, checked.stderr) == (2, wanted)
+
+
+def test_a_missing_library_of_the_database_is_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{GOOD}state:\n  url: postgresql://u@h/n\n")
+    done = without("asyncpg", "check", "--strict", str(file))
+    where = f"warmroute: note: {file}:3: state.url: not on this machine: "
+    assert done.stderr == f"{where}Postgres needs asyncpg, which is not installed here: pip install {LIBRARIES}\n"
+    assert (done.returncode, ": good: " in done.stdout) == (0, True)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert " ".join(f"'{each}'" for each in extras["postgres"]) == LIBRARIES
+
+
+NEEDS = """\
+pools:
+  - replicas:
+      - url: https://a:1
+        key: {env: NOT_THERE}
+      - url: https://b:1
+        key: {env: THERE}
+        tls: {ca_file: FOLDER/ca.pem}
+discovery:
+  - dns: {name: vllm, port: 8000}
+    pool: default
+    key: {file: FOLDER/key}
+sharing: {url: "rediss://valkey", ca_file: FOLDER/valkey.pem}
+"""
+
+
+def test_variables_and_files_that_are_not_here_are_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_THERE", raising=False)
+    monkeypatch.setenv("THERE", "secret-one")
+    file = tmp_path / "config.yaml"
+    file.write_text(NEEDS.replace("FOLDER", str(tmp_path)))
+    assert main(["check", "--strict", str(file)]) == 0
+    out, err = capsys.readouterr()
+    assert ": good: " in out
+    assert [line.removeprefix(f"warmroute: note: {file}:") for line in err.splitlines()] == [
+        "4: pools[0].replicas[0].key: not on this machine: its key cannot be had: "
+        "the environment variable NOT_THERE is not set",
+        f"7: pools[0].replicas[1].tls: not on this machine: the file {tmp_path}/ca.pem does not exist",
+        f"11: discovery[0].key: not on this machine: the file {tmp_path}/key does not exist",
+        f"12: sharing: not on this machine: the file {tmp_path}/valkey.pem does not exist",
+    ]
