@@ -205,10 +205,10 @@ class Peers:
         self._found[source] = members
 
     def _send_found(self, source: str) -> None:
-        found = [
-            FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in self._found.pop(source)
-        ]
-        self._channel.send(Found(source, tuple(found)))
+        members = self._found.pop(source, None)
+        if members is not None:
+            found = [FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in members]
+            self._channel.send(Found(source, tuple(found)))
 
     # -- the control plane
 
@@ -288,6 +288,8 @@ class Peers:
 
     async def ready(self) -> None:
         await self._current.wait()
+        for source in tuple(self._found):  # the hub knows them when the first requests come
+            self._send_found(source)
 
     async def stop(self) -> None:
         """The supervisor has had a snapshot made before it stops the workers."""
