@@ -113,6 +113,7 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     from gateway.cluster.snapshots.keeper import file_of
     from gateway.cluster.workers.supervisor import Supervisor
     from gateway.fleet.directory import LOGGED
+    from router.index import trie
 
     loop, ending = asyncio.get_running_loop(), Ending()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,8 +125,8 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
         def started(serving: Serving, urls: Callable[[], list[str]], url: str) -> None:
             ending.serving = serving
             budget = process.budget_bytes(config) * config.workers
-            about = {**logs.first_of("replicas", urls(), LOGGED), "workers": config.workers, "inflight_limit_bytes": budget}
-            log.info("listening", extra={"url": url, **sides.urls, **about})
+            about = {"workers": config.workers, "inflight_limit_bytes": budget, "compiled": not trie.__file__.endswith(".py")}
+            log.info("listening", extra={"url": url, **sides.urls, **logs.first_of("replicas", urls(), LOGGED), **about})
 
         if config.workers > 1:
             supervisor = Supervisor(config, source, sides=sides, snapshot=file_of(config))

@@ -18,6 +18,7 @@ from gateway import __version__
 from gateway.cluster.process import memory_bytes
 from gateway.commands.cli import main
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line, ready_url
+from tests.support.compiled import COMPILED
 from tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -93,8 +94,8 @@ def test_serve_refuses_what_check_refuses_and_logs_what_check_warns_of(tmp_path:
             return str(log_line(line).get("warning", ""))
 
         assert gateway.wait_for(warned).startswith(f"{file}:2: pools[0].models[0]: 'llama-*' is a prefix, not a pattern")
-        budget = gateway.wait_for(lambda line: log_line(line).get("inflight_limit_bytes") if listening_url(line) else None)
-        assert budget == memory_bytes() // 4
+        listening = gateway.wait_for(lambda line: log_line(line) if listening_url(line) else None)
+        assert (listening["inflight_limit_bytes"], listening["compiled"]) == (memory_bytes() // 4, COMPILED)
         file.write_text(f"{good}\nprices: {{gpt-: {{input: 1, output: 1}}}}")
         os.kill(gateway.pid, signal.SIGHUP)
         assert gateway.wait_for(lambda line: "prices.gpt-" in warned(line))
