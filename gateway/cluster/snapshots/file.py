@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 import struct
@@ -35,6 +36,8 @@ from gateway.cluster.snapshots.snapshot import (
     decode_header,
     encode_header,
 )
+
+log = logging.getLogger("warmroute.snapshots")
 
 MAGIC: Final = b"warmroute snapshot\n"
 MAX_FILE_BYTES: Final = 512 << 20
@@ -93,26 +96,35 @@ def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
 
 def _ours(new: Path) -> int:
     """Open the file that is written, which another process may be writing, or have left when it was killed. Raises OSError."""
+    try:
+        left = os.lstat(new)
+        if not stat.S_ISREG(left.st_mode) or left.st_uid != os.geteuid() or not os.access(new, os.W_OK):
+            new.unlink()  # another user has left it, or it is something else
+    except FileNotFoundError:
+        pass
     while True:
-        # Readable and writable for its owner only. O_NONBLOCK: a FIFO would wait for its reader.
+        # Readable and writable for its owner only.
         number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = os.fstat(number)
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(f"{new} is no file")
+            _lock(number)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(found, os.lstat(new)):  # else the other one has just moved it to its place
+                if os.path.samestat(os.fstat(number), os.lstat(new)):  # else the other one has just moved it to its place
                     os.fchmod(number, 0o600)
                     os.ftruncate(number, 0)
                     return number
-        except BlockingIOError as error:
-            os.close(number)
-            raise OSError("another process writes it: each gateway needs a file of its own (snapshot.file)") from error
         except BaseException:
             os.close(number)
             raise
         os.close(number)
+
+
+def _lock(number: int) -> None:
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError("another process writes it: each gateway needs a file of its own (snapshot.file)") from error
+    except OSError:  # there are file systems without locks
+        log.debug("the file of snapshots cannot be locked")
 
 
 def _write(file: BinaryIO, snapshot: Snapshot, about: _About) -> int:

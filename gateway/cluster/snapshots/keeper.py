@@ -18,10 +18,11 @@ from gateway.config.listen import AUTO, OFF
 from gateway.config.schema import Config
 from gateway.state.lazy import state_folder
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.snapshots")
 
-MAX_REASONS = 16  # that are named in the log
+TOLD_S = 3600.0  # between two lines about the same reason
 LAST_S = 5.0  # for the last one, at the end
 
 
@@ -59,7 +60,7 @@ class Keeper:
         self._collect = collect
         self._metrics = metrics
         self._clocks = clocks
-        self._failed: set[str] = set()  # why some were not written; named once each
+        self._notices = Notices(clocks.monotonic, most=1, within_s=TOLD_S)
         self._writing: asyncio.Future[int] | None = None  # in its thread
         for result in ("good", "failed"):
             metrics.snapshots.add((result,), 0)
@@ -109,9 +110,8 @@ class Keeper:
         except (OSError, KnowledgeError) as error:
             self._metrics.snapshots.add(("failed",))
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            if reason not in self._failed and len(self._failed) < MAX_REASONS:
-                self._failed.add(reason)
-                log.warning("snapshot not written", extra={"path": str(self._path), "reason": str(error)})
+            about = {"path": str(self._path), "reason": str(error)}
+            self._notices.say(reason, log.warning, "snapshot not written", about)
             return
         self._metrics.snapshots.add(("good",))
         self._metrics.snapshot_bytes.set((), size)

@@ -34,7 +34,7 @@ from gateway.cluster.store.messages import (
     Want,
     decode_envelope,
 )
-from gateway.cluster.store.others import Other, Others
+from gateway.cluster.store.others import ASK_S, Other, Others
 from gateway.cluster.store.outbox import Outbox
 from gateway.cluster.store.translate import translated
 from gateway.telemetry.metrics import Metrics
@@ -95,6 +95,7 @@ class Incoming:
         self._clock = clock
         self._metrics = metrics
         self._named: set[bytes] = set()
+        self._answered_at = -math.inf
         self._notices = Notices(clock)
         for reason in ("version", "format", "garbage"):
             metrics.sharing_refused.add((reason,), 0)
@@ -124,10 +125,10 @@ class Incoming:
 
     def answer(self) -> None:
         """After some entries: publish what is open here if somebody wants it, once for all, and ask for what was missed."""
-        if self.newcomers:
-            self.newcomers = False
-            self._routers.join()
         now = self._clock()
+        if self.newcomers and now - self._answered_at >= ASK_S:
+            self.newcomers, self._answered_at = False, now
+            self._routers.join()
         for other in self.others.alive.values():
             if (since_s := other.ask(now)) is not None:
                 self._outbox.add(Want(other.gateway, since_s))
@@ -156,11 +157,19 @@ class Incoming:
         if missed_since is not None:
             self._missed(other, 0.0 if missed_since == now else now - missed_since + MARGIN_S, now)
         shift_s = self._store_clock.local(written_at, now) - envelope.sent
-        for item in envelope.items:
-            for _ in self._item(other, item, shift_s, now):
-                yield
-                if self.others.alive.get(gateway) is not other:  # it was given up meanwhile
-                    return
+        whole = False
+        try:
+            for item in envelope.items:
+                if self.others.alive.get(gateway) is not other:  # it has said goodbye: what follows would never be closed
+                    break
+                for _ in self._item(other, item, shift_s, now):
+                    yield
+                    if self.others.alive.get(gateway) is not other:  # it was given up meanwhile
+                        break
+            whole = True
+        finally:
+            if not whole:  # whoever took it in was stopped
+                self._missed(other, MARGIN_S, now)
 
     def _missed(self, other: Other, since_s: float, now: float) -> None:
         """Something of this gateway has been lost. Its bookings may be over by now."""

@@ -194,7 +194,7 @@ class Link:
                 log.exception("sharing failed")
                 self._failed(error)
             finally:
-                self._client = None
+                self._client, self._outbox.taken = None, False
                 self._does.clear()
                 self._store_clock.forget()
                 self._show()
@@ -299,7 +299,7 @@ class Link:
                     log.error("the stream in the store cannot be continued: it is deleted", extra={"key": self._stream})
                     await client.delete(self._stream)
                 raise
-            self._unsure = None
+            self._unsure, self._outbox.taken = None, True
             self._store_clock.measure(before, self._clock(), _seconds(entry))
             if self._cursor is not None and _order(entry) < _order(self._cursor):
                 self._cursor = b"0-0"  # the stream was begun anew, by a clock that is behind, or after an id of the future

@@ -48,7 +48,7 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
     if not key.startswith(f"{prefix}snapshot:"):
         raise KnowledgeError("its key is not that of a snapshot")
     values: list[bytes] = []
-    size, at_once = 0, 1
+    size, at_once, longest = 0, 1, 1
     while True:
         found = await client.lrange(key, len(values), len(values) + at_once - 1)
         size += sum(map(len, found))
@@ -57,7 +57,8 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
         values += found
         if len(found) < at_once:
             break
-        at_once = max(1, min(AT_ONCE, AT_ONCE_BYTES * len(values) // max(1, size)))
+        longest = max(longest, *map(len, found))  # the first one is the header: the others may be much longer
+        at_once = max(1, min(AT_ONCE, 2 * at_once, AT_ONCE_BYTES // longest))
     if not values:
         raise KnowledgeError("it is no longer there")
     try:

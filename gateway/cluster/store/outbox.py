@@ -1,7 +1,8 @@
 """What is to be published, until the store has taken it. No I/O.
 
 While the store is away, items wait: of MOST_BYTES at most, then all of them are dropped, and what follows, until `reopen`. Then
-the others have to be told what is open here, and what they missed.
+the others have to be told what is open here, and what they missed. All that is open may be more than MOST_BYTES, so while the
+store takes items MOST_TAKEN_BYTES may wait.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 from gateway.cluster.store.messages import MAX_ITEMS, Item
 
 MOST_BYTES: Final = 8 << 20
+MOST_TAKEN_BYTES: Final = 256 << 20
 ENVELOPE_BYTES: Final = 128 << 10  # from which on an envelope is full: a reader takes some milliseconds for it
 ITEM_BYTES: Final = 32  # about what an item takes beside its events
 
@@ -23,6 +25,7 @@ class Outbox:
     def __init__(self, clock: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
         self.dropped = 0  # items so far
         self.lost_since: float | None = None  # items are dropped since then
+        self.taken = False  # the store takes items
         self._clock = clock
         self._most_bytes = most_bytes
         self._items: deque[tuple[Item, int]] = deque()
@@ -41,7 +44,7 @@ class Outbox:
             self._oldest = self._clock()
         self._items.append((item, size + ITEM_BYTES))
         self._bytes += size + ITEM_BYTES
-        if self._bytes > self._most_bytes:
+        if self._bytes > (MOST_TAKEN_BYTES if self.taken else self._most_bytes):
             self.dropped += len(self._items)
             self.lost_since = self._oldest
             self._items.clear()

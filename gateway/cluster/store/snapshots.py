@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
@@ -23,6 +23,8 @@ ATTACH_S: Final = 3.0  # that a start waits for the store
 SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
 HEARD_S: Final = 2.0  # that it waits for one which is certainly alive: two heartbeats
 SIBLING_S: Final = 8.0  # that each of them has for it
+TRIES: Final = 3  # to give or to take one, while the store is lost each time
+PACE_S: Final = 0.1  # between two of them: each is work for everybody
 EVERYTHING_S: Final = 1e9
 
 
@@ -54,6 +56,7 @@ class SnapshotExchange:
         self._prefix = prefix
         self._add = add
         self._notices = Notices(clock)
+        self._tries = 0
         self._first: asyncio.Future[Snapshot | None] | None = None
 
     def read(self, *, all_of_it: bool) -> None:
@@ -111,14 +114,35 @@ class SnapshotExchange:
         while True:
             await self.work.wait()
             self.work.clear()
-            while self._incoming.wants or self._incoming.offers:
+            while waiting := self._incoming.offers or self._incoming.wants:
                 # Removed when it is done: if the store is lost meanwhile, it is tried again.
-                if self._incoming.offers:
-                    await _once(self._take(client, *self._incoming.offers[0]))
-                    self._incoming.offers.popleft()
+                first = waiting[0]
+                self._tries += 1
+                if self._tries > TRIES:
+                    self._say("a snapshot was not exchanged", "the store was lost each time")
                 else:
-                    await _once(self._give(client, *self._incoming.wants[0]))
-                    self._incoming.wants.popleft()
+                    await self._exchange(client)
+                if waiting and waiting[0] is first:  # it may have been pushed out
+                    waiting.popleft()
+                self._tries = 0
+                await asyncio.sleep(PACE_S)
+
+    async def _exchange(self, client: Any) -> None:
+        """The first one that waits. Raises only if the store is lost: what fails by itself (a key of another type, no memory)
+        would fail for ever.
+        """
+        try:
+            if self._incoming.offers:
+                await self._take(client, *self._incoming.offers[0])
+            else:
+                await self._give(client, *self._incoming.wants[0])
+        except Exception as error:
+            if store.reason_of(error) == "unreachable":
+                raise
+            self._say("a snapshot was not exchanged", f"{type(error).__name__}: {error}"[:300])
+
+    def _say(self, text: str, error: str) -> None:
+        self._notices.say(text, log.warning, text, {"error": error})
 
     async def _give(self, client: Any, to: str, since_s: float) -> None:
         at, key = self._clock(), ""
@@ -147,8 +171,7 @@ class SnapshotExchange:
             snapshot = await offers.get(client, self._prefix, offer.key, at)
         except KnowledgeError as error:
             self._metrics.sharing_refused.add(("garbage",))
-            text = "a snapshot of another gateway is not taken in"
-            self._notices.say("offer", log.warning, text, {"error": str(error)})
+            self._say("a snapshot of another gateway is not taken in", str(error))
             return
         if offer.to:
             await offers.remove(client, self._prefix, offer.key)
@@ -159,13 +182,3 @@ class SnapshotExchange:
 
     def __repr__(self) -> str:
         return f"<SnapshotExchange, {len(self._incoming.wants)} wanted, {len(self._incoming.offers)} offered>"
-
-
-async def _once(work: Coroutine[Any, Any, None]) -> None:
-    """Raises only if the store is lost: what fails by itself (a key of another type, no memory) would fail for ever."""
-    try:
-        await work
-    except Exception as error:
-        if store.reason_of(error) == "unreachable":
-            raise
-        log.warning("a snapshot was not exchanged", extra={"error": f"{type(error).__name__}: {error}"[:300]})

@@ -56,6 +56,7 @@ discovery:
   - dns: {name: vllm, port: 8000}
     pool: default
     key: {file: FOLDER/key}
+    tls: true
 sharing: {url: "rediss://valkey", ca_file: FOLDER/valkey.pem}
 """
 
@@ -75,5 +76,5 @@ def test_variables_and_files_that_are_not_here_are_notes(
         "the environment variable NOT_THERE is not set",
         f"7: pools[0].replicas[1].tls: not on this machine: the file {tmp_path}/ca.pem does not exist",
         f"11: discovery[0].key: not on this machine: the file {tmp_path}/key does not exist",
-        f"12: sharing: not on this machine: the file {tmp_path}/valkey.pem does not exist",
+        f"13: sharing: not on this machine: the file {tmp_path}/valkey.pem does not exist",
     ]

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.app import Surroundings, compose
 from gateway.fleet.membership import SHOWN_S
 from gateway.server.endpoints import clients_runner
-from tests.gateway.conftest import LOGGED, Running, config_over, eventually, serving_runner
+from tests.gateway.conftest import LOGGED, OUTPUT, Running, config_over, eventually, serving_runner
 from tests.support.flapping.leftovers import held, open_files, texts_in
 from tests.support.flapping.load import Load
 from tests.support.flapping.pods import Truth
@@ -88,7 +88,8 @@ class Before:
     """What there is before the first pod: at the end there is nothing more."""
 
     def __init__(self, run: Running, directory: Directory) -> None:
-        self._ignored = [run.gateway.around, directory, asyncio.get_running_loop()]
+        # The output has the lines of other tests, too.
+        self._ignored = [run.gateway.around, directory, asyncio.get_running_loop(), OUTPUT]
         self._tasks = len(asyncio.all_tasks())
         self._files = open_files()
         self._objects = self._held(run)

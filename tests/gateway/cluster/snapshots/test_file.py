@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,9 +132,14 @@ def test_what_is_no_file_does_not_hold_the_start(tmp_path: Path) -> None:
     (tmp_path / "s").symlink_to(tmp_path)
     with pytest.raises((KnowledgeError, OSError)):
         read(tmp_path / "s")
-    os.mkfifo(tmp_path / "index.new")
-    with pytest.raises(OSError, match=r"is no file|No such device"):
-        write(tmp_path / "index", SNAPSHOT)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("elsewhere", path), lambda path: path.touch(0o400)])
+def test_what_is_in_the_way_of_the_new_file_is_replaced(make: Callable[[Path], object], tmp_path: Path) -> None:
+    make(tmp_path / "s.new")
+    write(tmp_path / "s", SNAPSHOT, clocks())
+    assert read(tmp_path / "s", clocks()) == SNAPSHOT
+    assert os.listdir(tmp_path) == ["s"]
 
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:

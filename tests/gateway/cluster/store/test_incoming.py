@@ -396,3 +396,37 @@ def test_the_log_has_no_line_for_each_of_a_flood(caplog: pytest.LogCaptureFixtur
         view.now += 61.0
         view.entry(gateway="real")
     assert caplog.records[-1].__dict__["unsaid"] == 980
+
+
+def test_nothing_is_taken_from_one_that_has_said_goodbye() -> None:
+    """Nobody would ever close it."""
+    view = View()
+    view.entry(Bye(), Published(1, batch(BOOKED)))
+    view.entry(Published(1, batch(BOOKED)), Bye(), Published(1, batch(BOOKED)), gateway="b")
+    assert [call[0] for call in view.calls] == ["receive", "leave"]
+
+
+def test_what_was_taken_in_by_half_is_asked_for() -> None:
+    view = View()
+    view.entry(seq=1)
+    steps = view.incoming.entry(view.now + STORE_AHEAD, view.fields(*[Published(1, batch(BOOKED))] * 2, seq=2))
+    next(steps)
+    steps.close()  # whoever reads has lost the store, and will go on behind this entry
+    (_, source, *_), left = view.calls
+    assert left == ("leave", source)
+    (want,) = view.published()
+    assert isinstance(want, Want)
+    assert want.since_s > 0
+
+
+def test_what_is_open_here_is_published_once_a_second_at_most() -> None:
+    view = View()
+    for _ in range(30):
+        view.entry(Want("me", 0.0))
+        view.published()
+        view.now += 0.1
+    assert 2 <= view.calls.count(("join",)) <= 4
+    view.now += 1.0
+    view.calls.clear()
+    view.published()
+    assert view.calls.count(("join",)) <= 1

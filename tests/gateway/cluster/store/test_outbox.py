@@ -51,3 +51,15 @@ def test_what_is_too_much_is_dropped_with_all_that_follows_until_the_store_is_ba
     assert outbox.reopen() is None
     outbox.add(published(1), 1)
     assert len(outbox) == 1
+
+
+def test_while_the_store_takes_items_more_may_wait() -> None:
+    """All that is open here, for one that has just begun."""
+    outbox = Outbox(lambda: 0.0, most_bytes=1000)
+    outbox.taken = True
+    for _ in range(10):
+        outbox.add(Reset(1), 500)
+    assert len(outbox) == 10
+    outbox.taken = False
+    outbox.add(Reset(1), 500)
+    assert (len(outbox), outbox.dropped) == (0, 11)
