@@ -49,7 +49,7 @@ async def test_short_chunks_are_read_many_at_once_and_long_ones_singly() -> None
     assert max(short.asked) == offers.AT_ONCE
     long = Lists(HEADER, *[b"x" * (2 << 20)] * 5)
     assert len((await offers.get(long, PREFIX, f"{PREFIX}snapshot:a", 1.0)).chunks) == 5
-    assert long.asked == [1, 2, 1, 1, 1]
+    assert long.asked == [1, 2, 1, 1, 1, 1]
     hostile = Lists(HEADER, *[b"x" * (MAX_CHUNK_BYTES + 1)] * 64)
     with pytest.raises(KnowledgeError, match="too large"):
         await offers.get(hostile, PREFIX, f"{PREFIX}snapshot:a", 1.0)
