@@ -126,7 +126,7 @@ def counted(counters: bytes) -> float:
 
 
 async def test_a_connection_that_a_dead_worker_has_not_accepted_waits_for_its_successor() -> None:
-    async with FakeReplica([answers()]) as one, supervised(one) as run:
+    async with FakeReplica([answers()]) as one, supervised(one, patience=Patience(silent_s=1000.0)) as run:
         first = run.pids
         for pid in first.values():
             os.kill(pid, signal.SIGSTOP)  # so that nothing is accepted
