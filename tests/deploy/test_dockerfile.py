@@ -87,6 +87,7 @@ def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, st
         copy(ROOT / name, source / name)
     image = tmp_path / "python"  # of the image: nothing is installed there, which a compilation could find
     venv.create(image, with_pip=True)
+    (tmp_path / "var" / "lib").mkdir(parents=True)
     for word, arguments in instructions:
         if word == "RUN" and not arguments.startswith("apt-get"):  # a C compiler; here it is there, or the build fails
             build_step(re.sub("|".join(IMAGE_FOLDERS), rf"{tmp_path}\g<0>", arguments), source, image / "bin")
