@@ -105,6 +105,7 @@ class Keeper:
                 return
             if self._writing and not self._writing.done():  # whoever waited for it has given up
                 await asyncio.wait([self._writing])
+                self._writing.exception()  # nobody else asks for it
             self._writing = asyncio.ensure_future(asyncio.to_thread(write, self._path, snapshot, self._clocks))
             size = await asyncio.shield(self._writing)
         except (OSError, KnowledgeError) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,23 @@ async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, 
     assert len(read(tmp_path / "s").chunks) == 30
     assert os.listdir(tmp_path) == ["s"]
     assert not caplog.records
+
+
+async def test_one_that_fails_when_nobody_waits_for_it_is_no_error_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    keeper = keeper_of(folder / "s", chunks=30, metrics=Metrics())
+    writing = asyncio.create_task(keeper.write())
+    while not (folder / "s.new").exists():  # noqa: ASYNC110  (a file has no event)
+        await asyncio.sleep(0)
+    writing.cancel()
+    shutil.rmtree(folder)
+    await keeper.write_last()
+    await keeper.write_last()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    assert len(read(folder / "s").chunks) == 30
 
 
 async def test_each_reason_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
