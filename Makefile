@@ -73,8 +73,8 @@ $(COMPILED)/.made: $(VENV)/.dev hatch_build.py $(SOURCES)
 compiled: $(COMPILED)/.made
 
 test-compiled: $(COMPILED)/.made
-	rm -rf $(COMPILED)/tests $(COMPILED)/scripts
-	cp -r tests scripts pyproject.toml $(COMPILED)/
+	rm -rf $(addprefix $(COMPILED)/,tests scripts bench)
+	cp -r tests scripts bench pyproject.toml $(COMPILED)/
 	ln -sfn $(abspath .tools) $(COMPILED)/.tools
 	cd $(COMPILED) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) \
 		tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider $(ARGS)

@@ -18,9 +18,8 @@ from gateway.accounting.meter import Meter
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
-from gateway.cluster.listeners import open_listeners, url_of
+from gateway.cluster.listeners import addresses_of, open_listeners, url_of
 from gateway.cluster.membership import Membership, SourcesOf
-from gateway.cluster.outside import unless
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
@@ -59,6 +58,7 @@ from gateway.server.side_listeners import serving
 from gateway.server.status import Status
 from gateway.state.histories import Histories
 from gateway.state.lazy import LazyStore
+from gateway.tasks import unless
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
@@ -291,8 +291,13 @@ async def serve(
     the address cannot be had.
     """
     warn_of_connections(gateway.config)
+    if not listeners:
+        addresses_of(*gateway.config.address)  # a port that is taken is told before anything begins
     async with gateway.background(), _set_up(clients_runner(gateway.served)) as runner:
         await unless(stop, gateway.control.ready())
+        if stop.is_set():  # nobody has been served
+            await unless(hurry, gateway.control.stop())
+            return
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
                 shared = bool(listeners)

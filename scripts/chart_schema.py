@@ -1,5 +1,4 @@
-"""Writes the gateway's configuration into helm/values.schema.json, and which URLs of a store it takes; the chart's other values
-in that file are kept.
+"""Writes the gateway's configuration into helm/values.schema.json; the chart's other values in that file are kept.
 
 python -m scripts.chart_schema
 """
@@ -11,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gateway.config.addresses import STORE_URL_PATTERN
 from gateway.config.json_schema import Schema, config_schema
 
 FILE = Path(__file__).parent.parent / "helm" / "values.schema.json"
@@ -29,7 +27,6 @@ def chart_schema(text: str) -> str:
     """The updated file. text: its present contents."""
     schema = json.loads(text)
     schema["properties"]["config"] = section()
-    schema["properties"]["valkey"]["properties"]["externalUrl"]["pattern"] = f"^({STORE_URL_PATTERN})?$"
     return formatted(schema) + "\n"
 
 
@@ -40,6 +37,7 @@ def section() -> Schema:
         del schema["properties"][name]
     for name in SECTIONS:
         _, schema["properties"][name] = schema["properties"][name]["anyOf"]
+    del schema["properties"]["sharing"]["properties"]["url"]["pattern"]  # templates say what is wrong with it
     _adapt(schema)
     return {
         **schema,

@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 
 LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "gateway": (
-        ("errors",),
+        ("errors", "tasks"),
         ("turns", "config", "telemetry"),
         ("dialects", "upstream", "admission"),
         ("fleet", "accounting", "parser", "state"),
@@ -43,7 +43,10 @@ LAYERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("follower", "snapshot"),
         ("simulation",),
     ),
-    "replica": (("cache",), ("engine",), ("output", "sim", "torch_engine"), ("api",), ("fit", "process", "flags"), ("cli",)),
+    "replica": (
+        *(("cache",), ("engine",), ("output", "sim", "torch_engine"), ("api",)),
+        *(("fit", "process", "flags", "progress"), ("cli",)),
+    ),
 }
 ARROWS = {"gateway": 60, "router": 60, "replica": 30}  # fewer than these, between rooms that are folders or `app`
 MODULES_A_FOLDER = 12

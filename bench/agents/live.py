@@ -33,9 +33,10 @@ from bench.agents.__main__ import warmroute
 from bench.agents.dialogues import Assistant, Dialogue, Head, Shape, words
 from bench.agents.kinds import KINDS, Kind
 from bench.agents.reading import Reply, read
-from bench.gateway.systems import PEERS, ROOT, Setting, System, free_ports, is_ready, started
+from bench.gateway.systems import PEERS, ROOT, Setting, System, is_ready, started
 from bench.measure.cpu import cores
 from bench.measure.machine import REPORTS, command, versions
+from bench.measure.ports import free_ports
 
 PACKAGE = "xllamacpp"
 SERVER = ROOT / "bench" / "replica" / "llama_cpp.py"

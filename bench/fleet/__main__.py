@@ -114,7 +114,7 @@ def show_hits(plan: Plan, folder: Path, show: Show) -> None:
         for gateways, shared in SETTINGS:
             sent = asyncio.run(hits(load, gateways, shared=shared, folder=folder))
             word = "–" if gateways == 1 else "yes" if shared else "no"
-            numbers = f"{sent.share():.1%} | {sent.failed} | {len(sent.hits)} | {sent.seconds:.0f}"
+            numbers = f"{sent.share():.1%} | {sent.failed.total()} | {len(sent.hits)} | {sent.seconds:.0f}"
             show(f"| {load.name} | {gateways} | {word} | {numbers} |")
 
 
@@ -125,7 +125,7 @@ def show_outage(plan: Plan, folder: Path, show: Show) -> None:
     parts = (("before", 0.0, killed), ("without it", killed, back), ("after its start", back, float("inf")))
     for word, begin, end in parts:
         show(f"| {word} | {sent.share(begin, end):.1%} |")
-    show(f"\n{sent.failed} of {len(sent.hits) + sent.failed} requests failed.")
+    show(f"\n{sent.failed.total()} of {len(sent.hits) + sent.failed.total()} requests failed.")
 
 
 def show_cost(plan: Plan, folder: Path, show: Show) -> None:
@@ -153,7 +153,7 @@ def show_restart(_plan: Plan, folder: Path, show: Show) -> None:
     for case in CASES:
         seen = asyncio.run(restart(case, folder, time.monotonic))
         down = f"{seen.down_s:.1f}" if case.restarted else "–"
-        show(f"| {case.workers} | {case.name} | {seen.before:.1%} | {seen.after:.1%} | {seen.failed} | {down} |")
+        show(f"| {case.workers} | {case.name} | {seen.before:.1%} | {seen.after:.1%} | {sum(seen.failed.values())} | {down} |")
 
 
 def show_rolling(plan: Plan, folder: Path, show: Show) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.fleet.stage import Store
-from bench.gateway.systems import free_ports
+from bench.measure.ports import free_ports
 from gateway.cluster.messages import Batch
 from gateway.cluster.replication import Replicator, Subscriber
 from gateway.cluster.snapshots.snapshot import Snapshot

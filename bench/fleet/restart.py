@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,13 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Cached shares of the last turn before the restart and of the next one after it; down_s: from SIGTERM until ready."""
+    """Cached shares of the last turn before the restart and of the next one after it; requests that failed, by their problem;
+    down_s: from SIGTERM until ready.
+    """
 
     before: float
     after: float
-    failed: int
+    failed: Mapping[str, int]
     down_s: float
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,9 @@ from typing import Any
 import aiohttp
 
 from bench.fleet.loads import TOKENS, Session
-from bench.gateway.systems import free_ports
 from bench.measure.cpu import cpu_seconds
 from bench.measure.cpu import tree as processes_of
+from bench.measure.ports import free_ports
 
 COMPILED = Path("build/compiled").resolve()  # `make compiled`; without it the gateways are plain Python
 REPLICAS = 8
@@ -118,9 +119,9 @@ class Gateways:
 
 @dataclass(slots=True)
 class Sent:
-    """What became of the requests. hits: (when, prompt tokens, cached tokens)."""
+    """What became of the requests. failed: how many, by their problem. hits: (when, prompt tokens, cached tokens)."""
 
-    failed: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
     hits: list[tuple[float, int, int]] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -238,7 +239,7 @@ async def _one(session: aiohttp.ClientSession, url: str, body: bytes, sent: Sent
                 usage = (await answer.json())["usage"]
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                 sent.hits.append((time.monotonic() - begun, usage["prompt_tokens"], cached))
-                return
-    except (aiohttp.ClientError, TimeoutError):
-        pass
-    sent.failed += 1
+            else:
+                sent.failed[f"{answer.status} {(await answer.text())[:300]}"] += 1
+    except (aiohttp.ClientError, TimeoutError) as error:
+        sent.failed[f"{type(error).__name__}: {error}"[:300]] += 1

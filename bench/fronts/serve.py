@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from bench.gateway.systems import free_ports
+from bench.measure.ports import free_ports
 
 BALANCES = ("session", "round_robin")
 _HASH = "hash $key consistent;"

@@ -25,7 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway.systems import free_ports, mocks
+from bench.gateway.systems import mocks
+from bench.measure.ports import free_ports
 from bench.measure.prompts import Requests
 
 START_S = 300.0  # valgrind is some 50 times slower, and all modules are imported under it

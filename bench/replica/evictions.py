@@ -133,16 +133,23 @@ class Engine:
             for begin in range(0, len(prompts), self._at_once):
                 batch = prompts[begin : begin + self._at_once]
                 for at, prompt in enumerate(batch, begin):
-                    if self._blocks:
-                        self._blocks.register(f"r{at}", Claim(Prefix(prompt, SIZE), 0.0))
+                    if self._blocks and not self._blocks.admit(f"r{at}", Claim(Prefix(prompt, SIZE), 0.0), _blocks(prompt)):
+                        raise RuntimeError(f"{self._at_once} requests do not fit into the cache at once")
                     self.manager.add_request(prompt, request_id=f"r{at}")
                 for _ in batch:
                     if self.manager.get_result() is None:
                         raise RuntimeError("the engine has stopped")
+                if self._blocks:
+                    self._blocks.unused.wait()
         finally:
             self.manager.stop(block=True)
         evicted = self._blocks.ledger.counts().evicted if self._blocks else None
         return Found(sum(map(len, prompts)), sum(self._hits.values()), evicted)
+
+
+def _blocks(prompt: Sequence[int]) -> int:
+    """That a request may need."""
+    return -(-(len(prompt) + ANSWER) // SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

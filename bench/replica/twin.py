@@ -15,18 +15,18 @@ import argparse
 import asyncio
 import json
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import aiohttp
 import torch
 import transformers
 
 from bench.measure.cpu import cores, cpu_seconds, pinned
 from bench.measure.machine import REPORTS, command, trace_folder, versions
+from bench.replica.twin_client import Served, both, compared, emptied, hits, mean_ttft, replay
+from bench.replica.twin_document import AT_ONCE, ask_about_document, document_report
 from bench.replica.twin_traces import Arrival, at_load, busy_share, chat, first_tokens, mooncake
 from gateway.commands.demo.processes import Process, ready_url
 from replica.fit.command import command_of, errors_of, flags_of
@@ -37,17 +37,6 @@ from replica.sim.cost import SimConfig
 MOONCAKE = "mooncake_conversation.jsonl.gz"
 HALF_S = 1800.0
 SLIGHTLY = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One request: when it was due, seconds to its first token and to its last; tokens of its prompt, cached ones."""
-
-    at: float
-    ttft: float
-    e2e: float
-    prompt: int
-    cached: int
 
 
 @dataclass(slots=True)
@@ -83,37 +72,10 @@ def replicas(arguments: Sequence[str], name: str, on: set[int], count: int = 1) 
         process.stop()
 
 
-async def replay(url: str, arrivals: Sequence[Arrival]) -> list[Served]:
-    """Send all, when they are due; the cache is empty at first."""
-    connections, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=600)
-    async with aiohttp.ClientSession(connector=connections, timeout=timeout) as http:
-        async with http.post(url + "/reset_prefix_cache") as response:
-            assert (await response.json())["success"], "requests are still running"
-        begun, tasks = time.monotonic(), list[asyncio.Task[Served]]()
-        for arrival in arrivals:
-            await asyncio.sleep(max(0.0, begun + arrival.at - time.monotonic()))
-            tasks.append(asyncio.create_task(_ask(http, url, arrival)))
-        return await asyncio.gather(*tasks)
-
-
-async def _ask(http: aiohttp.ClientSession, url: str, arrival: Arrival) -> Served:
-    body = {"prompt": arrival.prompt, "max_tokens": arrival.output, "ignore_eos": True}
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
-    sent, first, usage = time.monotonic(), 0.0, None
-    async with http.post(url + "/v1/completions", json=body | stream) as response:
-        assert response.status == 200, await response.text()
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                event = json.loads(line[6:])
-                first = first or time.monotonic()
-                usage = event.get("usage") or usage
-    assert usage is not None
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Served(arrival.at, first - sent, time.monotonic() - sent, usage["prompt_tokens"], cached)
-
-
-async def measure(url: str, options: argparse.Namespace) -> tuple[Measurements, list[Run]]:
-    """Rounds of measurements and all traces, in turns; how fast these come follows from the first round."""
+async def measure(url: str, options: argparse.Namespace) -> tuple[Measurements, list[Run], list[list[list[Served]]]]:
+    """Rounds of measurements and all traces, in turns; how fast these come follows from the first round. And what was asked
+    about the document, in the middle and at the end.
+    """
     async with Measurer(url, None, print) as measurer:
         await measurer.measure()
         config = solve(measurer.measured).config
@@ -122,19 +84,27 @@ async def measure(url: str, options: argparse.Namespace) -> tuple[Measurements, 
             for name, arrivals in traces(options.seed)
             for load in options.loads.split(",")
         ]
+        about = list[list[list[Served]]]()
         for turn, one in enumerate([*runs, *reversed(runs)]):
-            one.real.append(await replay(url, one.arrivals))
-            print(f"{one.trace}: {_mean(one.real[-1]):.3f} s to the first token", flush=True)
+            async with emptied(url) as http:
+                one.real.append(await replay(http, one.arrivals))
+            print(f"{one.trace}: {mean_ttft(one.real[-1]):.3f} s to the first token", flush=True)
             if turn % 2:
                 await measurer.measure()
-        return measurer.measured, runs
+            if turn + 1 in (len(runs), 2 * len(runs)):
+                about.append(await ask_about_document(url))
+                print(f"a shared document: {mean_ttft(about[-1][-1]):.3f} s for {AT_ONCE[-1]} at once", flush=True)
+        return measurer.measured, runs, about
 
 
 async def replay_all(urls: Sequence[str], runs: Sequence[Run]) -> None:
     """Each trace to a twin of its own, at once: they sleep."""
-    found = await asyncio.gather(*(replay(url, one.arrivals) for url, one in zip(urls, runs, strict=True)))
-    for one, served in zip(runs, found, strict=True):
-        one.twin = served
+
+    async def run(url: str, one: Run) -> None:
+        async with emptied(url) as http:
+            one.twin = await replay(http, one.arrivals)
+
+    await asyncio.gather(*map(run, urls, runs))
 
 
 def traces(seed: int) -> Iterator[tuple[str, list[Arrival]]]:
@@ -169,29 +139,17 @@ def _line(one: Run, config: SimConfig) -> str:
     real, twin = ([served.ttft for served in side] for side in (one.all_real, one.twin))
     busy = statistics.fmean(_busy(served, one.seconds) for served in one.real)
     cells = [one.trace, f"{busy_share(config, one.arrivals):.0%}", f"{busy:.0%}", str(len(one.arrivals))]
-    cells.append(f"{_hits(one.all_real):.1%}, {_hits(one.twin):.1%}")
-    cells += [_both(statistics.fmean(real), statistics.fmean(twin)), *(_both(_at(real, q), _at(twin, q)) for q in (0.5, 0.9))]
-    cells.append(_both(statistics.fmean(s.e2e for s in one.all_real), statistics.fmean(s.e2e for s in one.twin)))
-    cells.append(", ".join(f"{_mean(served) * 1000:.0f}" for served in one.real))
+    cells.append(f"{hits(one.all_real):.1%}, {hits(one.twin):.1%}")
+    cells += [both(real, twin), *(compared(_at(real, q), _at(twin, q)) for q in (0.5, 0.9))]
+    cells.append(both([s.e2e for s in one.all_real], [s.e2e for s in one.twin]))
+    cells.append(", ".join(f"{mean_ttft(served) * 1000:.0f}" for served in one.real))
     other = (first_tokens(replace(config, speed=speed), one.arrivals) for speed in (1 + SLIGHTLY, 1 - SLIGHTLY))
     cells.append(", ".join(f"{statistics.fmean(times) * 1000:.0f}" for times in other))
     return "| " + " | ".join(cells) + " |"
 
 
-def _mean(served: Sequence[Served]) -> float:
-    return statistics.fmean(one.ttft for one in served)
-
-
-def _both(real: float, twin: float) -> str:
-    return f"{real * 1000:.0f}, {twin * 1000:.0f} ({twin / real - 1:+.0%})"
-
-
 def _at(values: Sequence[float], share: float) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
-
-
-def _hits(served: Sequence[Served]) -> float:
-    return sum(one.cached for one in served) / sum(one.prompt for one in served)
 
 
 def _busy(served: Sequence[Served], seconds: float) -> float:
@@ -213,20 +171,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = options.parse_args(arguments)
     core, others = cores()
     with pinned(others), replicas(["--threads", "1"], "the real replica", core) as (urls, _):
-        measured, runs = asyncio.run(measure(urls[0], args))
+        measured, runs, about = asyncio.run(measure(urls[0], args))
     fit = solve(measured)
     flags = flags_of(measured, fit)
     simulated = ["--engine", "sim", *(word for flag in flags.items() for word in flag)]
-    with replicas(simulated, "the twins", others, len(runs)) as (urls, process):
+    with replicas(simulated, "the twins", others, len(runs) + 1) as (urls, process):
         cpu = cpu_seconds(process.pid)
         asyncio.run(replay_all(urls, runs))
         cpu = cpu_seconds(process.pid) - cpu
+        about_twin = asyncio.run(ask_about_document(urls[-1]))
     args.out.mkdir(parents=True, exist_ok=True)
     raw = {"flags": flags, "measured": asdict(measured), "runs": [_raw(one) for one in runs]}
+    raw["document"] = {"real": list(map(_raw_document, about)), "twin": _raw_document(about_twin)}
     (args.out / "twin.json").write_text(json.dumps(raw) + "\n", encoding="utf-8")
-    text = "\n".join(report(fit, command_of(flags), runs, cpu, command("bench.replica.twin", arguments)))
+    lines = report(fit, command_of(flags), runs, cpu, command("bench.replica.twin", arguments))
+    text = "\n".join([*lines, *document_report(about, about_twin)])
     (args.out / "twin.md").write_text(text + "\n", encoding="utf-8")
     print(text)
+
+
+def _raw_document(about: Sequence[Sequence[Served]]) -> list[list[dict[str, object]]]:
+    return [list(map(asdict, served)) for served in about]
 
 
 def _raw(run: Run) -> dict[str, object]:

@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import aiohttp
 
+from bench.measure.ports import free_ports
 from bench.state.costs import Clock, Findings, opened, response
-from bench.state.requests import ask, first_answer, free_ports, gateway, process, responses_of
+from bench.state.requests import ask, first_answer, gateway, process, responses_of
 
 _LANES = 16  # of each writer
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from bench.measure.cpu import cpu_seconds
+from bench.measure.ports import free_ports
 
 _BOUND_S = 60.0
 _CONNECTIONS = 16
@@ -113,14 +113,6 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 async def serve(port: int) -> None:

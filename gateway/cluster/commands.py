@@ -7,17 +7,18 @@ is. Each process does its own part as `LocalControl`. The commands: `messages.py
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
-from gateway.cluster.replication import Replicator, UnknownReplicas
+from gateway.cluster.replication import BATCH_S, Replicator, UnknownReplicas
 from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.snapshots.knowledge import Knowledge
-from gateway.cluster.snapshots.snapshot import KnowledgeError
+from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.cluster.store.transport import StoreTransport
 from gateway.fleet.membership import member_of
@@ -25,6 +26,10 @@ from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+
+log = logging.getLogger("warmroute.snapshots")
+
+COUNT_S: Final = BATCH_S  # between two counts of the slots that others use
 
 
 class LocalControl:
@@ -53,6 +58,7 @@ class LocalControl:
         self.parts = parts
         self._requests = requests
         self._unknown = UnknownReplicas(parts.router, metrics)
+        self._counted = self._count_again = False  # the slots that others use: within the last COUNT_S, and changed since
 
     async def execute(self, command: Command) -> None:
         """Raises ConfigError if the command cannot be executed."""
@@ -84,9 +90,23 @@ class LocalControl:
             self.fleet.zero_hits(name)
         if age_s is not None:
             self.metrics.worker_replication_lag_seconds.observe((), age_s)
+        if self._counted:
+            self._count_again = True
+        else:
+            self._count_remote()
+
+    def _count_remote(self) -> None:
+        """The slots that others use. O(replicas), so not for every batch, but at once where batches are rare."""
         ledger = self.router.ledger
         for pool in self.fleet.pools:
-            pool.admission.set_remote_inflight(sum(ledger.of(state.name).remote_inflight for state in pool.replicas))
+            pool.admission.set_remote_inflight(sum([ledger.of(state.name).remote_inflight for state in pool.replicas]))
+        self._counted, self._count_again = True, False
+        asyncio.get_running_loop().call_later(COUNT_S, self._may_count)
+
+    def _may_count(self) -> None:
+        self._counted = False
+        if self._count_again:
+            self._count_remote()
 
     async def probed(self, command: Command) -> None:
         """Wait for what an executed command has begun: the first probe of a replica that was added. Bounded."""
@@ -146,6 +166,7 @@ class SingleProcess:
         self._routers = StoreTransport(local.knowledge)
         self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock, unsent_bytes)
         self._replicator: Replicator | None = None
+        self._ready = False
         local.beginning = snapshot is not None or self._outside.link is not None
         if self._outside.link:
             self._routers.link = self._outside.link
@@ -173,17 +194,25 @@ class SingleProcess:
 
     async def ready(self) -> None:
         try:
-            if found := await self._outside.first():
-                await self._local.knowledge.restore(found)
-        except KnowledgeError as error:
-            self._outside.ignored(error)
+            await self._outside.begin(self._begins_with)
         finally:
             self._local.beginning = False
+        self._outside.begun()
         if self._replicator:
             self._replicator.start()
+        self._ready = True
+
+    async def _begins_with(self, snapshot: Snapshot) -> bool:
+        try:
+            await self._local.knowledge.begin(snapshot)
+        except KnowledgeError as error:
+            log.warning("snapshot ignored", extra={"source": snapshot.source, "reason": str(error)})
+            return False
+        return True
 
     async def stop(self) -> None:
-        await self._outside.keep()
+        if self._ready:  # else the last snapshot is worth more than what has been taken in of it
+            await self._outside.keep()
         if self._replicator:
             self._replicator.flush()
         await self._outside.close()

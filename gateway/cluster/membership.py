@@ -356,14 +356,14 @@ class Membership:
         """Called at each scrape."""
         for gauge in (metrics.discovery_up, metrics.discovery_replicas):
             gauge.values.clear()  # of sources that are no more
-        for name, replicas, problem in self.state_of_sources():
-            metrics.discovery_up.set((name,), not problem)
-            metrics.discovery_replicas.set((name,), replicas)
+        for watch, replicas in self.state_of_sources():
+            metrics.discovery_up.set((watch.name,), not watch.problem)
+            metrics.discovery_replicas.set((watch.name,), replicas)
 
-    def state_of_sources(self) -> Sequence[tuple[str, int, str]]:
-        """Of each: its name, how many members it has brought, and why that may be out of date ("": it is not)."""
+    def state_of_sources(self) -> Sequence[tuple[Watch, int]]:
+        """Each, and how many members it has brought."""
         owners = list(self._merged.sources.values())
-        return [(watch.name, owners.count(watch.name), watch.problem) for watch in self.watches.all]
+        return [(watch, owners.count(watch.name)) for watch in self.watches.all]
 
     def __repr__(self) -> str:
         return f"<Membership of {len(self._merged.members)}, {len(self._added)} added, {self.watches!r}>"

@@ -103,9 +103,17 @@ class OtherGateway(Struct, frozen=True):
     silent_for_s: float
 
 
+class RefusedGateway(Struct, frozen=True):
+    """Writes what is not taken in here. reason: as the metric has it. error: in words."""
+
+    gateway: str
+    reason: str
+    error: str
+
+
 class SharingState(Struct, frozen=True):
     """Of the exchange with other gateways. gateway: the id of this one. problem: why it does not reach the store; "" if it does
-    or has not tried yet. gateways: the others that are there.
+    or has not tried yet. gateways: the others that are there. refused: those that write now, but are not followed.
     """
 
     gateway: str
@@ -113,6 +121,7 @@ class SharingState(Struct, frozen=True):
     up: bool
     problem: str
     gateways: tuple[OtherGateway, ...]
+    refused: tuple[RefusedGateway, ...]
 
 
 _CONFIG: Final = msgspec.msgpack.Decoder(Config)

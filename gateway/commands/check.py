@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
         print(json.dumps(editor_schema(), indent=2))
         return 0
-    from gateway.cluster.store.client import require_library
+    from gateway.cluster.store.server.client import require_library
     from gateway.commands.surroundings import notes_of
 
     loaded = read(options.file, {})

@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from replica.cli import main as replica_main
 
         return replica_main(arguments[1:])
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of its command
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         status = command(options)
@@ -51,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, text: str, description: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
-        command.set_defaults(command=run)
+        command.set_defaults(command=run, parser=command)
         return command
 
     serve.add_arguments(add("serve", "run the gateway", serve.DESCRIPTION, serve.run))

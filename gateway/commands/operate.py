@@ -1,4 +1,4 @@
-"""`warmroute status` and `warmroute drain`: the replicas of running gateways, by their operator endpoints.
+"""`warmroute status` and `warmroute drain`: the replicas of a running gateway, by its operator endpoints.
 
 Each gateway knows its own drains only, so a drain goes to all gateways that are named.
 """
@@ -6,24 +6,33 @@ Each gateway knows its own drains only, so a drain goes to all gateways that are
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
 
 from gateway.config.listen import UNIX
 from gateway.config.schema import ADMIN_PORT_OFFSET, DEFAULT_LISTEN
 
 KEY: Final = "WARMROUTE_ADMIN_KEY"
-TIMEOUT_S: Final = 10.0
-ANSWERED: Final = {"replicas", "configured", "draining"}  # one of these keys is in each good answer
+CONNECT_S: Final = 10.0
+ANSWER_S: Final = 45.0  # a gateway with several workers waits up to 34 s for them, and a reload may go before
+MOST_BYTES: Final = 64 << 20  # of an answer
 DEFAULT_ADMIN: Final = f"http://127.0.0.1:{int(DEFAULT_LISTEN.rpartition(':')[2]) + ADMIN_PORT_OFFSET}"
 
-STATUS: Final = "Show the replicas of a running gateway, where they are found, and whether it shares with other gateways."
+STATUS: Final = (
+    "Show the replicas of running gateways, where they are found, and whether each gateway shares with others. The exit status "
+    "is 1 if one of them cannot be asked."
+)
 DRAIN: Final = (
     "Send no new requests to a replica, at each of the gateways that are named; what runs there finishes. The exit status is 1 "
     "if one of them does not do it."
@@ -37,9 +46,77 @@ class OperatorError(Exception):
     """A gateway does not do what was asked of it; its text says why."""
 
 
+class Row(Struct, frozen=True):
+    """A replica, as GET /warmroute/replicas has it; what is not shown is left out."""
+
+    name: str
+    pool: str | None
+    up: bool
+    error: str | None
+    draining: bool
+    leaving: bool
+    inflight: int
+    booked_tokens: int
+    held_tokens: int
+
+
+class FoundBy(Struct, frozen=True):
+    """A source of replicas."""
+
+    name: str
+    replicas: int
+    problem: str | None = None
+    note: str | None = None
+
+
+class Replicas(Struct, frozen=True):
+    """GET /warmroute/replicas."""
+
+    replicas: list[Row]
+    sources: list[FoundBy]
+
+
+class Refused(Struct, frozen=True):
+    """A gateway that is not followed."""
+
+    gateway: str
+    error: str
+
+
+class Exchange(Struct, frozen=True):
+    """GET /warmroute/sharing."""
+
+    configured: bool
+    up: bool
+    problem: str | None
+    cluster: str | None
+    gateways: list[Any]
+    refused: list[Refused]
+
+
+class Drained(Struct, frozen=True):
+    """POST /warmroute/drain and undrain."""
+
+    name: str
+    draining: bool
+    inflight: int
+
+
+class _Failure(Struct, frozen=True):
+    message: str
+
+
+class _Failed(Struct, frozen=True):
+    error: _Failure
+
+
+T = TypeVar("T", Replicas, Exchange, Drained)
+
+
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--admin", metavar="URL", default=DEFAULT_ADMIN, help=f"URL {_LISTENER}")
-    parser.add_argument("--json", action="store_true", help="print what GET /warmroute/replicas answers")
+    parser.add_argument("--admin", metavar="URL[,URL...]", default=DEFAULT_ADMIN, help=f"one or more URLs, each {_LISTENER}")
+    answers = "print what GET /warmroute/replicas answers; of several gateways, an object with the answer of each by its URL"
+    parser.add_argument("--json", action="store_true", help=answers)
 
 
 def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,51 +127,113 @@ def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Returns the exit status."""
-    try:
-        answer = ask(options.admin, "GET", "/warmroute/replicas")
-        if options.json:
-            print(json.dumps(answer, indent=2))
-        else:
-            _print(answer, ask(options.admin, "GET", "/warmroute/sharing"))
-    except OperatorError as error:
-        return _failed(error)
-    return 0
+    result, answers, admins = 0, dict[str, Any](), _admins(options)
+    for admin in admins:
+        try:
+            raw = ask(admin, "GET", "/warmroute/replicas")
+            replicas, answers[admin] = read(admin, raw, Replicas), _whole(admin, raw)
+            if not options.json:
+                sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), Exchange)
+                if len(admins) > 1:
+                    print(f"{admin}:")
+                _print(replicas, sharing)
+        except OperatorError as error:
+            result = _failed(error)
+    if options.json and (answers or len(admins) > 1):
+        print(json.dumps(answers if len(admins) > 1 else answers[admins[0]], indent=2))
+    return result
 
 
 def drain(options: argparse.Namespace) -> int:
     """Returns the exit status."""
     result = 0
-    for admin in map(str.strip, options.admin.split(",")):
+    for admin in _admins(options):
         try:
-            answer = ask(admin, "POST", "/warmroute/undrain" if options.off else "/warmroute/drain", {"name": options.name})
+            path = "/warmroute/undrain" if options.off else "/warmroute/drain"
+            answer = read(admin, ask(admin, "POST", path, {"name": options.name}), Drained)
         except OperatorError as error:
             result = _failed(error)
             continue
-        done = "gets no new requests" if answer["draining"] else "gets requests"
-        if options.off and answer["draining"]:  # by a pod that is not ready, say
+        done = "gets no new requests" if answer.draining else "gets requests"
+        if options.off and answer.draining:  # by a pod that is not ready, say
             done = "still gets no new requests, for the source that found it drains it"
-        print(f"{admin}: {answer['name']} {done}; running there: {answer['inflight']}")
+        print(_shown(f"{admin}: {answer.name} {done}; running there: {answer.inflight}"))
     return result
 
 
-def ask(admin: str, method: str, path: str, body: Any = None, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The answer, parsed. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises OperatorError."""
-    key = env.get(KEY, "")
+def _admins(options: argparse.Namespace) -> list[str]:
+    return [admin.strip() for admin in options.admin.split(",")]
+
+
+def ask(
+    admin: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    env: Mapping[str, str] = os.environ,
+    answer_s: float = ANSWER_S,
+) -> bytes:
+    """The body of a good answer. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises OperatorError."""
+    key = env.get(KEY, "").strip()  # a secret's file ends with a line end
+    if not (key.isascii() and key.isprintable()):
+        raise OperatorError(f"{KEY} has a character that a header cannot have")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         connection, prefix = _connection(admin)
-        try:
-            connection.request(method, prefix + path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            code, raw = response.status, response.read()
-        finally:
-            connection.close()
+        connection.connect()
     except OSError as error:
         where = f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default."
         raise OperatorError(f"{admin} cannot be reached: {error.strerror or error}. Is the gateway running? {where}") from error
     except (http.client.HTTPException, ValueError) as error:
         raise OperatorError(f"{admin!r} is no URL of an admin listener: {type(error).__name__}: {error}") from error
-    return _parsed(admin, code, raw, has_key=bool(key))
+    connection.sock.settimeout(answer_s)
+    watch, failed = _Watch(connection.sock, answer_s), None
+    try:
+        connection.request(method, prefix + path, None if body is None else json.dumps(body), headers)
+        response = connection.getresponse()
+        code, raw = response.status, _body(response)
+    except (OSError, http.client.HTTPException, ValueError, OverflowError) as error:
+        failed, code, raw = error, 0, b""
+    finally:
+        late = watch.end()
+        connection.close()
+    if late or isinstance(failed, TimeoutError):
+        raise OperatorError(f"{admin} has not answered within {answer_s:g} s; it may still do it") from failed
+    if failed or code >= 300:
+        raise OperatorError(_refusal(admin, code, raw, has_key=bool(key))) from failed
+    return raw
+
+
+class _Watch:
+    """Cuts a connection that takes too long in all, however it trickles."""
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._late = False
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _cut(self) -> None:
+        self._late = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> bool:
+        """Whether it was cut."""
+        self._timer.cancel()
+        return self._late
+
+
+def _body(response: http.client.HTTPResponse) -> bytes:
+    """All of it. Raises HTTPException."""
+    parts, size = list[bytes](), 0
+    while part := response.read1():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise http.client.HTTPException("its answer does not end")
+    return b"".join(parts)
 
 
 def _connection(admin: str) -> tuple[http.client.HTTPConnection, str]:
@@ -105,35 +244,59 @@ def _connection(admin: str) -> tuple[http.client.HTTPConnection, str]:
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     if parts.scheme not in kinds or not parts.hostname:
         raise ValueError(f"http://HOST:PORT, https://HOST:PORT or {UNIX}/PATH is expected")
-    return kinds[parts.scheme](parts.hostname, parts.port, timeout=TIMEOUT_S), parts.path.rstrip("/")
+    return kinds[parts.scheme](parts.hostname, parts.port, timeout=CONNECT_S), parts.path.rstrip("/")
 
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=TIMEOUT_S)
+        super().__init__("localhost", timeout=CONNECT_S)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(TIMEOUT_S)
+        self.sock.settimeout(CONNECT_S)
         self.sock.connect(self._path)
 
 
-def _parsed(admin: str, code: int, raw: bytes, *, has_key: bool) -> dict[str, Any]:
-    """Raises OperatorError for an error, and for what no gateway answers."""
+def read(admin: str, raw: bytes, kind: type[T]) -> T:
+    """The answer. Raises OperatorError for what no gateway answers."""
     try:
-        answer: dict[str, Any] = json.loads(raw)
-        text = "" if code < 300 and answer.keys() & ANSWERED else answer["error"]["message"]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise OperatorError(f"{admin} is no admin listener of a gateway: it answers {code}") from None
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise OperatorError(_other(admin, 200)) from None
+
+
+def _whole(admin: str, raw: bytes) -> Any:
+    """Raises OperatorError."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise OperatorError(_other(admin, 200)) from None
+
+
+def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
+    """What an answer says that is none."""
+    try:
+        text = msgspec.json.decode(raw, type=_Failed).error.message
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _other(admin, code)
     if code == 401:
         text = f"{KEY} is not its admin key" if has_key else f"it has an admin key: set {KEY} to it"
-    if text:
-        raise OperatorError(f"{admin}: {text}")
-    return answer
+    return f"{admin}: {text}"
 
 
-def _print(answer: Mapping[str, Any], sharing: Mapping[str, Any]) -> None:
+def _other(admin: str, code: int) -> str:
+    """code: of its answer; 0: there was none."""
+    answers = f"it answers {code}" if code else "it does not answer as HTTP servers do"
+    return f"{admin} is no admin listener of a gateway of this release: {answers}"
+
+
+def _shown(text: str) -> str:
+    """For a terminal, which obeys some characters."""
+    return "".join([char if char.isprintable() else "?" for char in text])
+
+
+def _print(answer: Replicas, sharing: Exchange) -> None:
     from gateway.commands.tables import number, print_table, text
 
     columns = [
@@ -146,27 +309,29 @@ def _print(answer: Mapping[str, Any], sharing: Mapping[str, Any]) -> None:
     ]
     rows = [
         [
-            row["name"],
-            row["pool"] or "",
-            _state(row),
-            *(f"{row[key]:,}" for key in ("inflight", "booked_tokens", "held_tokens")),
+            _shown(row.name),
+            _shown(row.pool or ""),
+            _shown(_state(row)),
+            *(f"{tokens:,}" for tokens in (row.inflight, row.booked_tokens, row.held_tokens)),
         ]
-        for row in answer["replicas"]
+        for row in answer.replicas
     ]
     print_table(columns, rows)
-    for source in answer["sources"]:
-        problem = f", {source['problem']}" if source["problem"] else ""
-        print(f"{source['name']}: {source['replicas']} replicas{problem}")
-    if sharing["configured"]:
-        up = f"other gateways: {len(sharing['gateways'])}" if sharing["up"] else f"the store is away: {sharing['problem']}"
-        print(f"sharing as {sharing['cluster']}: {up}")
+    for source in answer.sources:
+        remarks = [remark for remark in (source.problem, source.note) if remark]
+        print(_shown(", ".join([f"{source.name}: {source.replicas} replicas", *remarks])))
+    if sharing.configured:
+        up = f"other gateways: {len(sharing.gateways)}" if sharing.up else f"the store is away: {sharing.problem}"
+        print(_shown(f"sharing as {sharing.cluster}: {up}"))
+        for each in sharing.refused:
+            print(_shown(f"not followed: gateway {each.gateway}: {each.error}"))
 
 
-def _state(row: Mapping[str, Any]) -> str:
-    words: Sequence[str] = [word for word in ("leaving", "draining") if row[word]]
-    return ", ".join([*words, *(["up"] if row["up"] else [f"down ({row['error'] or 'not probed yet'})"])])
+def _state(row: Row) -> str:
+    words = [word for word, holds in (("leaving", row.leaving), ("draining", row.draining)) if holds]
+    return ", ".join([*words, *(["up"] if row.up else [f"down ({row.error or 'not probed yet'})"])])
 
 
 def _failed(error: OperatorError) -> int:
-    print(f"warmroute: {error}", file=sys.stderr)
+    print(_shown(f"warmroute: {error}"), file=sys.stderr)
     return 1

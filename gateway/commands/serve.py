@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns the exit status. Raises ConfigError."""
     from gateway.cluster.side_sockets import ListenError
-    from gateway.cluster.store.client import require_library
+    from gateway.cluster.store.server.client import require_library
     from gateway.cluster.workers.supervisor import StartError
 
     source = Source(_path_of(options), lambda: _with_warnings(_config_of(options)))

@@ -35,7 +35,6 @@ NAMES = (*SIMULATED, *BOUNDS)
 GENERATED = "gen:"
 TRACE_HOURS, TRACE_USERS = 1.0, 6
 MAX_GATEWAYS = 1000
-SHARING_DELAY_S = 0.05  # about that of a few gateways with a store (docs/scaling.md)
 _ENDLESS = 1 << 50  # tokens
 _PROGRESS_EVERY = 500
 
@@ -54,6 +53,18 @@ class Fronts:
 
 
 ONE = Fronts(1, math.inf)
+
+
+def fronts_of(options: argparse.Namespace) -> Fronts:
+    """Without --sharing-delay: by the batches in which gateways write to a store, and read from it (docs/scaling.md)."""
+    if options.gateways == 1:
+        return ONE
+    if options.sharing_delay is not None:
+        return Fronts(options.gateways, options.sharing_delay)
+    from gateway.cluster.replication import BATCH_S
+    from gateway.cluster.store.link import pause_s
+
+    return Fronts(options.gateways, BATCH_S + pause_s(options.gateways - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--batch-limit", spec.batch_limit, "sequences that a replica runs at once")
     number("--speed", 1.0, "open loops: factor on the arrival rate")
     number("--gateways", 1, "gateways, each with a router of its own; a request comes to any of them")
-    delay = "several gateways: seconds until the others know of a decision; inf: they do not share (default: %(default)s)"
-    parser.add_argument("--sharing-delay", type=float, default=SHARING_DELAY_S, metavar="S", help=delay)
+    delay = "several gateways: seconds until the others know of a decision; inf: they do not share (default: as with a store)"
+    parser.add_argument("--sharing-delay", type=float, metavar="S", help=delay)
     own = "generators have their own"
     users = f"closed loops: users per replica (default: {TRACE_USERS}; {own})"
     parser.add_argument("--users", type=int, metavar="N", help=users)
@@ -107,9 +118,8 @@ def run(options: argparse.Namespace) -> int:
     results, curves = [], []
     try:
         _check(names, options)
-        workload = load(options)
+        workload, fronts = load(options), fronts_of(options)
         for name in names:
-            fronts = Fronts(options.gateways, options.sharing_delay)
             result, served = replay(name, spec, workload, options.seed, fronts, watch=sys.stderr.isatty())
             results.append(result)
             if options.plot:
@@ -125,10 +135,19 @@ def run(options: argparse.Namespace) -> int:
     except argparse.ArgumentTypeError as error:
         return _fail(str(error))
     if options.json:
-        print(json.dumps({"results": [asdict(result) for result in results]}))
+        print(json.dumps({"results": [_row(result, fronts) for result in results]}))
     else:
         print_results(results)
+        if fronts.gateways > 1:
+            delay = "not shared" if math.isinf(fronts.delay_s) else f"sharing delay {fronts.delay_s:.4g} s"
+            print(f"gateways: {fronts.gateways}, {delay}")
     return 0
+
+
+def _row(result: Result, fronts: Fronts) -> dict[str, Any]:
+    """For JSON. A bound is one queue for all; null: there is nobody to share with, or nothing is shared."""
+    gateways, delay_s = (1, math.inf) if result.policy in BOUNDS else (fronts.gateways, fronts.delay_s)
+    return {**asdict(result), "gateways": gateways, "sharing_delay_s": None if math.isinf(delay_s) else delay_s}
 
 
 def _fail(message: str) -> int:
@@ -146,6 +165,8 @@ def _check(names: Sequence[str], options: argparse.Namespace) -> None:
             raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a number above 0")
     if options.gateways > MAX_GATEWAYS:
         raise argparse.ArgumentTypeError(f"--gateways: {options.gateways} is more than {MAX_GATEWAYS}")
+    if options.sharing_delay is not None and options.gateways == 1:
+        raise argparse.ArgumentTypeError("--sharing-delay: there is nothing to share with one gateway (--gateways)")
     if options.plot:
         plot.check(options.plot)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from gateway.cluster.store.failures import tls_context
-from gateway.config.parse import Key, Problem, values_of
-from gateway.config.schema import KeyConfig, TlsConfig
+from gateway.cluster.store.server.failures import tls_context
+from gateway.config.parse import ConfigError, Key, Problem, values_of
+from gateway.config.schema import DiscoveryConfig, KeyConfig, TlsConfig
 from gateway.config.source import Loaded
 from gateway.errors import ReplicaFailure
+from gateway.fleet.sources.file import LOGGED, listed
 from gateway.state.drivers.urls import parsed
 from gateway.state.records import StoreFailed
 from gateway.upstream.access.credentials import TlsContexts, load
@@ -26,7 +27,8 @@ def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Proble
         for key, value in values_of(loaded.config)
         for problem in (_missing(key, value, contexts, env) if isinstance(value, KeyConfig | TlsConfig) else ())
     )
-    return sorted(map(loaded.at, (*found, *_of_the_store(loaded), *_of_the_database(loaded))), key=lambda each: each.line)
+    others = (*_of_the_lists(loaded), *_of_the_store(loaded), *_of_the_database(loaded))
+    return sorted(map(loaded.at, (*found, *others)), key=lambda each: each.line)
 
 
 def _missing(key: Key, value: KeyConfig | TlsConfig, contexts: TlsContexts, env: Mapping[str, str]) -> Iterator[Problem]:
@@ -37,6 +39,16 @@ def _missing(key: Key, value: KeyConfig | TlsConfig, contexts: TlsContexts, env:
             load(value, None, None, env)
     except ReplicaFailure as failure:
         yield Problem(key, f"not on this machine: {failure.message}")
+
+
+def _of_the_lists(loaded: Loaded) -> Iterator[Problem]:
+    """Lists of replicas: discovery[].file. One that is here and invalid is named, too."""
+    for key, value in values_of(loaded.config):
+        if isinstance(value, DiscoveryConfig) and value.file:
+            try:
+                listed(value)
+            except ConfigError as error:
+                yield Problem((*key, "file"), f"not read on this machine: {'; '.join(map(str, error.problems[:LOGGED]))}")
 
 
 def _of_the_store(loaded: Loaded) -> Iterator[Problem]:

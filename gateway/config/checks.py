@@ -26,6 +26,7 @@ from gateway.config.schema import (
     KubernetesConfig,
     PoolConfig,
     ReplicaConfig,
+    SharingConfig,
     TlsConfig,
 )
 from gateway.errors import first_names
@@ -75,6 +76,7 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
             if len(key) == 3 and key[2] == "replicas" and not value:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
     yield from _wrong_sources(values)
+    yield from _wrong_sharing(values)
     if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
         sources = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]
@@ -118,6 +120,18 @@ def _wrong_sources(values: Mapping[Key, Any]) -> Iterator[Problem]:
     sources = ((key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig))
     for key, first in _repeated((key, source.source) for key, source in sources if source.kinds):
         yield Problem(key, f"the same source as {key_name(first)}")
+
+
+def _wrong_sharing(values: Mapping[Key, Any]) -> Iterator[Problem]:
+    """Certificates without a use: who gives them believes that nobody on the way can read."""
+    sharing = values.get(("sharing",))
+    if not isinstance(sharing, SharingConfig):
+        return
+    for name in ("ca_file", "cert_file", "key_file"):
+        if getattr(sharing, name) and not sharing.url.startswith("rediss"):
+            yield Problem(("sharing", name), f"TLS needs a URL that begins with rediss, got {sharing.url}")
+    if sharing.key_file and not sharing.cert_file:
+        yield Problem(("sharing", "key_file"), "it is the key of a cert_file, which is missing")
 
 
 def _wrong_pools_of_sources(sources: Iterable[tuple[Key, DiscoveryConfig]], names: Sequence[str]) -> Iterator[Problem]:

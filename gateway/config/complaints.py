@@ -41,7 +41,7 @@ def complaint(hint: Any, value: object, number: float | None, reason: str) -> st
     if UNSHOWN in extra:
         return f"{wrong}, got a {type(value).__name__}"
     quotes = ": put it in quotes if that is the name" if NAME in extra and isinstance(value, bool | int | float) else ""
-    return f"{wrong}, got {shown([] if value == () else value)}{quotes}"
+    return f"{wrong}, got {'none' if value == () else shown(value)}{quotes}"
 
 
 def _number_complaint(info: inspect.IntType | inspect.FloatType, value: object, expected: str | None) -> str | None:

@@ -60,6 +60,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
 
 _STATE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
+_PASSWORD = re.compile(r"postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)")
 _STATE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
 _HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
@@ -74,7 +75,9 @@ def _base_url(url: str) -> str:
 
 
 def _state_url(url: str) -> str:
-    """Raises ValueError."""
+    """Raises ValueError, without credentials."""
+    if _PASSWORD.match(url):
+        raise ValueError("a password does not belong in a URL; set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass")
     if re.fullmatch(_STATE_URL_PATTERN, url):
         return url
     raise ValueError(f"{_STATE_URL} is expected, got {shown(url.partition('://')[0])}")
@@ -515,8 +518,8 @@ class StateConfig(_Section, frozen=True):
             extra_json_schema={"pattern": f"^({_STATE_URL_PATTERN})$"},
         ),
         _about(
-            "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME, or off: nothing is kept,"
-            " and requests that name a response go to the replica that has it."
+            "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME (the password is in"
+            " PGPASSWORD), or off: nothing is kept, and requests that name a response go to the replica that has it."
         ),
     ] = "sqlite"
     ttl_s: Annotated[Seconds, _about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
@@ -550,7 +553,7 @@ class SnapshotConfig(_Section, frozen=True):
 
     file: Annotated[
         str,
-        Meta(max_length=1024, extra={FALSE: OFF, EXPECTED: "auto, off, or the path of a file"}),
+        Meta(min_length=1, max_length=1024, extra={FALSE: OFF, EXPECTED: "auto, off, or the path of a file"}),
         _about("auto (in the user's state folder, named by the address of `listen`; off with port 0), off, or a path."),
     ] = AUTO
     every_s: Annotated[Seconds, _about("Seconds between two snapshots; one more is written at the end.")] = 60.0

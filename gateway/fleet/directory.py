@@ -361,6 +361,7 @@ class Fleet:
         left = [self._by_name[member.name] for member in changes.left]
         for state in left:
             state.leaving = True
+        turned = [state for each in changes.changed if (state := self._by_name[each.name]).member.draining != each.draining]
         for member in changes.changed:
             state = self._by_name[member.name]
             moved, state.member = member.addresses != state.member.addresses, member
@@ -370,6 +371,9 @@ class Fleet:
                 self._prober.moved(state)
         for member in changes.joined:
             self._join(member, probed)
+        _log_each("source drains replica", "source drains more replicas", [each for each in turned if each.member.draining])
+        ended = [each for each in turned if not each.member.draining]
+        _log_each("source no longer drains replica", "source no longer drains more replicas", ended)
         self._members = wanted
         return left
 

@@ -89,7 +89,7 @@ class Verdicts:
         if len(failed) == 1 and not (replicas_fault or self.unsure):
             replicas_fault = self._lone.failed(client_hash(self._request), failed[0][1].name, now)
         for trial, state in failed:
-            if replicas_fault:
+            if replicas_fault and state.up_since <= trial.begun:
                 trial.failure(now)
                 self._fleet.suspect(state)
             else:

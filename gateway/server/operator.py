@@ -88,8 +88,10 @@ class Operator:
         held = self._router.trie.held()
         rows = [self._row(state, pool.name, held) for pool in self._fleet.pools for state in pool.replicas]
         rows += [self._row(state, None, held) for state in self._fleet.leaving]
-        found = self._membership.state_of_sources()
-        sources = [{"name": name, "replicas": count, "problem": problem or None} for name, count, problem in found]
+        sources = [
+            {"name": watch.name, "replicas": count, "problem": watch.problem or None, "note": watch.note or None}
+            for watch, count in self._membership.state_of_sources()
+        ]
         return _json({"replicas": rows, "sources": sources})
 
     async def sharing(self, request: web.Request) -> web.Response:
@@ -97,12 +99,22 @@ class Operator:
         self._allow(request)
         state = await self._control.sharing()
         if state is None:
-            return _json({"configured": False, "up": False, "problem": None, "gateway": None, "cluster": None, "gateways": []})
+            nothing: dict[str, Any] = {
+                "up": False,
+                "problem": None,
+                "gateway": None,
+                "cluster": None,
+                "gateways": [],
+                "refused": [],
+            }
+            return _json({"configured": False, **nothing})
         gateways = [
             {**asdict(each), "seen_for_s": round(each.seen_for_s, 1), "silent_for_s": round(each.silent_for_s, 1)}
             for each in state.gateways
         ]
-        return _json({"configured": True, **asdict(state), "problem": state.problem or None, "gateways": gateways})
+        refused = [asdict(each) for each in state.refused]
+        problem = state.problem or None
+        return _json({"configured": True, **asdict(state), "problem": problem, "gateways": gateways, "refused": refused})
 
     def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
         load = self._router.ledger.of(state.name)

@@ -5,7 +5,8 @@
 The reader of the log may stall: a log driver, a pager, a full disk. Writing then blocks, so it is done in a daemon thread and
 never in the event loop. At most BUFFER_BYTES are buffered; lines beyond that are dropped and counted, and a line with the
 count is written when half of the buffer is free again. Lines that cannot be written at all (the pipe is closed, the disk is
-full) count as dropped, too.
+full) count as dropped, too. What is logged while the interpreter ends (an error of a task that nobody has asked for) is
+written where it is logged.
 
 Standard error is not made non-blocking: other processes share its file description.
 
@@ -21,6 +22,7 @@ import datetime
 import errno
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
@@ -87,6 +89,9 @@ class Output:
 
     def write_record(self, line: bytes, *, urgent: bool) -> None:
         """Called in any thread. urgent: the line, and all before it, is written at once."""
+        if sys.is_finalizing():  # no thread can begin any more, and the writer is frozen, perhaps with the lock
+            self._write(line + b"\n")
+            return
         try:
             asyncio.get_running_loop()
         except RuntimeError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
@@ -254,6 +255,7 @@ class UpstreamClient:
         self._on_idle_closed = on_idle_closed
         self._dials = dials
         self._upstreams: dict[str, Upstream] = {}
+        self._hosts = Counter[str]()  # how many of them have it
         self._guarded: set[str] = set()
         self._options: dict[str, ConnectionOptions] = {}  # those that are not the default ones
         self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of fragile replicas, while any pool of theirs is in use
@@ -283,6 +285,7 @@ class UpstreamClient:
         upstream = self._upstreams.get(base_url)
         if upstream is not None and upstream.options != options:
             del self._upstreams[base_url]
+            self._hosts[upstream.address.host] -= 1
             upstream.pool.retire()
 
     def has_key(self, base_url: str) -> bool:
@@ -296,13 +299,15 @@ class UpstreamClient:
         return upstream is not None and upstream.fragile is not None and upstream.fragile.busy
 
     def forget(self, base_url: str) -> None:
-        """Drop a removed replica. O(replicas)."""
+        """Drop a removed replica. O(1)."""
         self._guarded.discard(base_url)
         self._options.pop(base_url, None)
         if upstream := self._upstreams.pop(base_url, None):
             upstream.pool.close()
             host = upstream.address.host
-            if all(other.address.host != host for other in self._upstreams.values()):
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
                 self._resolver.forget(host)
 
     def silence_s(self, base_url: str) -> float:
@@ -377,6 +382,7 @@ class UpstreamClient:
             fragile = FragilePool(dialer, on_idle_closed, dismissal, turns)
         pool = fragile if fragile is not None else ConnectionPool(dialer, on_idle_closed)
         upstream = self._upstreams[base_url] = Upstream(address, pool, host_lines, options, fragile)
+        self._hosts[address.host] += 1
         if secure or options.key is not None:
 
             def renewed(read: Credentials) -> None:

@@ -60,7 +60,7 @@ class Dialer:
         self.port = port
         self._tls = tls
         self._resolver = resolver
-        self._literal = _is_ip_address(host)
+        self._literal = is_ip_address(host)
         self._failed: frozenset[str] = frozenset()  # addresses whose last connection attempt failed
 
     async def connect(self, timeout_s: float) -> Connection:
@@ -162,7 +162,7 @@ def _joined(errors: Sequence[BaseException]) -> BaseException:
     return OSError("; ".join(str(error) or type(error).__name__ for error in real))
 
 
-def _is_ip_address(host: str) -> bool:
+def is_ip_address(host: str) -> bool:
     """False with a zone (fe80::1%eth0): the resolver maps zones to numbers."""
     try:
         ipaddress.ip_address(host)

@@ -56,3 +56,20 @@
 {{- end -}}
 {{- toYaml (dict "names" $names "known" (le (int $unnamed) 1)) -}}
 {{- end -}}
+
+{{- /* (list WHERE URL) of a store. The pattern and what is expected: gateway/config/addresses.py. */ -}}
+{{- define "warmroute.checkStoreUrl" -}}
+{{- $at := first . -}}
+{{- $url := last . -}}
+{{- if regexMatch ":.*:.*@" $url -}}
+{{- fail (printf "%s: a password does not belong in a URL, for it would be in the ConfigMap: put it into a Secret, and name that in valkey.auth.existingSecret" $at) -}}
+{{- else if not (regexMatch `^(off|rediss?(\+sentinel|\+cluster)?://([^\s@/:]+@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?(,(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?)*(/[A-Za-z0-9_.-]+)?(/[0-9]{1,5})?)$` $url) -}}
+{{- fail (printf "%s: redis://[USER@]HOST[:PORT][/DB], or rediss://, redis+sentinel://, redis+cluster://, or off is expected, got %q" $at (regexReplaceAll "^.*@" $url "")) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "warmroute.checkDatabaseUrl" -}}
+{{- if regexMatch `^postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)` . -}}
+{{- fail "config.state.url: a password does not belong in a URL, for it would be in the ConfigMap: put PGPASSWORD into a Secret, and name that in extraEnvFrom" -}}
+{{- end -}}
+{{- end -}}

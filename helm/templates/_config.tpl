@@ -23,6 +23,7 @@
 {{- end -}}
 {{- include "warmroute.checkReplicas" . -}}
 {{- include "warmroute.checkSources" . -}}
+{{- include "warmroute.checkDatabaseUrl" (dig "url" "" (default (dict) .Values.config.state) | toString) -}}
 {{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
 {{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
 {{- $chart := dict "listen" $listen "metrics_listen" $metrics "discovery" $sources "sharing" (include "warmroute.sharing" . | fromYaml) -}}

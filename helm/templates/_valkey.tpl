@@ -6,7 +6,10 @@
 {{- if .Values.valkey.enabled -}}
 redis://{{ include "warmroute.valkeyName" . }}:6379/0
 {{- else -}}
-{{- .Values.valkey.externalUrl -}}
+{{- with .Values.valkey.externalUrl -}}
+{{- include "warmroute.checkStoreUrl" (list "valkey.externalUrl" .) -}}
+{{- . -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -14,6 +17,7 @@ redis://{{ include "warmroute.valkeyName" . }}:6379/0
 {{- define "warmroute.sharing" -}}
 {{- $own := default (dict) .Values.config.sharing -}}
 {{- $url := default "off" $own.url -}}
+{{- include "warmroute.checkStoreUrl" (list "config.sharing.url" $url) -}}
 {{- $valkey := include "warmroute.valkeyUrl" . -}}
 {{- if and $valkey (ne $url "off") -}}
 {{- fail (printf "config.sharing.url and valkey.%s exclude each other: both say where the gateways share" (ternary "enabled" "externalUrl" .Values.valkey.enabled)) -}}

@@ -23,6 +23,7 @@ Retention = Literal["5m", "1h"]
 RETENTION_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}  # seconds of each Retention
 OPENAI_RETENTION_S: Mapping[str, float] = {"in_memory": 0.0, "in-memory": 0.0, "24h": 86400.0, "30m": 1800.0}
 MAX_STOPS = 16
+MAX_STOP = 1024  # characters of a stop string
 MAX_SALT = 1024
 
 
@@ -105,7 +106,7 @@ class OutputOptions:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A checked request body: `n` answers to each prompt. `needs_scores`: the fields sent that only an engine with token
-    scores can apply."""
+    scores can apply. `bad_words` become tokens of `sampling` when it is prepared."""
 
     prompts: list[Prompt]
     n: int
@@ -117,4 +118,5 @@ class GenerationRequest:
     scope: Scope = field(default_factory=Scope)
     keep_s: float = 0.0
     needs_scores: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()

@@ -1,17 +1,28 @@
 """From a checked body to the engine's requests, one per prompt: tokenize, truncate, check against the engine's limits."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from replica.api.generation import GenerationRequest
 from replica.api.prompts import Prompt
-from replica.api.truncation import truncated
-from replica.api.validation import ApiError
-from replica.engine import Engine, Message, PromptError, Request, Sampling
+from replica.api.validation import ApiError, json_text
+from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooLong, Request, Sampling, counted
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
+MAX_ECHO = 1 << 18  # tokens of prompts in one answer
 TOO_LONG = "context_length_exceeded"
+TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
+# Characters of a format. Longer ones take seconds to compile, and many milliseconds a token.
+MAX_FORMAT: Mapping[GrammarKind, int] = {
+    "json": 1 << 18,
+    "choice": 1 << 18,
+    "calls": 1 << 18,
+    "regex": 1 << 16,
+    "lark": 1 << 15,
+}
+_MESSAGE_FIELDS = "role", "content", "tool_calls", "reasoning_content"  # those that templates write
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
@@ -35,22 +46,41 @@ class Prepared:
 
 
 def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
-    """The tokens of a prompt, in whatever form it was sent. Raises ApiError."""
-    if prompt.messages is not None:
-        try:
-            return engine.encode_chat(prompt.messages, prompt.tools, prompt.end, prompt.template)
-        except PromptError as error:
-            raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", "messages") from None
-    if prompt.text is not None:
-        return engine.encode(prompt.text, prompt.special)
+    """The tokens of a prompt, in whatever form it was sent. Raises ApiError, ContextError if it certainly has too many:
+    tokenizing it would take seconds."""
+    least, spare = _characters(prompt) // engine.info.longest_token, 1 if prompt.messages is None else TEMPLATE_MAY_DROP
+    if least > spare * counted(engine.info.context):
+        raise _too_long(engine, prompt, least)
+    try:
+        if prompt.messages is not None:
+            return _known(engine, engine.encode_chat(prompt.messages, prompt.tools, prompt.end, prompt.template))
+        if prompt.text is not None:
+            return _known(engine, engine.encode(prompt.text, prompt.special))
+    except PromptError as error:
+        raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", "messages") from None
+    except PromptTooLong as error:
+        raise _too_long(engine, prompt, error.least) from None
     check_tokens(engine, prompt.tokens or [], "prompt")
     return prompt.tokens or []
 
 
+def _known(engine: Engine, tokens: list[int]) -> list[int]:
+    """Of a text. Some tokenizers have more tokens than their model has been trained with."""
+    size = engine.info.vocab_size
+    if tokens and max(tokens) >= size:
+        raise ApiError(400, f"The text has the token {max(tokens)}, and the model knows those below {size}: leave it out.")
+    return tokens
+
+
 def check_tokens(engine: Engine, tokens: list[int] | tuple[int, ...], name: str) -> None:
     """Raises ApiError, which names this field, if a token id is not in the vocabulary."""
-    if not all(0 <= token < engine.info.vocab_size for token in tokens):
-        raise ApiError(400, f"{name} has token ids outside 0 to {engine.info.vocab_size - 1}.", name)
+    size = engine.info.vocab_size
+    if not all(0 <= token < size for token in tokens):
+        raise out_of_vocabulary(engine, name)
+
+
+def out_of_vocabulary(engine: Engine, name: str) -> ApiError:
+    return ApiError(400, f"{name} has token ids outside 0 to {engine.info.vocab_size - 1}.", name)
 
 
 def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
@@ -58,7 +88,10 @@ def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
     _check_supported(engine, request)
     check_tokens(engine, request.sampling.stop_tokens, "stop_token_ids")
     check_tokens(engine, list(request.sampling.logit_bias), "logit_bias")
+    request = replace(request, sampling=_masked(engine, request))
     prepared = [_prepared(engine, request, prompt) for prompt in request.prompts]
+    if request.output.echo and (echoed_tokens := request.n * sum(len(one.prompt) for one, _ in prepared)) > MAX_ECHO:
+        raise ApiError(400, f"echo would return {echoed_tokens:,} tokens of prompts; at most {MAX_ECHO:,} are.", "echo")
     first, marks = request.prompts[0], tuple[int, ...]()
     if first.marks:
         marks = tuple(_position(engine, first, mark, prepared[0][0].prompt) for mark in first.marks)
@@ -87,10 +120,11 @@ def with_seed(request: Request, index: int) -> Request:
 
 
 def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[Request, int]:
-    dropped = 0
-    tokens = prompt_tokens(engine, prompt)
-    if prompt.truncation == "auto" and len(tokens) > _prompt_limit(engine, request):
-        tokens, dropped = _truncate(engine, request, prompt)
+    prompt, dropped = _shortened(engine, request, prompt)
+    tokens = _fitting(engine, request, prompt) if prompt.truncation == "auto" else prompt_tokens(engine, prompt)
+    if tokens is None:
+        tokens, more = _truncate(engine, request, prompt)
+        dropped += more
     room = _answer_room(engine, request, prompt, len(tokens))
     max_tokens = request.max_tokens or min(room, MAX_ANSWER_TOKENS)
     least = request.sampling.min_tokens
@@ -102,13 +136,40 @@ def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
 
 
 def _check_supported(engine: Engine, request: GenerationRequest) -> None:
-    if not engine.info.scores and request.sampling.logprobs is not None:
-        raise ApiError(400, "The simulated engine has no token scores: leave out logprobs.", "logprobs")
-    if request.sampling.grammar is not None:
-        reason = engine.grammar_error(request.sampling.grammar)
-        if reason is not None:
-            param = "tool_choice" if request.sampling.grammar.kind == "calls" else "response_format"
-            raise ApiError(400, f"The answer cannot be constrained to this format: {reason}", param)
+    sampling = request.sampling
+    needed = {
+        "logprobs": sampling.logprobs is not None,
+        "bad_words": bool(request.bad_words),
+        "allowed_token_ids": len(sampling.allowed_tokens) > 0,
+    }
+    for name, sent in needed.items():
+        if sent and not engine.info.scores:
+            raise ApiError(400, f"The simulated engine has no token scores: leave out {name}.", name)
+    grammar = sampling.grammar
+    if grammar is None:
+        return
+    param, limit = "tool_choice" if grammar.kind == "calls" else "response_format", MAX_FORMAT[grammar.kind]
+    if len(grammar.text) > limit:
+        raise ApiError(400, f"The format has {len(grammar.text):,} characters; at most {limit:,} can be followed.", param)
+    reason = engine.grammar_error(grammar)
+    if reason is not None:
+        raise ApiError(400, f"The answer cannot be constrained to this format: {reason}", param)
+
+
+def _masked(engine: Engine, request: GenerationRequest) -> Sampling:
+    """With the words that may not be in the answer as tokens."""
+    sampling = request.sampling
+    allowed = array("q", sorted(set(sampling.allowed_tokens)))
+    if allowed and not 0 <= allowed[0] <= allowed[-1] < engine.info.vocab_size:
+        raise out_of_vocabulary(engine, "allowed_token_ids")
+    spellings = dict.fromkeys(spelling for word in request.bad_words for spelling in _spellings(engine, word))
+    return replace(sampling, allowed_tokens=allowed, bad_words=tuple(spellings))
+
+
+def _spellings(engine: Engine, word: str) -> list[tuple[int, ...]]:
+    """The tokens of a word at the beginning of a text and, if they differ, in the middle: as in vLLM."""
+    first, later = (tuple(engine.encode(space + word.lstrip(), special=False)) for space in ("", " "))
+    return [each for each in (first, later) if each and (each is first or (len(each) == len(first) and each[0] != first[0]))]
 
 
 def _prompt_limit(engine: Engine, request: GenerationRequest) -> int:
@@ -116,14 +177,55 @@ def _prompt_limit(engine: Engine, request: GenerationRequest) -> int:
     return engine.info.context - (request.max_tokens or 1)
 
 
-def _truncate(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[list[int], int]:
+def _shortened(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[Prompt, int]:
+    """Without turns that certainly do not fit, and how many messages these have: each message is a token at least. Raises
+    ContextError for a prompt that is certainly too long: tokenizing would take seconds."""
     limit = _prompt_limit(engine, request)
+    dropped = 0
+    if prompt.messages is not None and prompt.truncation == "auto" and len(prompt.messages) > limit:
+        kept, dropped = truncated(prompt.messages, lambda messages: len(messages) <= limit)
+        prompt = replace(prompt, messages=kept)
+    least = _characters(prompt) // engine.info.longest_token
+    spare = 1 if prompt.messages is None else TEMPLATE_MAY_DROP
+    if prompt.truncation != "auto" and least > spare * engine.info.context:
+        raise _too_long(engine, prompt, least)
+    return prompt, dropped
 
-    def tokens(messages: list[Message]) -> list[int]:
-        return prompt_tokens(engine, replace(prompt, messages=messages))
 
-    kept, dropped = truncated(prompt.messages or [], lambda messages: len(tokens(messages)) <= limit)
-    return tokens(kept), dropped
+def _characters(prompt: Prompt) -> int:
+    """Of all that a prompt is made from. O(texts)."""
+    if prompt.messages is None:
+        return len(prompt.text or "")
+    tools = len(json_text(prompt.tools, "tools")) if prompt.tools else 0
+    return tools + sum(_length(message.get(field)) for message in prompt.messages for field in _MESSAGE_FIELDS)
+
+
+def _length(value: object) -> int:
+    """Characters of a field of a message."""
+    return len(value) if isinstance(value, str) else len(json_text(value, "messages")) if value else 0
+
+
+def _too_long(engine: Engine, prompt: Prompt, least: int) -> ContextError:
+    room = engine.info.context - 1
+    message = f"The prompt has more than {least:,} tokens; at most {room} leave room for an answer. Shorten it."
+    return ContextError(message, "prompt" if prompt.messages is None else "messages", least, None, engine.info.context)
+
+
+def _truncate(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[list[int], int]:
+    def fits(messages: list[Message]) -> bool:
+        return _fitting(engine, request, replace(prompt, messages=messages)) is not None
+
+    kept, dropped = truncated(prompt.messages or [], fits)
+    return prompt_tokens(engine, replace(prompt, messages=kept)), dropped
+
+
+def _fitting(engine: Engine, request: GenerationRequest, prompt: Prompt) -> list[int] | None:
+    """The tokens of a prompt, None if they leave no room for the answer. Raises ApiError for what is no prompt."""
+    try:
+        tokens = prompt_tokens(engine, prompt)
+    except ContextError:
+        return None
+    return tokens if len(tokens) <= _prompt_limit(engine, request) else None
 
 
 def _answer_room(engine: Engine, request: GenerationRequest, prompt: Prompt, length: int) -> int:
@@ -146,3 +248,23 @@ def _answer_room(engine: Engine, request: GenerationRequest, prompt: Prompt, len
         )
         raise ContextError(message, "max_tokens", length, request.max_tokens, context)
     return room
+
+
+def truncated(messages: list[Message], fits: Callable[[list[Message]], bool]) -> tuple[list[Message], int]:
+    """Drop as few of a conversation's oldest turns as necessary; returns the remaining messages and the number of dropped ones.
+
+    A turn begins with a user's message and has all messages up to the next one: an answer, tool calls, their results. So what
+    remains never begins with an answer to nothing. The messages before the first user's message (the system prompt) and the
+    last turn always stay, also if they do not fit. Calls `fits` O(log turns) times."""
+    users = [at for at, message in enumerate(messages) if message.get("role") == "user"]
+    if not users:
+        return messages, 0
+    head = messages[: users[0]]
+    low, high = 0, len(users) - 1  # the number of turns to drop is in low to high
+    while low < high:
+        middle = (low + high) // 2
+        if fits(head + messages[users[middle] :]):
+            high = middle
+        else:
+            low = middle + 1
+    return head + messages[users[low] :], users[low] - users[0]

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from replica.api.tools import Function, ToolUse, json_text, tool_use
-from replica.api.validation import ApiError, Flag, kind_of
+from replica.api.tools import Function, ToolUse, tool_use
+from replica.api.validation import ApiError, Flag, json_text, kind_of
 from replica.engine import Message, PromptEnd, TemplateOverride
 
+MAX_PROMPTS = 4096  # of a completion
 Truncation = Literal["auto", "disabled"]
 
 
@@ -71,6 +72,8 @@ def chat_prompt(fields: ChatPromptFields) -> Prompt:
 def text_prompts(prompt: object) -> list[Prompt]:
     """The prompts of a completion: one, or a list of them. Raises ApiError."""
     if isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt):
+        if len(prompt) > MAX_PROMPTS:
+            raise ApiError(400, f"prompt has {len(prompt):,} prompts; one request may have {MAX_PROMPTS:,}.", "prompt")
         return [_text_prompt(one) for one in prompt]
     return [_text_prompt(prompt)]
 
@@ -96,7 +99,6 @@ def _tools(fields: ChatPromptFields) -> list[Any] | None:
     """They are part of the prompt, whatever the choice."""
     if fields.tool_choice == "auto" and not fields.tools:
         raise ApiError(400, "tool_choice is only allowed together with tools.", "tool_choice")
-    json_text(fields.tools, "tools")
     return fields.tools or None
 
 
@@ -106,7 +108,6 @@ def chat_message(message: object, name: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(400, f"{name} must be an object with a role (a string) and content.", name)
     if "tool_calls" in message:
-        json_text(message["tool_calls"], f"{name}.tool_calls")
         message = {**message, "tool_calls": _with_objects(message["tool_calls"])}
     content = message.get("content")
     if isinstance(content, str):

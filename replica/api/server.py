@@ -2,8 +2,8 @@
 
 Theory of operation. The phases of a generation: parse the body (completions, messages, responses), reserve room in the queue
 (admission), make the engine's requests (prepare), begin the choices (output/generation), write their text (stream, or `_whole`)
-as the API's encoder has it. What can take long to prepare, a large body or a grammar, is prepared in one other thread, in order
-of arrival: meanwhile streams continue, and small requests overtake. Reservation and choices are closed in one `finally` each;
+as the API's encoder has it. What can take long to read or prepare, a large body or a grammar, is prepared in other threads:
+meanwhile streams continue, and small requests overtake. Reservation and choices are closed in one `finally` each;
 aiohttp cancels a handler whose client has left, so a disconnect ends there too.
 """
 
@@ -20,9 +20,10 @@ import orjson
 from aiohttp import web
 
 from replica.api.admission import AdmissionQueue, Reservation
+from replica.api.bodies import check_size, give_back_memory
 from replica.api.completions.requests import parse, parse_detokenize, parse_tokenize
 from replica.api.errors import api_headers, errors, name_of
-from replica.api.generation import AnswerContext, Encoder, GenerationRequest
+from replica.api.generation import AnswerContext, GenerationRequest
 from replica.api.messages.requests import parse_count as parse_messages_count
 from replica.api.messages.requests import parse_messages
 from replica.api.metrics import Metrics, Recorder
@@ -39,18 +40,22 @@ from replica.output.transcript import PlacedScore
 
 T = TypeVar("T")
 LONG_BODY = 16 * 1024  # bytes; tokenizing them takes about 10 ms
+TRIM_AFTER_S = 2.0  # after a long body has come, which by then is dealt with
+MANY_SCORES = 512  # tokens of an answer; writing them down takes longer than others should wait
+PREPARERS = 4  # threads: three bodies that take long to prepare hold up no fourth
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """`max_queue`: most requests waiting for the engine. `coalesce_s`: for how long text is collected before it is sent,
-    except for the first. A client that takes no bytes for `send_timeout_s` is disconnected. `events`: where KV events are
-    published, empty if they are not."""
+    except for the first. A client that takes no bytes for `send_timeout_s` is disconnected, one whose body has not come within
+    `body_timeout_s` is refused. `events`: where KV events are published, empty if they are not."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_queue: int = 1024
     coalesce_s: float = 0.0
     send_timeout_s: float = 60.0
+    body_timeout_s: float = 60.0
     trust_templates: bool = False
     events: Mapping[str, object] = field(default_factory=dict)
 
@@ -103,11 +108,14 @@ class Server:
         self._queue = AdmissionQueue(
             lambda: engine.load().waiting, config.max_queue, lambda: self._stats.rate("answers", MINUTE_S, _now())
         )
-        self._prepare_thread = ThreadPoolExecutor(1, "prepare")
+        self._preparers = ThreadPoolExecutor(PREPARERS, "prepare")
         self._generating = 0
+        self._trim: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        self._prepare_thread.shutdown(wait=False, cancel_futures=True)
+        if self._trim is not None:
+            self._trim.cancel()
+        self._preparers.shutdown(wait=False, cancel_futures=True)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(partial(parse, "chat"), request)
@@ -168,16 +176,23 @@ class Server:
             raise ApiError(503, f"The engine has stopped: {reason}. Restart this replica.", code="engine_dead")
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        raw = await http.read()
+        raw = await self._body(http)
+        return await self._run(len(raw) > LONG_BODY, lambda: self._tokenized(raw))
+
+    def _tokenized(self, raw: bytes) -> web.Response:
         prompt, strings = parse_tokenize(raw, self._model)
         self._check_template(prompt)
-        tokens = await self._run(len(raw) > LONG_BODY, lambda: prompt_tokens(self._engine, prompt))
+        tokens = prompt_tokens(self._engine, prompt)
         spelled = self._engine.token_strings(tokens) if strings else None
         context = self._engine.info.context
         return _json({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled})
 
     async def detokenize(self, http: web.Request) -> web.Response:
-        tokens = parse_detokenize(await http.read(), self._model)
+        raw = await self._body(http)
+        return await self._run(len(raw) > LONG_BODY, lambda: self._detokenized(raw))
+
+    def _detokenized(self, raw: bytes) -> web.Response:
+        tokens = parse_detokenize(raw, self._model)
         check_tokens(self._engine, tokens, "tokens")
         return _json({"prompt": self._engine.decode(tokens, special=True)})
 
@@ -195,8 +210,8 @@ class Server:
         began = _now()
         self._check_alive()
         self._queue.check()
-        raw = await http.read()
-        request = read(raw, self._model)
+        raw = await self._body(http)
+        request = await self._run(len(raw) > LONG_BODY, lambda: read(raw, self._model))
         self._check_alive()
         for prompt in request.prompts:
             self._check_template(prompt)
@@ -204,7 +219,7 @@ class Server:
         self._generating += 1
         try:
             tokenising = _now()
-            slow = len(raw) > LONG_BODY or request.sampling.grammar is not None
+            slow = len(raw) > LONG_BODY or request.sampling.grammar is not None or bool(request.bad_words)
             prepared = await self._run(slow, lambda: prepare(self._engine, request))
             self._stats.phase("tokenise", _now() - tokenising, _now())
             self._check_alive()
@@ -215,13 +230,34 @@ class Server:
 
     async def _count(self, read: Callable[[bytes, str], Prompt], http: web.Request) -> int:
         """The tokens of the prompt in a body."""
-        raw = await http.read()
-        prompt = read(raw, self._model)
+        raw = await self._body(http)
+        prompt = await self._run(len(raw) > LONG_BODY, lambda: read(raw, self._model))
         return len(await self._run(len(raw) > LONG_BODY, lambda: prompt_tokens(self._engine, prompt)))
 
+    async def _body(self, http: web.Request) -> bytes:
+        """Raises ApiError for one that is compressed, does not end, or is not to be looked at."""
+        if http.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise ApiError(
+                415, "Compressed bodies are not read here: send it without Content-Encoding.", code="unsupported_encoding"
+            )
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                raw = await http.read()
+        except TimeoutError:
+            message = f"The body did not come within {self._config.body_timeout_s:g} s."
+            raise ApiError(408, message, code="request_timeout") from None
+        await self._run(len(raw) > LONG_BODY, lambda: check_size(raw))
+        if len(raw) > LONG_BODY and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
+        return raw
+
+    def _give_back(self) -> None:
+        self._trim = None
+        self._preparers.submit(give_back_memory)
+
     async def _run(self, slow: bool, work: Callable[[], T]) -> T:
-        """Here, or in the preparing thread if it can take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._prepare_thread, work) if slow else work()
+        """Here, or in a preparing thread if it can take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._preparers, work) if slow else work()
 
     async def _answer(self, admitted: "_Admitted") -> web.StreamResponse:
         request, headers = admitted.request, _headers(admitted, self._engine.info.scores)
@@ -231,7 +267,10 @@ class Server:
         try:
             if request.output.stream:
                 return await stream(choices, encoder, client)
-            return await _whole(choices, encoder, headers)
+            answers = await _whole(choices)
+            long = sum(len(answer.scores) for answer in answers) > MANY_SCORES
+            body = await self._run(long, lambda: encoder.whole(answers, choices.usage()))
+            return web.Response(body=body, content_type="application/json", headers=headers)
         except ConnectionError:
             raise
         except Exception:
@@ -288,7 +327,8 @@ def _headers(admitted: _Admitted, scores: bool) -> dict[str, str]:
     return headers | ({"x-warmroute-dropped-messages": str(admitted.prepared.dropped)} if admitted.prepared.dropped else {})
 
 
-async def _whole(choices: Choices, encoder: Encoder, headers: dict[str, str]) -> web.Response:
+async def _whole(choices: Choices) -> list[Delta]:
+    """The answers, each with all its text, tokens and scores."""
     texts: list[list[str]] = [[] for _ in range(choices.count)]
     tokens: list[list[int]] = [[] for _ in range(choices.count)]
     scores: list[list[PlacedScore]] = [[] for _ in range(choices.count)]
@@ -299,11 +339,10 @@ async def _whole(choices: Choices, encoder: Encoder, headers: dict[str, str]) ->
             tokens[index] += delta.tokens
             scores[index] += delta.scores
             ends[index] = delta
-    whole = [
+    return [
         replace(end, text="".join(text), tokens=ids, scores=score)
         for end, text, ids, score in zip(ends, texts, tokens, scores, strict=True)
     ]
-    return web.Response(body=encoder.whole(whole, choices.usage()), content_type="application/json", headers=headers)
 
 
 def _json(body: Mapping[str, object], headers: dict[str, str] | None = None) -> web.Response:

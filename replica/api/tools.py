@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
-from replica.api.validation import ApiError
+from replica.api.validation import ApiError, json_text, shown
 from replica.engine import Grammar
+from replica.output.tool_calls import CLOSE
 
 Choice = Literal["auto", "none", "required"]
 
@@ -42,9 +41,12 @@ def tool_use(functions: Sequence[Function], choice: Choice, named: str | None = 
         return ToolUse(read=choice == "auto")
     wanted = [one for one in functions if named in (None, one.name)]
     if not wanted:
-        raise ApiError(400, f"tool_choice names the function {named!r}, which is not among the tools.", "tool_choice")
+        raise ApiError(400, f"tool_choice names the function {shown(named)}, which is not among the tools.", "tool_choice")
     described = [{"name": one.name, "parameters": one.parameters or {"type": "object"}} for one in wanted]
-    return ToolUse(read=True, forced=Grammar("calls", json_text(described, "tools")))
+    text = json_text(described, "tools")
+    if CLOSE in text or not all(one.name for one in wanted):
+        raise ApiError(400, f"A call that is forced needs a name, and nothing in its tool may have the text {CLOSE}.", "tools")
+    return ToolUse(read=True, forced=Grammar("calls", text))
 
 
 def function_tool(name: str, description: str | None, parameters: dict[str, Any] | None) -> dict[str, Any]:
@@ -53,11 +55,3 @@ def function_tool(name: str, description: str | None, parameters: dict[str, Any]
     function |= {} if description is None else {"description": description}
     function |= {} if parameters is None else {"parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def json_text(value: object, name: str) -> str:
-    """A value as JSON. Raises ApiError if it is nested deeper than orjson writes, which is 254 levels."""
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        raise ApiError(400, f"{name} is nested too deeply: 250 levels at most.", name) from None

@@ -19,6 +19,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenIds = Annotated[list[int], Meta(description="a list of token ids (integers)")]
 MAX_IGNORED = 20  # field names in the header; a body may have thousands
+MAX_SHOWN = 200  # characters of a value in an error
+MAX_NESTING = 250  # levels of JSON; answers have a request's values a little deeper inside
+_DEEPER = 4  # lists around a value: orjson writes 254 levels
 _SAFE_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _PATH = re.compile(r" - at (?:`key` in )?`\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -44,10 +47,27 @@ def read_object(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
+        if "limit" in error.msg:  # of its depth; what orjson calls it depends on the release
+            raise nested_too_deeply("The body") from None
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
         raise ApiError(400, f"The body must be a JSON object, not {kind_of(body)}.")
+    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING:
+        for name, value in body.items():
+            json_text(value, shortened(name))
     return body
+
+
+def json_text(value: object, name: str) -> str:
+    """A value as JSON. Raises ApiError if it is nested too deeply."""
+    try:
+        return orjson.dumps([[[[value]]]])[_DEEPER:-_DEEPER].decode()
+    except orjson.JSONEncodeError:
+        raise nested_too_deeply(name) from None
+
+
+def nested_too_deeply(name: str) -> ApiError:
+    return ApiError(400, f"{name} is nested too deeply: {MAX_NESTING} levels at most.", None if name == "The body" else name)
 
 
 def checked(body: dict[str, Any], kind: type[T]) -> T:
@@ -61,7 +81,7 @@ def checked(body: dict[str, Any], kind: type[T]) -> T:
 def check_model(body: Mapping[str, Any], model: str) -> None:
     """`model` is the only name that is served; a body may leave it out. Raises ApiError."""
     if body.get("model") not in (None, model):
-        message = f"The model {body['model']!r} does not exist; this replica serves {model!r}."
+        message = f"The model {shown(body['model'])} does not exist; this replica serves {model!r}."
         raise ApiError(404, message, "model", "model_not_found")
 
 
@@ -73,6 +93,18 @@ def ignored_fields(body: Mapping[str, Any], supported: frozenset[str]) -> tuple[
 
 def is_set(value: object) -> bool:
     return value not in (None, False, 0, {}, [], "")
+
+
+def shown(value: object) -> str:
+    """A value of a body, for an error: its beginning, if it is long."""
+    text = value if isinstance(value, str) else kind_of(value)
+    cut = text[:MAX_SHOWN]
+    return repr(cut) if cut == text else f"{cut!r}..."
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text, if it is long."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def kind_of(value: object) -> str:

@@ -8,10 +8,12 @@ full block has a key, which stands for all tokens up to its end (`prefix.py`). E
     cached, held    computed and shared, used by one lease or more
     cached, idle    computed and shared, used by no lease: may be evicted
 
-`reserve` holds the cached head of a prompt and takes private blocks behind it; `grow` takes more; `commit` makes computed
-blocks cached; `release` gives all back, cached blocks as idle. Eviction happens when a block is needed, one block at a time:
-of the idle blocks without retention, or with retention that has passed, the least recently used one; if there are none, the
-one whose retention ends first. So retention is a preference that never makes a request wait.
+`reserve` holds the cached head of a prompt, takes private blocks behind it and promises others, for which room is kept; `grow`
+takes more, promised ones first; `rematch` holds what became cached meanwhile; `commit` makes computed blocks cached; `release`
+gives all back, cached blocks as idle. So a shared block counts once, however many requests are promised the rest. Eviction
+happens when a block is needed, one block at a time: of the idle blocks without retention, or with retention that has passed,
+the least recently used one; if there are none, the one whose retention ends first. So retention is a preference that never
+makes a request wait.
 
 Invariants. A cached block's parent is cached, held if the block is, and otherwise both used later and retained at least as
 long: a lease holds whole prefixes, and releases its tail first. So no block outlives its parent, and tails are evicted before
@@ -44,12 +46,14 @@ class CacheListener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The blocks of one running request, in order; the first `shared` of them are cached."""
+    """The blocks of one running request, in order; the first `shared` of them are cached. `promised`: how many more it may take
+    for certain."""
 
     prefix: Prefix
     keep_s: float
     blocks: list[int]
     shared: int
+    promised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class BlockLedger:
         self._free = list(self._all)
         self._cached: dict[Key, _CachedBlock] = {}
         self._idle = 0
+        self._promised = 0
         self._lru: list[tuple[int, Key]] = []  # a heap by stamp: idle blocks without retention
         self._retained: list[tuple[float, int, Key]] = []  # a heap by the end of retention, then stamp
         self._stamp = 0
@@ -118,6 +123,11 @@ class BlockLedger:
         """Free and idle blocks. O(1)."""
         return len(self._free) + self._idle
 
+    @property
+    def spare(self) -> int:
+        """Those of them that are promised to no lease. O(1)."""
+        return self.room - self._promised
+
     def counts(self) -> CacheCounts:
         """O(1)."""
         held = len(self._cached) - self._idle
@@ -127,27 +137,48 @@ class BlockLedger:
         """The number of leading blocks that are cached; changes nothing. O(matched)."""
         return next((at for at, key in enumerate(keys) if key not in self._cached), len(keys))
 
-    def reserve(self, prefix: Prefix, blocks: int, now: float, keep_s: float = 0.0) -> Lease | None:
-        """Hold the cached head of a prompt, and private blocks behind it to make `blocks`; None, and nothing changed, if
-        they do not fit now. Its cached blocks are retained for `keep_s` after the release. O(blocks log capacity)."""
+    def reserve(self, prefix: Prefix, blocks: int, now: float, keep_s: float = 0.0, *, most: int = 0) -> Lease | None:
+        """Hold the cached head of a prompt, take private blocks behind it to make `blocks`, and promise more to make `most`;
+        None, and nothing changed, if they do not fit now. Its cached blocks are retained for `keep_s` after the release.
+        O(blocks log capacity)."""
         matchable = min(prefix.matchable, len(prefix.keys))
         hits = [self._cached[key] for key in prefix.keys[: self.match(prefix.keys[:matchable])]]
         need = max(0, blocks - len(hits))
-        if need > self.room - sum(block.holders == 0 for block in hits):
+        promised = max(0, most - len(hits) - need)
+        if need + promised > self.spare - sum(block.holders == 0 for block in hits):
             return None
         for block in hits:
             self._hold(block)
         self._hits += len(hits)
         self._misses += matchable - len(hits)
-        return Lease(prefix, keep_s, [block.block for block in hits] + self._take(need, now), len(hits))
+        self._promised += promised
+        return Lease(prefix, keep_s, [block.block for block in hits] + self._take(need, now), len(hits), promised)
 
     def grow(self, lease: Lease, blocks: int, now: float) -> bool:
         """Make the lease's blocks at least `blocks`; False, and nothing changed, if they do not fit. O(new log capacity)."""
         need = max(0, blocks - len(lease.blocks))
-        if need > self.room:
+        if need - lease.promised > self.spare:
             return False
+        self._keep_promise(lease, need)
         lease.blocks += self._take(need, now)
         return True
+
+    def rematch(self, lease: Lease) -> None:
+        """Hold what has become cached of its prompt since it was reserved. Only while it has no private blocks.
+        O(new blocks)."""
+        if len(lease.blocks) > lease.shared:
+            raise ValueError(f"{len(lease.blocks) - lease.shared} of its blocks may be computed already")
+        keys = lease.prefix.keys[lease.shared : lease.prefix.matchable]
+        hits = [self._cached[key] for key in keys[: self.match(keys)]]
+        if len(hits) > lease.promised:
+            raise ValueError(f"{len(hits)} more blocks are cached, and it was promised {lease.promised}")
+        for block in hits:
+            self._hold(block)
+        self._keep_promise(lease, len(hits))
+        lease.blocks += [block.block for block in hits]
+        lease.shared += len(hits)
+        self._hits += len(hits)
+        self._misses -= len(hits)
 
     def commit(self, lease: Lease, blocks: int) -> None:
         """The lease's first `blocks` blocks are computed and become cached. `lease.blocks` changes where another lease has
@@ -184,11 +215,12 @@ class BlockLedger:
                 self._set_idle(block, now)
         lease.blocks.clear()
         lease.shared = 0
+        self._keep_promise(lease, lease.promised)
         self._sweep(now)
 
     def clear(self) -> bool:
-        """Drop all cached blocks; False, and nothing changed, while a lease has blocks. O(capacity)."""
-        if self.used:
+        """Drop all cached blocks; False, and nothing changed, while a lease has blocks, or is promised some. O(capacity)."""
+        if self.used or self._promised:
             return False
         self._free = list(self._all)
         self._cached.clear()
@@ -224,6 +256,7 @@ class BlockLedger:
         blocks = [*self._free, *(cached.block for cached in self._cached.values())]
         assert len(set(blocks)) == len(blocks), "a block is in two states"
         assert set(blocks) <= set(self._all)
+        assert 0 <= self._promised <= self.room, "more is promised than there is"
         assert self._idle == sum(cached.holders == 0 for cached in self._cached.values())
         entries = {(stamp, key) for stamp, key in self._lru} | {(stamp, key) for _, stamp, key in self._retained}
         assert len(self._lru) + len(self._retained) <= 2 * self.capacity, "outdated entries accumulate"
@@ -236,6 +269,12 @@ class BlockLedger:
                 assert parent.holders >= cached.holders
                 assert parent.holders or parent.stamp > cached.stamp
                 assert parent.keep_until >= cached.keep_until
+
+    def _keep_promise(self, lease: Lease, blocks: int) -> None:
+        """It takes that many, or does not need them any more."""
+        kept = min(lease.promised, blocks)
+        lease.promised -= kept
+        self._promised -= kept
 
     def _hold(self, cached: _CachedBlock) -> None:
         self._idle -= cached.holders == 0

@@ -1,7 +1,6 @@
 """Sends the requests that `measure` times: random prompts, streamed answers with the arrival time of each piece."""
 
 import asyncio
-import json
 import random
 import re
 import time
@@ -12,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import aiohttp
+import msgspec
+from msgspec import Meta, Struct
 
 from replica.engine import SetupError
 
@@ -24,6 +25,34 @@ WORDS = tuple(
 TIMEOUT_S = 120.0  # without a byte of an answer
 SHORT = 64  # tokens of a short prompt
 BEGUN = 8  # tokens of each stream before a prompt joins them
+MORE_PIECES = 16  # than tokens a stream may have, such as one without text at its end
+
+Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
+class _Details(Struct):
+    cached_tokens: Count | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: Annotated[int, Meta(ge=1, le=1 << 31)]
+    completion_tokens: Count
+    prompt_tokens_details: _Details | None = None
+
+
+class _Event(Struct):
+    choices: list[Any] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Model(Struct):
+    id: str
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None
+
+
+class _Models(Struct):
+    data: list[_Model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +107,8 @@ class ReplicaClient:
         """The replica's model, context and cache; tokens per word, and seconds of a request without work."""
         page = await self._get("/v1/models")
         try:
-            models = {model["id"]: model.get("max_model_len") for model in json.loads(page)["data"]}
-        except (ValueError, LookupError, TypeError, AttributeError):
+            models = {model.id: model.max_model_len for model in msgspec.json.decode(page, type=_Models).data}
+        except (msgspec.DecodeError, RecursionError):
             raise SetupError(f"{self._url}/v1/models is not in OpenAI's format: {_line(page)}") from None
         self.model = self.model or next(iter(models), None)
         if self.model not in models:
@@ -107,9 +136,10 @@ class ReplicaClient:
         if size.isdecimal() and blocks.isdecimal():
             self.block_size, self.kv_tokens = int(size), int(size) * int(blocks)
 
-    async def cached_texts(self, count: int, length: int) -> list[str]:
-        """New prompts that the replica has computed once, of 0.5 to 1.5 times `length` tokens, as in a mixed batch."""
-        texts = [self.text(round(length * (0.5 + (at + 0.5) / count))) for at in range(count)]
+    async def cached_texts(self, count: int, length: int, head: str = "") -> list[str]:
+        """New prompts that the replica has computed once, of 0.5 to 1.5 times `length` tokens, as in a mixed batch; and before
+        these, in all of them, `head`."""
+        texts = [f"{head} {self.text(round(length * (0.5 + (at + 0.5) / count)))}".lstrip() for at in range(count)]
         for text in texts:
             await self.generate(text, 2)
         return texts
@@ -139,45 +169,59 @@ class ReplicaClient:
         body = {"model": self.model, "prompt": text, "max_tokens": tokens, **options}
         times, usage, sent = list[float](), None, time.perf_counter()
         async for event in self._post(body):
-            if "error" in event:
-                raise SetupError(f"{self._url} broke an answer off: {event['error']}")
-            usage = event.get("usage") or usage
-            if event.get("choices"):
+            if event.error is not None:
+                raise SetupError(f"{self._url} broke an answer off: {_line(str(event.error))}")
+            usage = event.usage or usage
+            if event.choices:
                 times.append(time.perf_counter())
                 on_piece()
+            if len(times) > tokens + MORE_PIECES:
+                raise SetupError(f"{self._url} does not end an answer of {tokens} tokens: it does not honour max_tokens")
         if not times or not usage:
             raise SetupError(f"{self._url} sent no {'usage' if times else 'text'}: its streams are not in OpenAI's format")
-        details = usage.get("prompt_tokens_details") or {}
-        answer = Answer(sent, times, usage["prompt_tokens"], details.get("cached_tokens"), usage["completion_tokens"])
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+        if cached is not None and cached >= usage.prompt_tokens:
+            raise SetupError(
+                f"{self._url} had {cached} of {usage.prompt_tokens} tokens cached: one at least has to be computed"
+            )
+        answer = Answer(sent, times, usage.prompt_tokens, cached, usage.completion_tokens)
         expected = len(text.split()) * self._tokens_per_word
         if answer.prompt < expected * 0.7:
             raise SetupError(f"{self._url} truncates: it took {answer.prompt} tokens of a prompt of about {expected:.0f}")
         return answer
 
-    async def _post(self, body: dict[str, object]) -> AsyncIterator[dict[str, Any]]:
+    async def _post(self, body: dict[str, object]) -> AsyncIterator[_Event]:
         """The events of the answer's stream."""
         with _errors(self._url):
             async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
                 if response.status != 200:
-                    raise SetupError(f"{self._url}/v1/completions answered {response.status}: {_line(await response.text())}")
+                    raise SetupError(f"{self._url}/v1/completions answered {response.status}: {_line(await _text(response))}")
                 async for line in response.content:
                     if line.startswith(b"data:") and b"[DONE]" not in line[:14]:
-                        yield json.loads(line[5:])
+                        yield msgspec.json.decode(line[5:], type=_Event)
 
     async def _get(self, path: str, optional: bool = False) -> str:
         with _errors(self._url):
             async with self._http.get(self._url + path) as response:
                 if response.status != 200 and not optional:
                     raise SetupError(f"{self._url}{path} answered {response.status}: is this an OpenAI-compatible replica?")
-                return await response.text() if response.status == 200 else ""
+                return await _text(response) if response.status == 200 else ""
 
 
 @contextmanager
 def _errors(url: str) -> Iterator[None]:
     try:
         yield
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        raise SetupError(f"{url} is no address: http://HOST:PORT") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SetupError(f"{url} does not answer: {error or type(error).__name__}") from error
+    except (ValueError, RecursionError) as error:  # no JSON, other JSON, a line without an end
+        raise SetupError(f"{url} sent what is not in OpenAI's format: {_line(str(error))}") from error
+
+
+async def _text(response: aiohttp.ClientResponse) -> str:
+    return (await response.read()).decode("utf-8", "replace")
 
 
 def _line(text: str) -> str:

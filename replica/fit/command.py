@@ -19,13 +19,13 @@ from replica.fit.solve import Fit, solve
 ROUNDS = 3
 _TEXT = (
     "Measure a running replica that is otherwise idle, and print the flags of `warmroute replica --engine sim` that make the "
-    "simulated engine as fast. Takes two or three minutes on a CPU, and sends about 150,000 tokens of random text, more if "
+    "simulated engine as fast. Takes five to ten minutes on a CPU, and sends about 160,000 tokens of random text, more if "
     "long prompts are quick."
 )
 
 
 def main(argv: list[str]) -> int:
-    """BlockRun the command; returns the exit status."""
+    """Run the command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="warmroute replica fit", description=_TEXT, allow_abbrev=False)
     parser.add_argument(
         "url", metavar="URL", help="the replica, such as http://127.0.0.1:9001; OpenAI's API, with /v1/completions"

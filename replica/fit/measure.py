@@ -1,10 +1,10 @@
 """The measurements from which a replica's costs are fitted: times, and how many tokens were cached.
 
 Theory of operation. One thing at a time, on an otherwise idle replica: new prompts, longer and longer while they are quick;
-the same ones again; streams at the same time, whose prompts are cached so that all begin together; a prompt beside streams.
-Prompts are random words, and their length is what the replica counts. The time of a request without any work is subtracted.
-All of this is one round. A machine shared with others can be a third faster at one moment than at the next, so rounds are
-most useful far apart, and every measurement counts.
+the same ones again; streams at the same time, whose prompts are cached so that all begin together; one prompt that is much
+longer than these, and streams that share it; a prompt beside streams. Prompts are random words, and their length is what the
+replica counts. The time of a request without any work is subtracted. All of this is one round. A machine shared with others can
+be a third faster at one moment than at the next, so rounds are most useful far apart, and every measurement counts.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ from typing import Self
 from replica.engine import SetupError
 from replica.fit.client import BEGUN, SHORT, Answer, ReplicaClient
 
-LONGEST_S = 1.5  # no prompt longer than one that took this time; one of twice the length may take four times as long
+LONGEST_S = 1.5  # a prompt that took this time is the longest of a series; one of twice the length may take four times as long
 LONG_S = 1.0  # most time for a prompt of many streams
 STEPS = 24  # steps that all streams share, at least
 MAX_STREAMS = 32
+LONGER = 4  # one more prompt is this many times as long as the longest of the series: what is cached makes contexts long
 PAUSE_S = 0.5  # before a new prompt: requests often arrive at an idle replica, whose first step takes longer
 LEAST_S = 1e-6  # of a first token: the subtracted overhead is an estimate
 
@@ -72,12 +73,18 @@ class Measurer:
     """Enter it, then measure round by round. `log` gets a line for each measurement. All methods raise SetupError if the
     replica does not answer as needed.
 
-    measured: the results of all rounds so far.
+    client: asks the replica. measured: the results of all rounds so far.
     """
 
-    def __init__(self, url: str, model: str | None, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str | None,
+        log: Callable[[str], None],
+        client: Callable[[str, str | None], ReplicaClient] = ReplicaClient,
+    ) -> None:
         self._url, self._log = url, log
-        self._replica = ReplicaClient(url, model)
+        self._replica = client(url, model)
         self._lengths: dict[int, float] = {}  # of prompts, with the seconds to the first token at the first try
         self.measured = Measurements()
 
@@ -91,32 +98,33 @@ class Measurer:
         await self._replica.__aexit__()
 
     async def measure(self) -> None:
-        """One round: less than a minute on a CPU, seconds on a GPU."""
+        """One round: minutes on a CPU, seconds on a GPU."""
         await self._prefills()
         await self._decodes()
+        await self._long_context()
         await self._mixed()
 
     async def _prefills(self) -> None:
         """Prompts that are new, repeated, and extended."""
         known, length = max(self._lengths, default=0), SHORT
         while length <= known or (length < self._replica.context * 0.9 and self._lengths.get(length // 2, 0.0) < LONGEST_S):
-            answers = await self._new_and_again(length)
-            self._lengths.setdefault(length, answers[0].ttft)
-            self.measured.prefills += map(self._prefill, answers)
+            self._lengths.setdefault(length, await self._new_and_again(self._replica.text(length), length))
             length *= 2
         hits = [sample.cached for sample in self.measured.prefills if sample.cached]
         self.measured.block_size = self.measured.block_size or gcd(*hits)
 
-    async def _new_and_again(self, length: int) -> tuple[Answer, Answer, Answer]:
+    async def _new_and_again(self, text: str, length: int) -> float:
+        """Seconds to the first token of this prompt, which is new."""
         self._log(f"a new prompt of {length} tokens, and again")
-        text = self._replica.text(length)
         await asyncio.sleep(PAUSE_S)
         cold, warm = await self._replica.generate(text, 2), await self._replica.generate(text, 2)
         if cold.prompt >= 2 * SHORT and not warm.cached:
             raise SetupError(
                 f"{self._url} had none of {warm.prompt} tokens of a repeated prompt cached: its prefix cache is off"
             )
-        return cold, warm, await self._replica.generate(f"{text} {self._replica.text(SHORT // 2)}", 2)
+        more = await self._replica.generate(f"{text} {self._replica.text(SHORT // 2)}", 2)
+        self.measured.prefills += map(self._prefill, (cold, warm, more))
+        return cold.ttft
 
     def _prefill(self, answer: Answer) -> PrefillSample:
         return PrefillSample(answer.prompt, answer.cached or 0, self._first_s(answer))
@@ -138,9 +146,23 @@ class Measurer:
     def _long(self) -> int:
         return max((length for length, seconds in self._lengths.items() if seconds < LONG_S), default=SHORT)
 
-    async def _decode(self, batch: int, length: int) -> None:
-        self._log(f"{batch} streams at once, {length} tokens each")
-        answers = await self._replica.streams(await self._replica.cached_texts(batch, length), STEPS)
+    async def _long_context(self) -> None:
+        """A prompt that takes as long as it takes, and streams that continue it: as many as an engine runs at once, also if it
+        counts what they share for each of them.
+        """
+        known, tokens = max(self._lengths), self.measured.kv_tokens or 1 << 30
+        length = min(LONGER * known, self._replica.context * 3 // 4, tokens // 2)
+        if length < 2 * known:
+            return
+        text = self._replica.text(length)
+        await self._new_and_again(text, length)
+        for batch in (1, 4):
+            if batch <= (self.measured.max_batch or batch) and batch * length <= tokens // 2:
+                await self._decode(batch, SHORT, text)
+
+    async def _decode(self, batch: int, length: int, head: str = "") -> None:
+        self._log(f"{batch} streams at once, {length} tokens each{' behind this prompt' if head else ''}")
+        answers = await self._replica.streams(await self._replica.cached_texts(batch, length, head), STEPS)
         begin, end = max(answer.times[0] for answer in answers), min(answer.times[-1] for answer in answers)
         gaps = [_step(answer, begin, end) for answer in answers if answer.gaps(begin, end)]
         if not gaps and batch == 1:

@@ -15,6 +15,8 @@ from replica.fit.measure import DecodeSample, Measurements, MixedSample, Prefill
 from replica.sim.cost import SimConfig, StepCosts, StepWork
 
 OUTLIER = 0.2  # relative errors above this count less
+TINY = 1e-3  # mean relative error that is no reason for another cost
+SIMPLER = 1.1  # a cost is left out if the mean error without it is at most this many times as large
 NEGLIGIBLE = 1e-6  # a cost that is a smaller share of every measurement's time counts as zero
 TOLERANCES = {"ftol": 1e-14, "xtol": 1e-14, "gtol": 1e-14}
 LEAST_S = 1e-9  # of a prompt token and of a step, so that rates are finite
@@ -137,16 +139,26 @@ def _sum(steps: Items[StepWork]) -> tuple[float, ...]:
 
 
 def _costs(rows: Items[_Row]) -> StepCosts:
-    """Attention pairs that are not needed cost at most as much as the others: if the fit has them cost more, all cost the
-    same."""
+    """Attention pairs that are not needed cost nothing if the measurements can be explained as well without: where contexts are
+    longer than those measured there are very many of them. And they cost at most as much as the others: if the fit has them
+    cost more, all cost the same."""
     amounts, seconds = [row.amounts for row in rows], [row.seconds for row in rows]
-    costs = StepCosts(*_fitted(amounts, seconds))
-    if costs.dense_s > costs.pair_s:
+    found, without = _fitted(amounts, seconds), _fitted([row[:-1] for row in amounts], seconds)
+    costs = StepCosts(*found)
+    if _error(without, amounts, seconds) <= SIMPLER * _error(found, amounts, seconds) + TINY:
+        costs = StepCosts(*[*without, 0.0])
+    elif costs.dense_s > costs.pair_s:
         found = _fitted([(*row[:-2], row[-2] + row[-1]) for row in amounts], seconds)
         costs = StepCosts(*found, *found[-1:])
     if costs.decode_s < LEAST_S:
         raise SetupError("decoding seems to take no time: its streams arrived in one piece, so no costs can be fitted")
     return costs
+
+
+def _error(costs: Items[float], rows: Items[tuple[float, ...]], seconds: Items[float]) -> float:
+    """The mean relative error of all measurements. `rows`: of each the amounts, of which the last may have no cost."""
+    times = (sum(cost * amount for cost, amount in zip(costs, row, strict=False)) for row in rows)
+    return fmean(abs(time / taken - 1) for time, taken in zip(times, seconds, strict=True))
 
 
 def _fitted(rows: Items[tuple[float, ...]], seconds: Items[float]) -> list[float]:

@@ -7,7 +7,7 @@ the prompt is cached, and is computed only once for all of them.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -150,17 +150,23 @@ class Choices:
 
     def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Begin; yields each delta as it comes, with its choice's index. The caller closes the generator."""
-        for index in self._firsts:
-            self._all[index] = self._make(index)
         return self._only() if self.count == 1 else self._many()
 
+    async def _begin(self, indices: Iterable[int]) -> None:
+        """What takes milliseconds for a long prompt takes seconds for a hundred: others have their turn between two of them."""
+        for index in indices:
+            self._all[index] = self._make(index)
+            await asyncio.sleep(0)
+
     async def _only(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        self._all[0] = self._make(0)
         delta = Delta("")
         while delta.finish is None:
             delta = await self._all[0].next()
             yield 0, delta
 
     async def _many(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        await self._begin(self._firsts)
         pending = {asyncio.ensure_future(generation.next()): index for index, generation in self._all.items()}
         try:
             while pending:
@@ -169,7 +175,7 @@ class Choices:
                     index, delta = pending[task], await task
                     del pending[task]
                     unfinished = [index] if delta.finish is None else []
-                    for at in [*unfinished, *self._begin_others(index)]:
+                    for at in [*unfinished, *await self._begin_others(index)]:
                         pending[asyncio.ensure_future(self._all[at].next())] = at
                     yield index, delta
         finally:
@@ -177,10 +183,10 @@ class Choices:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    def _begin_others(self, index: int) -> list[int]:
+    async def _begin_others(self, index: int) -> list[int]:
         """If this is the first delta of a prompt's first answer: begin the prompt's other answers."""
         others = [at for at in range(index + 1, index + self._n) if index in self._firsts and at not in self._all]
-        self._all |= {at: self._make(at) for at in others}
+        await self._begin(others)
         return others
 
     def usage(self) -> Usage:

@@ -9,21 +9,22 @@ class StopStrings:
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
+        """O(characters of the stop strings)."""
+        self._searches = [_Search(stop) for stop in stops]
         self._held = ""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Add text; returns what can no longer be part of a stop string. O(held + text) per stop string."""
-        if self.matched is not None or not self._stops:
+        """Add text; returns what can no longer be part of a stop string. O(held + text per stop string)."""
+        if self.matched is not None or not self._searches:
             return "" if self.matched is not None else text
-        text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            _, cut, self.matched = min(found)
-            self._held = ""
-            return text[:cut]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        known, text = len(self._held), self._held + text
+        for end in range(known, len(text)):
+            complete = [search.stop for search in self._searches if search.read(text[end])]
+            if complete:
+                self._held, self.matched = "", max(complete, key=len)
+                return text[: end + 1 - len(self.matched)]
+        keep = max(search.begun for search in self._searches)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -33,6 +34,22 @@ class StopStrings:
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-size:])), 0)
+class _Search:
+    """How much of a stop string a text ends in (`begun` characters), as Knuth, Morris and Pratt have it: no character is looked
+    at again, whatever the stop string is."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop, self.begun = stop, 0
+        self._shorter = [0]  # of the first n + 1 characters: how many of the last ones are the first ones, too
+        for character in stop[1:]:
+            self._shorter.append(self._next(self._shorter[-1], character))
+
+    def read(self, character: str) -> bool:
+        """Whether the stop string is complete with it. Amortised O(1)."""
+        self.begun = self._next(self.begun, character)
+        return self.begun == len(self.stop)
+
+    def _next(self, begun: int, character: str) -> int:
+        while begun and self.stop[begun] != character:
+            begun = self._shorter[begun - 1]
+        return begun + (self.stop[begun] == character)

@@ -36,6 +36,7 @@ from replica.engine import (
     Request,
     Sequence,
     TemplateOverride,
+    counted,
 )
 from replica.sim import text as sim_text
 from replica.sim.cost import SimConfig, StepWork
@@ -121,7 +122,7 @@ class SimEngine:
     @property
     def info(self) -> EngineInfo:
         size, blocks = self._cache.size, self._cache.capacity
-        return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks, scores=False)
+        return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks, sim_text.LONGEST_TOKEN, scores=False)
 
     async def start(self) -> None:
         self._clock = self._clock or asyncio.get_running_loop()
@@ -135,7 +136,7 @@ class SimEngine:
         self._jobs.clear()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        return sim_text.encode(text)
+        return sim_text.encode(text, counted(self.info.context))
 
     def encode_chat(
         self,
@@ -146,7 +147,7 @@ class SimEngine:
     ) -> list[int]:
         if template and (template.text is not None or template.variables):
             raise PromptError("the simulated engine has no template to change")
-        return sim_text.encode_chat(messages, tools, end)
+        return sim_text.encode_chat(messages, tools, end, counted(self.info.context))
 
     def decode(self, tokens: list[int], special: bool = False) -> str:
         return sim_text.decode(tokens)

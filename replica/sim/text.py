@@ -17,15 +17,19 @@ import re
 import zlib
 from array import array
 from collections.abc import Sequence as Items
+from itertools import islice
 from typing import Any
 
 import xxhash
 
-from replica.engine import Message, PromptEnd, PromptError
+from replica.engine import Message, PromptEnd, PromptError, PromptTooLong
 
 VOCAB_SIZE = 1 << 32
+LONGEST_TOKEN = 16  # characters: a role marker
+LONGEST_SPELLED = 5  # of a token that contains its text
 MEAN_ANSWER_TOKENS = 48
-_PIECE = re.compile(r"<\|[a-z]+\|>| ?\S{1,4}|\s")
+SHOWN = 64  # characters of a role in an error
+_PIECE = re.compile(r"<\|[a-z]{1,12}\|>| ?\S{1,4}|\s")
 _WORDS = tuple(
     re.findall(
         r"\w+",
@@ -50,45 +54,60 @@ _SPELLED, _SPACE = 0b101 << 29, 1 << 28
 _BREAKS = frozenset(map(_id, "\n\t "))  # after these, no space before a word
 _FIRST = tuple(_id(word) for word in _WORDS)
 _NEXT = tuple(_id(" " + word) for word in _WORDS)
+# A pseudo-random number, of what and a state. A crc32 alone is not enough: similar states have similar ones.
+_draw = xxhash.xxh32_intdigest
+_BYTES = {token: array("I", [token]).tobytes() for token in (*_FIRST, *_NEXT)}
 
 
-def encode(text: str) -> list[int]:
-    """Token ids of a text. O(text)."""
-    return [_id(piece) for piece in _PIECE.findall(text)]
+def encode(text: str, most: int | None = None) -> list[int]:
+    """Token ids of a text. O(text), or O(most): raises PromptTooLong if there are more. Other threads run meanwhile: findall
+    would hold them up until its end."""
+    tokens = [_id(found[0]) for found in islice(_PIECE.finditer(text), None if most is None else most + 1)]
+    return _checked(tokens, most)
 
 
-def encode_chat(messages: list[Message], tools: list[object] | None, end: PromptEnd = "answer") -> list[int]:
-    """Token ids of a conversation."""
-    tokens = encode(f"<|tools|>\n{tools}\n") if tools else []
+def _checked(tokens: list[int], most: int | None) -> list[int]:
+    if most is not None and len(tokens) > most:
+        raise PromptTooLong(most)
+    return tokens
+
+
+def encode_chat(
+    messages: list[Message], tools: list[object] | None, end: PromptEnd = "answer", most: int | None = None
+) -> list[int]:
+    """Token ids of a conversation. Raises PromptError and PromptTooLong."""
+    tokens = encode(f"<|tools|>\n{tools}\n", most) if tools else []
     for at, message in enumerate(messages):
         role = message["role"]
         if not role.isalpha() or not role.islower():
-            raise PromptError(f"unknown role {role!r}: use system, user, assistant or tool")
-        tokens += encode(f"<|{role}|>\n") + _content(message)
+            raise PromptError(f"unknown role {role[:SHOWN]!r}: use system, user, assistant or tool")
+        tokens += encode(f"<|{role}|>\n") + _content(message, most)
+        _checked(tokens, most)
         if end != "open" or at < len(messages) - 1:
             tokens.append(_NEWLINE)
     return tokens + encode("<|assistant|>\n") if end == "answer" else tokens
 
 
-def _content(message: Message) -> list[int]:
+def _content(message: Message, most: int | None) -> list[int]:
     content: str = message["content"]
-    tokens = encode(content) if _CALL_MARK not in content else _with_marks(content)
+    tokens = encode(content, most) if _CALL_MARK not in content else _with_marks(content, most)
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     texts = [call_text(one.get("name"), one.get("arguments")) for one in functions if isinstance(one, dict)]
     if texts and tokens:
         tokens.append(_NEWLINE)
-    return tokens + spelled("\n".join(texts))
+    return tokens + spelled("\n".join(texts), most)
 
 
-def _with_marks(content: str) -> list[int]:
+def _with_marks(content: str, most: int | None) -> list[int]:
     tokens: list[int] = []
-    for at, text in enumerate(_CALL_LINE.split(content)):
-        if at % 2 == 0:
-            tokens += encode(text)
-            continue
-        for call in text.split(_CALL_MARK)[1:]:
-            tokens += [_CALL, *spelled(call)]
+    for at, line in enumerate(content.split("\n")):
+        head, *calls = line.split(_CALL_MARK)
+        tokens += [*([_NEWLINE] if at else []), *encode(head, most)]
+        for call in calls:
+            tokens += [_CALL, *spelled(call, most)]
+            _checked(tokens, most)
+        _checked(tokens, most)
     return tokens
 
 
@@ -97,10 +116,13 @@ def call_text(name: object, arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def spelled(text: str) -> list[int]:
-    """Tokens that contain their text. Characters beyond ASCII are escaped as in JSON."""
+def spelled(text: str, most: int | None = None) -> list[int]:
+    """Tokens that contain their text. Characters beyond ASCII are escaped as in JSON. Raises PromptTooLong."""
+    if most is not None and len(text) > LONGEST_SPELLED * most:
+        raise PromptTooLong(most)
     ascii_text = "".join(one if one.isascii() else json.dumps(one)[1:-1] for one in text)
-    return [_id(piece) if piece.isspace() else _spelled(piece) for piece in _PLAIN_PIECE.findall(ascii_text)]
+    pieces = (found[0] for found in _PLAIN_PIECE.finditer(ascii_text))
+    return [_id(piece) if piece.isspace() else _spelled(piece) for piece in pieces]
 
 
 def _spelled(piece: str) -> int:
@@ -165,14 +187,9 @@ def answer(prompt: Items[int], max_tokens: int, *, endless: bool, least: int = 0
     words = _FIRST if prompt and prompt[-1] in _BREAKS else _NEXT
     tokens: list[int] = []
     while len(tokens) < max_tokens:
-        token = words[_draw(state, b"word") % len(words)]
+        token = words[_draw(b"word", state) % len(words)]
         tokens.append(token)
-        state, words = zlib.crc32(array("I", [token]), state), _NEXT
-        if not endless and len(tokens) >= least and _draw(state, b"end") % MEAN_ANSWER_TOKENS == 0:
+        state, words = zlib.crc32(_BYTES[token], state), _NEXT
+        if not endless and len(tokens) >= least and _draw(b"end", state) % MEAN_ANSWER_TOKENS == 0:
             return tokens, True
     return tokens, False
-
-
-def _draw(state: int, what: bytes) -> int:
-    """A pseudo-random number. A crc32 alone is not enough: similar states have similar ones."""
-    return int(xxhash.xxh32_intdigest(what, state))

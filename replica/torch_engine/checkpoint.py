@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import transformers
 import xxhash
@@ -34,6 +35,7 @@ from replica.torch_engine.paged import PagedBlocks
 
 log = logging.getLogger(__name__)
 FORMAT = "warmroute-kv-cache-1"
+Scopes = list[tuple[str | None, str | None]]  # adapter, salt
 TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "keep_until")
 
 
@@ -155,6 +157,8 @@ def write(path: Path, header: Mapping[str, str], saved: Saved) -> None:
 
 def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
     """The contents of a file for this model. Raises CheckpointError or OSError; O(file)."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError("it is no regular file")
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
@@ -168,17 +172,26 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
             rows.dtype != torch.uint8
             or rows.shape != (len(keys), row_bytes)
             or tokens.shape != (len(keys), int(header["block_size"]))
+            or (keep_until.shape, keep_until.dtype) != ((len(keys),), torch.float64)
         ):
             raise CheckpointError(f"its rows are {tuple(rows.shape)} {rows.dtype}, its tokens {tuple(tokens.shape)}")
-        known = [Scope(adapter, salt) for adapter, salt in json.loads(about["scopes"])]
+        known = [Scope(adapter, salt) for adapter, salt in msgspec.json.decode(about["scopes"], type=Scopes)]
         runs = [
             BlockRun((key,), parent if any(parent) else None, array("I", ids), known[scope])
             for key, parent, ids, scope in zip(_keys(keys), _keys(parents), tokens.tolist(), scopes.tolist(), strict=True)
         ]
-    except (SafetensorError, KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+        _check_keys(runs)
+        return Saved(list(zip(runs, keep_until.tolist(), strict=True)), rows)
+    except (
+        SafetensorError,
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        OverflowError,
+        MemoryError,
+    ) as error:
         raise CheckpointError(f"it cannot be read: {error}") from error
-    _check_keys(runs)
-    return Saved(list(zip(runs, keep_until.tolist(), strict=True)), rows)
 
 
 def is_ours(path: Path) -> bool:

@@ -58,7 +58,9 @@ def fastest_attention(generation: int, flash_2: Callable[[], bool], flash_3: Cal
     return "flash_attention_2" if generation >= 8 and flash_2() else "sdpa"
 
 
-def batching_config(block_size: int, kv_tokens: int, batch_tokens: int, max_batch: int) -> ContinuousBatchingConfig:
+def batching_config(
+    block_size: int, kv_tokens: int, batch_tokens: int, max_batch: int, share: bool = True
+) -> ContinuousBatchingConfig:
     """transformers' configuration; kv_tokens 0: not known yet."""
     return ContinuousBatchingConfig(
         page_size=block_size,
@@ -66,6 +68,7 @@ def batching_config(block_size: int, kv_tokens: int, batch_tokens: int, max_batc
         max_batch_tokens=batch_tokens,
         max_requests_per_batch=max_batch,
         max_blocks_per_request=0,
+        allow_block_sharing=share,
         safety_margin=0.0,  # admission is ours
         use_async_batching=False,
         use_cuda_graph=False,

@@ -34,6 +34,9 @@ PARTS = {
 }
 
 
+LEAST_ROWS = 4  # of a product: fewer take oneDNN longer (on an EPYC with avx512_bf16 one row takes a sixth more than four)
+
+
 class _Packed:
     """One product for several linear layers that read the same input. Their own weights are removed, unless `keep`."""
 
@@ -46,8 +49,11 @@ class _Packed:
             layer.weight = layer.bias = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        count = len(rows)
+        if count < LEAST_ROWS:
+            rows = functional.pad(rows, (0, 0, 0, LEAST_ROWS - count))
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-        return product
+        return product[:count]
 
 
 class _Norm:
@@ -71,14 +77,15 @@ class _Layer:
 
 
 class PackedLlama:
-    """A model's weights, packed. Not thread-safe."""
+    """A model's weights, packed; the model is empty afterwards: all of its layers' weights are here. Not thread-safe."""
 
     def __init__(self, model: Any) -> None:
         inner = model.model
         first = inner.layers[0].self_attn
-        self._size, self._scale = first.head_dim, first.scaling
+        self._size = first.head_dim
         self._key_heads = first.k_proj.out_features // self._size
         self._heads = first.q_proj.out_features // self._size
+        self._scales = torch.tensor([first.scaling] * self._heads + [1.0] * self._key_heads)[:, None]
         self._embed, self._rotary, self._norm = inner.embed_tokens, inner.rotary_emb, _Norm(inner.norm)
         self._layers = [_layer(layer) for layer in inner.layers]
         self._scores = _Packed([model.lm_head], keep=model.lm_head.weight is self._embed.weight)
@@ -86,24 +93,23 @@ class PackedLlama:
             rest.data = rest.data.clone()  # else it keeps the whole file in memory that it was read from
 
     @staticmethod
-    def if_supported(model: Any) -> "PackedLlama | None":
-        """None, and a log line with the reason, for an unsupported model or machine. Otherwise the model is empty afterwards:
-        all of its layers' weights are here."""
+    def supports(model: Any) -> bool:
+        """False, and a log line with the reason, for an unsupported model or machine."""
         reason = next(_unsupported(model), None)
         if reason is not None:
             log.info("computing with transformers' own forward pass: %s", reason)
-            return None
-        return PackedLlama(model)
+        return reason is None
 
     def __call__(self, ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Scores of the next token, one row for each of the wanted rows."""
         hidden = self._embed(ids).float()
-        cos, sin = (part[0, :, None, : self._size // 2] for part in self._rotary(hidden, positions[None]))
+        angles = [part[0, :, None, : self._size // 2] * self._scales for part in self._rotary(hidden, positions[None])]
+        rotations = torch.stack((angles[0], angles[0]), 2), torch.stack((-angles[1], angles[1]), 2)
         heads = self._heads + self._key_heads
         for number, layer in enumerate(self._layers):
             rows = layer.query_key_value(layer.before_attention(hidden)).view(len(ids), -1, self._size)
-            rotated = _rotated(rows[:, :heads], cos, sin)
-            query, key = (rotated[:, : self._heads] * self._scale).to(rows.dtype), rotated[:, self._heads :].to(rows.dtype)
+            rotated = _rotated(rows[:, :heads], *rotations)
+            query, key = rotated[:, : self._heads], rotated[:, self._heads :]
             hidden += layer.output(step.attend(number, query, key, rows[:, heads:]))
             gate, up = layer.gate_up(layer.before_mlp(hidden)).chunk(2, -1)
             hidden += layer.down(functional.silu(gate) * up)
@@ -123,9 +129,10 @@ def _layer(layer: Any) -> _Layer:
 
 
 def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """With rotary positions; both halves of a head have the same angles."""
-    one, two = rows.chunk(2, -1)
-    return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+    """[rows, heads, size] with rotary positions. Cosines and sines, of both halves of a head: [rows, heads, 2, size / 2]; the
+    sines of the first halves are negative."""
+    halves = rows.view(cos.shape)
+    return (halves * cos).addcmul_(halves.flip(2), sin).to(rows.dtype).view(rows.shape)
 
 
 def _unsupported(model: Any) -> Iterator[str]:
@@ -144,7 +151,18 @@ def _unsupported(model: Any) -> Iterator[str]:
         yield f"its activation is {model.config.hidden_act}"
     elif any(_parts(layer) != PARTS for layer in model.model.layers):
         yield "its layers have other parts than the supported ones"
+    elif unlike := next(_non_plain_linears(model), None):
+        yield unlike
 
 
 def _parts(layer: Any) -> dict[str, set[str]]:
     return {name: {inner for inner, _ in part.named_children()} for name, part in layer.named_children()}
+
+
+def _non_plain_linears(model: Any) -> Iterator[str]:
+    """Linear layers whose product is more than that of their weight: a quantised one has scales, an adapter another product."""
+    for name, layer in model.named_modules():
+        if name.endswith(("_proj", "lm_head")):
+            plain = type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter
+            if not plain or layer.weight.dtype != model.dtype or layer._forward_pre_hooks or layer._forward_hooks:
+                yield f"{name} is no plain linear layer of {model.dtype}: {layer}"

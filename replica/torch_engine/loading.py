@@ -15,9 +15,14 @@ from transformers.initialization import no_init_weights
 from replica.engine import SetupError
 
 # The errors that transformers raises for broken files.
-BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, ArithmeticError, SafetensorError, StrictDataclassError)
+BROKEN = (
+    *(ImportError, OSError, ValueError, KeyError, TypeError, RuntimeError, ArithmeticError),
+    *(SafetensorError, StrictDataclassError),
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 SEED = 0
+# What quantised weights have beside them, by the names of compressed-tensors, FP8, GPTQ, AWQ and bitsandbytes.
+SCALES = {"weight_scale", "weight_scale_inv", "weight_packed", "scale", "scales", "qweight", "qzeros", "g_idx", "SCB", "absmax"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +65,18 @@ def _stored(model: str | Path, dtype: str, device: torch.device) -> Any:
     # Directly onto the device: a GPU's model need not fit into the host's memory.
     placement = {} if device.type == "cpu" else {"device_map": {"": device}}
     loaded, report = AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype), attn_implementation="sdpa", output_loading_info=True, **placement
+        model, dtype=getattr(torch, dtype), output_loading_info=True, **placement
     )
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would draw these weights at random.
         raise SetupError(f"cannot load the model {model}: its files lack {len(missing)} weights, such as {missing[0]}")
+    scales = sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[2] in SCALES)
+    if scales:
+        # transformers would use the weights without them.
+        raise SetupError(
+            f"cannot load the model {model}: its weights are quantised, and its config does not say how: {scales[0]}"
+        )
     return loaded
 
 
@@ -79,7 +90,7 @@ def _drawn(model: RandomWeights, tokenizer: Any, dtype: str, device: torch.devic
     config.eos_token_id = tokenizer.eos_token_id  # the config may be for another tokenizer
     torch.manual_seed(SEED)
     with torch.device(device), no_init_weights():  # on the device, in their type, and drawn once, below
-        made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+        made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     made.initialize_weights()
     made.tie_weights()
     with torch.no_grad():

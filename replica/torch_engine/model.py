@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def prepared_smollm2(cache: Path) -> Path:
-    """The folder of the converted model; prepared if it does not exist, which takes about 25 s."""
+    """The folder of the converted model; prepared if it does not exist, which takes about 45 s of CPU."""
     folder = cache / FOLDER
     if folder.is_dir():
         return folder

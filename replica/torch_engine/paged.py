@@ -7,10 +7,12 @@ must have, and `install` refuses a transformers release in which they look diffe
 own list. transformers' pool of free blocks and its ledger are removed, so that any code that still uses them fails at once,
 instead of allocating a block twice.
 
-A request is matched and its blocks become cached only by the `Claim` that was registered before it arrived. Without one,
-which happens to a request that was cancelled before it arrived, it shares nothing, and never gets another tenant's blocks.
+A request is admitted before it arrives: the cached head of its prompt is held and room for the rest is promised, so none is
+ever preempted. What has become cached until its first step is held then. It is matched, and its blocks become cached, only by
+the `Claim` of its admission. Without one, which happens to a request that was cancelled before it arrived, it shares nothing,
+and never gets another tenant's blocks.
 
-Threads: the replaced methods run in the engine's thread; `register` and `unregister` are called on the event loop's.
+Threads: the replaced methods run in the engine's thread, `admit` and `withdraw` on the event loop's; a lock is around each.
 """
 
 import inspect
@@ -55,8 +57,14 @@ class PagedBlocks:
     """The block ledger behind the interface of transformers' cache."""
 
     def __init__(
-        self, cache: Any, capacity: int, listeners: Items[CacheListener] = (), now: Callable[[], float] = time.time
+        self,
+        cache: Any,
+        capacity: int,
+        listeners: Items[CacheListener] = (),
+        now: Callable[[], float] = time.time,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """changed: called in the engine's thread when what did not fit before may fit now."""
         check_signatures(type(cache), "PagedAttentionCache", PATCHED)
         self.now = now
         self._name, self._allocator = next(iter(cache.cache_allocators.items()))
@@ -64,6 +72,8 @@ class PagedBlocks:
         self.ledger = BlockLedger(capacity, self._allocator.tokens_per_page, listeners, first)
         self.unused = threading.Event()
         self.unused.set()
+        self._lock = threading.Lock()
+        self._changed = changed
         self._claims: dict[str, Claim] = {}
         self._leases: dict[str, Lease] = {}
 
@@ -83,13 +93,24 @@ class PagedBlocks:
         cache.pool = self._allocator.pool = _NoPool()
         self._allocator.ledger = None
 
-    def register(self, request_id: str, claim: Claim) -> None:
-        """Call before a request is handed over."""
-        self._claims[request_id] = claim
+    def admit(self, request_id: str, claim: Claim, blocks: int) -> bool:
+        """Before a request is handed over: from now on it can have that many blocks, shared ones among them. False, and nothing
+        changed, if they do not fit beside what others may need."""
+        with self._lock:
+            lease = self.ledger.reserve(claim.prefix, 0, self.now(), claim.keep_s, most=blocks)
+            if lease is not None:
+                self._claims[request_id] = claim
+                self._open(request_id, lease)
+            return lease is not None
 
-    def unregister(self, request_id: str) -> None:
-        """The request was not accepted."""
-        self._claims.pop(request_id, None)
+    def withdraw(self, request_id: str) -> None:
+        """The admitted request was not accepted."""
+        self.free_blocks(request_id)
+
+    def reset(self) -> bool:
+        """Drop all cached blocks; False, and nothing changed, while they are in use."""
+        with self._lock:
+            return self.ledger.clear()
 
     @property
     def row_bytes(self) -> int:
@@ -113,45 +134,55 @@ class PagedBlocks:
     # -- called by transformers
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """The scheduler uses the blocks found here, so the result is the true number of cached tokens."""
-        claim = self._claims.get(request_id)
-        if claim is None:
-            return 0
-        lease = self._leases.get(request_id) or self._open(request_id, claim.prefix, claim.keep_s)
-        claim.cached_tokens = lease.shared * self.ledger.size
-        return claim.cached_tokens
+        """The scheduler uses the blocks found here, so the result is the true number of cached tokens. It asks again if the
+        request's first step did not come about, until something is found."""
+        with self._lock:
+            claim, lease = self._claims.get(request_id), self._leases.get(request_id)
+            if claim is None or lease is None:
+                return 0
+            if len(lease.blocks) == lease.shared:
+                self.ledger.rematch(lease)
+            claim.cached_tokens = lease.shared * self.ledger.size
+            return claim.cached_tokens
 
     def can_store_request_tokens(self, state: Any, request_len: int, dry_run: bool = False) -> bool:
         blocks: int = -(-(state.current_len() + request_len) // self.ledger.size)
-        lease = self._leases.get(state.request_id)
-        if dry_run:
-            return blocks - (len(lease.blocks) if lease else 0) <= self.ledger.room
-        lease = lease or self._open(state.request_id, Prefix((), self.ledger.size), 0.0)
-        return self.ledger.grow(lease, blocks, self.now())
+        with self._lock:
+            lease = self._leases.get(state.request_id)
+            if dry_run:
+                return blocks - (len(lease.blocks) if lease else 0) <= self.ledger.room
+            if lease is None:
+                lease = self.ledger.reserve(Prefix((), self.ledger.size), 0, self.now())
+                assert lease is not None, "a lease without blocks always fits"
+                self._open(state.request_id, lease)
+            return self.ledger.grow(lease, blocks, self.now())
 
     def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
         """Also for a request that has just finished, which transformers skips: with max_tokens 1 its whole prompt would not
         be cached. Its lease still exists, since batching is not asynchronous."""
-        claim, lease = self._claims.get(state.request_id), self._leases.get(state.request_id)
         count = complete_blocks.get(self._name, 0)
-        if claim is None or claim.tainted or lease is None or not count:
-            return
-        known = len(claim.prefix.tokens) - len(state.initial_tokens)
-        claim.prefix.extend(state.generated_tokens[known:])
-        self.ledger.commit(lease, lease.shared + count)
+        with self._lock:
+            claim, lease = self._claims.get(state.request_id), self._leases.get(state.request_id)
+            if claim is None or claim.tainted or lease is None or not count:
+                return
+            known = len(claim.prefix.tokens) - len(state.initial_tokens)
+            claim.prefix.extend(state.generated_tokens[known:])
+            self.ledger.commit(lease, lease.shared + count)
+        self._changed()
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        self._claims.pop(request_id, None)
-        lease = self._leases.pop(request_id, None)
-        if lease is not None:
-            del self._allocator.block_table[request_id]
-            self.ledger.release(lease, self.now())
-        if not self._leases:
-            self.unused.set()
+        with self._lock:
+            self._claims.pop(request_id, None)
+            lease = self._leases.pop(request_id, None)
+            if lease is not None:
+                del self._allocator.block_table[request_id]
+                self.ledger.release(lease, self.now())
+            if not self._leases:
+                self.unused.set()
+        self._changed()
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
-        for request_id in list(self._leases):
-            self.free_blocks(request_id)
+        """transformers' thread asks for it when it begins. No request has arrived then, but some may be admitted."""
 
     def evict_cached_blocks(self) -> bool:
         """transformers would drop all unused blocks to make room. The ledger evicts block by block."""
@@ -160,13 +191,10 @@ class PagedBlocks:
     def compute_free_capacity(self, relative: bool = True) -> float:
         return self.ledger.room / self.ledger.capacity if relative else float(self.ledger.room * self.row_bytes)
 
-    def _open(self, request_id: str, prefix: Prefix, keep_s: float) -> Lease:
-        lease = self.ledger.reserve(prefix, 0, self.now(), keep_s)
-        assert lease is not None, "a lease without private blocks always fits"
+    def _open(self, request_id: str, lease: Lease) -> None:
         self.unused.clear()
         self._leases[request_id] = lease
         self._allocator.block_table[request_id] = lease.blocks
-        return lease
 
 
 class _NoPool:

@@ -1,5 +1,5 @@
 """Replaced parts of transformers' continuous batching: where outputs go, how tokens are sampled, what a failing step ends,
-which block ledger is used. `continuous.py` describes how they work together.
+which block ledger is used. `batching.py` describes how they work together.
 
 Failures. A step that raises (there was no memory for it, say) fails the requests of its batch: their blocks are free again,
 nothing of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises, fail
@@ -10,6 +10,7 @@ then on), end the engine's thread; `/health` reports that.
 import asyncio
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
@@ -17,14 +18,17 @@ from typing import Any, Protocol
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from replica.cache.blocks import CacheListener
 from replica.engine import SetupError
-from replica.torch_engine.paged import Claim, PagedBlocks
-from replica.torch_engine.sampling import Sampler
+from replica.torch_engine.paged import Claim, PagedBlocks, check_signatures
+from replica.torch_engine.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)
+EAGER: Mapping[str, tuple[str, ...]] = {"update": ("key_states", "value_states", "layer_idx", "kwargs")}
 
 
 class Job(Protocol):
@@ -52,7 +56,11 @@ class OutputRouter:
         processor = manager.batch_processor
         processor.inputs_and_outputs.compute_stream = None  # PATCHED: one stream, see replica/torch_engine/device.py
         processor.model_runner._sample = partial(self.sample, processor.inputs_and_outputs)  # PATCHED: sampling
-        isolate_failures(processor)
+        isolate_failures(processor, self.step_failed)
+
+    def step_failed(self) -> None:
+        """Called while the error is handled."""
+        log.exception("a step failed, and the requests in it")
 
     def deliver(self, output: Any) -> None:
         self.deliver_batch([output])
@@ -68,24 +76,27 @@ class OutputRouter:
         """Samples per request; transformers has one configuration for all. One row per request that gets a token."""
         best, chosen = scores[0].max(dim=-1)
         ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
-        for row, (request_id, score) in enumerate(zip(ids, best.tolist(), strict=False)):
-            job = self._running.get(request_id)
-            if job is None:
-                continue
+        jobs = [(row, job) for row, each in enumerate(ids) if (job := self._running.get(each))]
+        sampled = [row for row, job in jobs if job.sampler is not None]
+        tables = dict(zip(sampled, scores[0, sampled].cpu(), strict=True)) if sampled else {}  # one transfer for all
+        scores_of_best = best.tolist()
+        for row, job in jobs:
             try:
-                _check_score(score)
+                _check_score(scores_of_best[row])
                 if job.sampler is not None:
-                    chosen[row] = job.sampler.draw(scores[0, row].cpu())
+                    chosen[row] = job.sampler.draw(tables[row])
             except Exception as error:  # noqa: BLE001 - whatever it is, the other requests continue
                 job.claim.tainted = True
                 # This step's output for it comes later, finds no request, and is cancelled.
-                self.deliver(GenerationOutput(request_id, error=message_of(error), status=RequestStatus.FAILED))
+                self.deliver(GenerationOutput(ids[row], error=message_of(error), status=RequestStatus.FAILED))
         output_ids[0, : len(chosen)].copy_(chosen)
 
 
 def make_manager(model: Any, batching: ContinuousBatchingConfig, eos: list[int], router: OutputRouter) -> Any:
     """transformers' manager, patched, not started yet. Raises SetupError."""
     generation = GenerationConfig(do_sample=False, eos_token_id=eos)
+    check_signatures(PagedAttentionCache, "PagedAttentionCache", EAGER)
+    ALL_ATTENTION_FUNCTIONS.register("paged|eager", _paged_eager)  # PATCHED: eager attention
     try:
         manager = model.init_continuous_batching(generation, batching)
         router.install(manager)
@@ -96,13 +107,25 @@ def make_manager(model: Any, batching: ContinuousBatchingConfig, eos: list[int],
     return manager
 
 
-def install_blocks(manager: Any, capacity: int, listeners: Items[CacheListener]) -> PagedBlocks | None:
-    """Install our block ledger; None if the model's blocks cannot be shared."""
+def _paged_eager(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **named: Any) -> Any:
+    """A model's own eager attention over paged keys. transformers has one for all models, without what some have beside: a cap
+    on scores (Gemma 2), for example."""
+    cache = named.pop("cache", None)
+    if cache is None:
+        raise ValueError("its layers do not pass the paged cache to their attention")
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=named)
+    own = sys.modules[type(module).__module__].eager_attention_forward
+    return own(module, query, key, value, attention_mask, **named)
+
+
+def install_blocks(
+    manager: Any, capacity: int, listeners: Items[CacheListener], changed: Callable[[], None]
+) -> PagedBlocks | None:
+    """Install our block ledger; None if the model's blocks cannot be shared. changed: see PagedBlocks."""
     cache = manager.batch_processor.cache
     if not PagedBlocks.can_serve(cache):
-        log.warning("this model has layers that attend to a sliding window: it is served without a prefix cache")
         return None
-    blocks = PagedBlocks(cache, capacity, listeners)
+    blocks = PagedBlocks(cache, capacity, listeners, changed=changed)
     blocks.install(cache)  # PATCHED: blocks
     return blocks
 
@@ -111,11 +134,11 @@ def reset(manager: Any, blocks: PagedBlocks, timeout_s: float) -> bool:
     """Drop the cache, after cancelled requests are gone and the engine's thread has paused; False if it is in use."""
     blocks.unused.wait(timeout_s)
     with manager.pause():
-        return blocks.ledger.clear()
+        return blocks.reset()
 
 
-def isolate_failures(processor: Any) -> None:
-    """PATCHED: transformers ends its thread when a step raises."""
+def isolate_failures(processor: Any, failed: Callable[[], None]) -> None:
+    """PATCHED: transformers ends its thread when a step raises. `failed` is called first."""
     step = processor._generation_step
 
     def isolated(model: Any) -> None:
@@ -123,8 +146,8 @@ def isolate_failures(processor: Any) -> None:
             step(model)
         except torch.AcceleratorError:
             raise
-        except Exception as error:
-            log.exception("a step failed, and the requests in it")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next step runs
+            failed()
             processor.handle_batch_error(error)
             processor.inputs_and_outputs.requests_in_batch = []  # so that the update that follows finds no requests
 

@@ -10,6 +10,8 @@ template itself writes after an assistant's message, if that is a special token.
 """
 
 import inspect
+import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -17,12 +19,16 @@ import jinja2
 import transformers
 from tokenizers.decoders import DecodeStream
 
-from replica.engine import Message, PromptEnd, PromptError, SetupError, TemplateOverride
+from replica.engine import Message, PromptEnd, PromptError, PromptTooLong, SetupError, TemplateOverride
 
 PROBE = "warmroute"  # the content of the messages by which a template is examined
 UNFINISHED = "\ufffd"
 LONGEST_HELD = 64  # tokens without text (special ones) after which a window is closed, so that it does not grow
 OWN_PARAMETERS = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents"}
+BEGINNING = 1 << 18  # characters of a text that are tokenized to see whether it is too long
+ANY = 1 << 62  # tokens
+CUT = 64  # tokens that the end of a beginning can have more than the text has there
+log = logging.getLogger(__name__)
 TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError)
 
 
@@ -35,24 +41,43 @@ class ModelTokenizer:
             raise SetupError(f"{type(tokenizer).__name__} cannot decode streams: the model needs a tokenizer.json")
         self._tokenizer = tokenizer
         if chat_template is not None:
-            tokenizer.chat_template = chat_template
+            tokenizer.chat_template = _sound(tokenizer, chat_template)
+        if "tools" not in str(tokenizer.chat_template):
+            log.info("the chat template of this model prints no tools: the model does not know those of a request")
+        self.longest_token = max(map(len, tokenizer.get_vocab()))  # in characters, of which a byte is at most one
 
-    def encode(self, text: str, special: bool) -> list[int]:
+    def encode(self, text: str, special: bool, most: int = ANY) -> list[int]:
+        """Raises PromptTooLong if there are more tokens than `most`. Of a long text a beginning is tokenized first, then one
+        that is twice as long: a few tokens at its end may be others, but it never has many more than the whole has."""
+        for size in _beginnings(len(text)):
+            if len(self._ids(text[:size], special)) - CUT > most:
+                raise PromptTooLong(most)
+        tokens = self._ids(text, special)
+        if len(tokens) > most:
+            raise PromptTooLong(most)
+        return tokens
+
+    def _ids(self, text: str, special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special))
 
     def encode_chat(
-        self, messages: list[Message], tools: list[Any] | None, end: PromptEnd, template: TemplateOverride
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        end: PromptEnd,
+        template: TemplateOverride,
+        most: int = ANY,
     ) -> list[int]:
-        """Raises PromptError."""
+        """Raises PromptError, and PromptTooLong as `encode` does."""
         if reserved := OWN_PARAMETERS & template.variables.keys():
             raise PromptError(f"chat_template_kwargs are the template's, and may not set {', '.join(sorted(reserved))}")
-        options = {**template.variables, "chat_template": template.text, "tokenize": True, "return_dict": False}
+        options = {**template.variables, "chat_template": template.text, "tokenize": False}
         options |= {"add_generation_prompt": end == "answer", "continue_final_message": end == "open"}
         try:
-            ids = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
+            text: str = self._tokenizer.apply_chat_template(messages, tools=tools, **options)
         except TEMPLATE_ERRORS as error:
             raise PromptError(str(error)) from error
-        return list(ids)
+        return self.encode(text, special=False, most=most)
 
     def decode(self, tokens: list[int], special: bool) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
@@ -64,6 +89,19 @@ class ModelTokenizer:
     def token_strings(self, tokens: list[int]) -> list[str]:
         # A vocabulary can be larger than the tokenizer's: tokens beyond it have no text.
         return [token or "" for token in self._tokenizer.convert_ids_to_tokens(tokens)]
+
+
+def _sound(tokenizer: Any, template: str) -> str:
+    """A template that a file has. Raises SetupError for one that no conversation can be written with."""
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], chat_template=template, tokenize=False)
+    except jinja2.TemplateSyntaxError as error:
+        raise SetupError(f"--chat-template: line {error.lineno}: {error}") from error
+    except TEMPLATE_ERRORS:
+        return template  # it may want other messages than this one
+    if not text:
+        raise SetupError("--chat-template: it writes nothing of a message")
+    return template
 
 
 class StreamDetokenizer:
@@ -102,6 +140,14 @@ class StreamDetokenizer:
             return None
         self._stream = DecodeStream(ids=self._held, skip_special_tokens=self._skip_special)
         return text
+
+
+def _beginnings(length: int) -> Iterator[int]:
+    """Lengths to tokenize before a text of this length is, in characters."""
+    size = BEGINNING
+    while size < length:
+        yield size
+        size *= 2
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -74,7 +74,8 @@ class Node:
 
 
 class UseList:
-    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since`.
+    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since`
+    and `next_end`.
 
     blocks: of all holds; weight: of these blocks together; pending: weight of those that are not confirmed; count: holds.
     capacity: the weight that the replica can hold, or UNBOUNDED. floor: of a list of purged holds, the time of the last purge:
@@ -138,20 +139,21 @@ class UseList:
             hold = hold.staler
         return weight
 
-    def ends(self, since: float) -> list[Hold]:
-        """The holds at which a use ended, of those used after `since`, most recently used first. O(holds used after it).
+    def next_end(self, after: Hold | None, since: float) -> Hold | None:
+        """The next hold at which a use ended, on the stale side of `after` (None: of all); None if there is none that was used
+        after `since`. O(edges of a path).
 
         A use moves the holds of its path to the fresh end, deepest first; a later use takes some of the upper ones away. So it
         ended at a hold that has no hold of the same time and path on its stale side.
         """
-        found, ring = [], self.ring
-        hold = ring.staler
+        ring = self.ring
+        hold = ring.staler if after is None else after.staler
         while hold is not ring and hold.used > since:
             staler = hold.staler
             if staler is ring or staler.used != hold.used or staler.node.parent is not hold.node:
-                found.append(hold)
+                return hold
             hold = staler
-        return found
+        return None
 
     def link_after(self, hold: Hold, left: Hold) -> None:
         """Insert `hold` on the fresh side of `left`."""

@@ -97,10 +97,12 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         return uses.used_since(since, MAX_COUNTED) if uses else 0
 
-    def ends(self, replica: str, since: float) -> list[Hold]:
-        """Where the replica's prompts that were used after `since` end (`UseList.ends`). O(holds used after it)."""
+    def next_end(self, replica: str, after: Hold | None, since: float) -> Hold | None:
+        """Where the replica's next prompt ends that was used after `since` and before `after`, which lives (None: the most
+        recently used one); see `UseList.next_end`. O(edges of a path).
+        """
         uses = self._uses.get(replica)
-        return uses.ends(max(since, self.now - self.ttl_s)) if uses else []
+        return uses.next_end(after, max(since, self.now - self.ttl_s)) if uses else None
 
     def lives(self, replica: str, hold: Hold) -> bool:
         """Whether this is still the replica's hold on its node, and not purged. O(1)."""

@@ -7,7 +7,7 @@ class Losses:
     """The last loss of each replica, as long as it matters."""
 
     def __init__(self) -> None:
-        self._lost: dict[str, float] = {}
+        self._lost: dict[str, float] = {}  # the latest last
 
     def __len__(self) -> int:
         return len(self._lost)
@@ -17,6 +17,8 @@ class Losses:
         return at <= self._lost.get(replica, at - 1)
 
     def add(self, replica: str, now: float, for_s: float) -> None:
-        """The replica has lost its cache. for_s: nobody asks for older losses. O(replicas that lost theirs since)."""
-        self._lost = {name: at for name, at in self._lost.items() if at > now - for_s}
+        """The replica has lost its cache. for_s: nobody asks for older losses. O(1), amortised."""
+        self._lost.pop(replica, None)
+        while self._lost and self._lost[first := next(iter(self._lost))] <= now - for_s:
+            del self._lost[first]
         self._lost[replica] = now

@@ -20,6 +20,7 @@ Bounds: MAX_PROMISES, the least recently made or renewed are forgotten. MAX_PLAC
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 import xxhash
@@ -86,9 +87,12 @@ class Promises:
                 if len(self._made) > MAX_PROMISES:
                     self._made.popitem(last=False)
 
-    def entries(self) -> list[tuple[int, Promise]]:
-        """For another router's `restore`. O(promises)."""
-        return list(self._made.items())
+    def entries(self) -> Iterator[tuple[int, Promise]]:
+        """For another router's `restore`. Promises may be made meanwhile. O(1) each, after one copy of their numbers."""
+        for number in list(self._made):
+            promise = self._made.get(number)
+            if promise is not None:
+                yield number, promise
 
     def restore(self, number: int, promise: Promise, now: float) -> None:
         """As another router made it; those that were made here stay."""

@@ -23,6 +23,7 @@ so ids that never return displace none that do. MAX_HOLDERS replicas of a sessio
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 import xxhash
@@ -43,6 +44,10 @@ RECENT_TOKENS: Final = 1_048_576  # older reports fade: with every doubling beyo
 def session_key(session: str, *scope: str) -> int:
     """The number of a session; 0 without one. scope: the names of what it belongs to (a model, a tenant)."""
     return xxhash.xxh3_64_intdigest("\0".join((session, *scope)).encode("utf-8", "surrogatepass")) if session else 0
+
+
+def _when(holder: tuple[str, tuple[int, float]]) -> float:
+    return holder[1][1]
 
 
 class Share:
@@ -144,23 +149,39 @@ class Sessions:
         if len(session.holders) > MAX_HOLDERS:
             del session.holders[next(iter(session.holders))]
 
-    def entries(self) -> list[tuple[int, Session, bool]]:
-        """(number, session, whether it was answered more than once), for another router's `restore`. O(sessions)."""
-        new = [(number, session, False) for number, session in self._new.items()]
-        return new + [(number, session, True) for number, session in self._returned.items()]
+    def entries(self) -> Iterator[tuple[int, Session, bool]]:
+        """(number, session, whether it was answered more than once), for another router's `restore`. Sessions may change
+        meanwhile. O(1) each, after one copy of their numbers.
+        """
+        for number in [*self._new, *self._returned]:
+            session = self.find(number)
+            if session is not None:
+                yield number, session, number in self._returned
 
     def restore(
         self, number: int, holders: dict[str, tuple[int, float]], share: tuple[float, float] | None, *, returned: bool
-    ) -> None:
-        """As another router knew it; a session that is known here stays as it is. holders: MAX_HOLDERS at most."""
+    ) -> bool:
+        """As another router knew it; a session that is known here stays as it is. holders: MAX_HOLDERS at most. Returns whether
+        it is restored.
+        """
         known, most = (self._returned, MAX_RETURNED) if returned else (self._new, MAX_NEW)
         if not number or not holders or self.find(number) is not None or len(known) >= most:
-            return
+            return False
         session = known[number] = Session()
         session.holders = holders
         if share is not None:
             session.share = Share()
             session.share.restore(share)
+        return True
+
+    def restore_more(self, number: int, holders: dict[str, tuple[int, float]]) -> None:
+        """More holders of a session that was restored; those that it has stay. The latest ones, if there are too many."""
+        session = self.find(number)
+        if session is None:
+            return
+        more = sorted(((name, last) for name, last in holders.items() if name not in session.holders), key=_when)
+        room = MAX_HOLDERS - len(session.holders)
+        session.holders = dict(sorted([*more[max(0, len(more) - room) :], *session.holders.items()], key=_when))
 
     def lost(self, replica: str, now: float, ttl_s: float) -> None:
         """The replica has lost its cache. ttl_s: older holders are not asked for. O(replicas that lost theirs since)."""

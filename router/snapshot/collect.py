@@ -5,20 +5,21 @@ slice must not rely on what an earlier one has seen of the tree. It does not: a 
 that a prefix once written can be extended by later records, whatever became of its nodes. What was dropped meanwhile is left
 out; what was used again meanwhile is written with its new age; of a hold that a node above has taken over, that one is written.
 
-A prefix is written where a replica's use of it ended, most recently used first, and behind all else: where a snapshot is cut,
-the better half is left. What lies above such an end in the tree was used then too, and needs no record. Only confirmed blocks
-are written: the bookings of requests in flight go another way (`replication_log.py`), or are over at a shutdown.
+A prefix is written where a replica's use of it ended (`ends.py`), most recently used first, and behind all else: where a
+snapshot is cut, the better half is left. What lies above such an end in the tree was used then too, and needs no record. Only
+confirmed blocks are written: the bookings of requests in flight go another way (`replication_log.py`), or are over at a
+shutdown.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from router.index.holds import Hold
 from router.router import Router
+from router.snapshot.ends import Ends
 from router.snapshot.records import (
     LEAST,
     MAX_AGE_S,
@@ -36,16 +37,21 @@ from router.snapshot.records import (
     Scale,
     SessionEntry,
 )
-from router.types import KEY_BYTES
+from router.types import KEY_BYTES, BlockKeys
 
-SLICE: Final = 200  # records: about a millisecond
-MAX_PASSES: Final = 8  # over what was used during the pass before
+SLICE: Final = 200  # records, or things of which there is none to be made: about a millisecond
+SLICE_BYTES: Final = 1 << 20  # of the keys of its records, or one record
+SLICE_EDGES: Final = 4096  # of the paths that are walked for it, or those of one record
+PARTS: Final = 256
+FREED: Final = 2000  # keys at once
+MAX_PASSES: Final = 16  # over what was used during the pass before: each is much shorter than that one
 
 
 def collect(router: Router, now: float, since_s: float = math.inf, size: int = SLICE) -> Iterator[list[Record]]:
-    """What the router knows, in slices of `size` records, to be encoded one by one.
+    """What the router knows, in slices of `size` records at most, to be encoded one by one. A slice may be empty.
 
-    since_s: only what was used in the last since_s seconds. Before the prefixes their ends are gathered at once: O(holds).
+    since_s: only what was used in the last since_s seconds. No slice takes more than a few milliseconds, however large the
+    index is.
     """
     return _Collector(router, now, since_s).slices(size)
 
@@ -56,19 +62,31 @@ class _Collector:
         self._now = now
         self._since = now - since_s
         self._numbers = {name: number for number, name in enumerate(router.replicas)}
-        self._written: dict[bytes, tuple[int, int]] = {}  # last key of a path -> (number of a prefix, its leading blocks)
+        self._ends = Ends(router.trie, list(self._numbers))
+        self._written = _Written()
         self._held = 0
+        self._edges = 0  # that were walked for the prefixes of this slice
 
     def slices(self, size: int) -> Iterator[list[Record]]:
         records: list[Record] = []
+        done = keys = 0
         for record in self._records(size):
-            records.append(record)
-            if len(records) == size:
+            more = len(record.keys) if isinstance(record, Held) else 0
+            if keys and keys + more > SLICE_BYTES:
                 yield records
-                records = []
+                records, done, keys, self._edges = [], 0, 0, 0
+            if record is not None:
+                records.append(record)
+            done, keys = done + 1, keys + more
+            if done == size or self._edges >= SLICE_EDGES:
+                yield records
+                records, done, keys, self._edges = [], 0, 0, 0
         yield records
+        while self._written.free():
+            yield []
 
-    def _records(self, size: int) -> Iterator[Record]:
+    def _records(self, size: int) -> Iterator[Record | None]:
+        """None: something was looked at that gives no record."""
         yield self._general()
         for name in self._numbers:
             yield self._learned(name)
@@ -112,26 +130,46 @@ class _Collector:
 
     # -- the index
 
-    def _prefixes(self, size: int) -> Iterator[Record]:
-        """A use may replace holds, so what was used meanwhile is gathered again: at last `size` at once, without a pause."""
+    def _prefixes(self, size: int) -> Iterator[Record | None]:
+        """A use may replace holds, so what was used during one pass is written by the next, until that is little: `_rest`."""
         trie, since = self._router.trie, self._since
-        for number in range(MAX_PASSES):
-            gathered = math.nextafter(trie.now, -math.inf)
-            ends = [(name, trie.ends(name, since)) for name in self._numbers]
-            if sum([len(each) for _, each in ends]) <= size or number == MAX_PASSES - 1:
-                yield from list(self._written_of(ends))
+        for _ in range(MAX_PASSES):
+            begun = math.nextafter(trie.now, -math.inf)
+            records, left = self._rest(since, size)
+            yield from records
+            if left <= since:
                 return
-            yield from self._written_of(ends)
-            since = gathered
+            for end in self._ends.walk(since, left):
+                if self._held == MAX_HELD:
+                    return
+                yield self._record(*end) if end is not None else None
+            since = begun
 
-    def _written_of(self, ends: list[tuple[str, list[Hold]]]) -> Iterator[Record]:
-        for replica, hold in heapq.merge(*[_named(name, holds) for name, holds in ends], key=_staleness):
+    def _rest(self, since: float, most: int) -> tuple[list[Record], float]:
+        """(records of what was used after `since`, if that is little, made at once: no more than fit into one slice; what was
+        used by then is left)
+        """
+        records: list[Record] = []
+        ends, keys = self._ends.few(since, most), 0
+        if ends is None:
+            return records, math.inf
+        for replica, hold in ends:
             if self._held == MAX_HELD:
-                return
-            alive = self._live(replica, hold)
-            end = None if alive is None else _confirmed(replica, alive)
-            if alive is not None and end is not None:
-                yield self._prefix(self._numbers[replica], end, self._age(alive.used))
+                break
+            if keys >= SLICE_BYTES:
+                return records, hold.used
+            record = self._record(replica, hold)
+            if record is not None:
+                records.append(record)
+                keys += len(record.keys)
+        return records, since
+
+    def _record(self, replica: str, hold: Hold) -> Held | None:
+        alive = self._live(replica, hold)
+        end = None if alive is None else _confirmed(replica, alive)
+        if alive is None or end is None:
+            return None
+        return self._prefix(self._numbers[replica], end, self._age(alive.used))
 
     def _live(self, replica: str, hold: Hold) -> Hold | None:
         """The hold, or what is left of it: the one above that has taken it over, or that was not dropped with it."""
@@ -146,30 +184,32 @@ class _Collector:
         return None
 
     def _prefix(self, replica: int, end: Hold, age: float) -> Held:
-        written, node = self._written, end.node
-        pieces = [node.edge[: end.confirmed * KEY_BYTES]]
-        known = written.get(pieces[0][-KEY_BYTES:])
-        if known is not None:
-            pieces = []
+        written, node, cut = self._written, end.node, end.confirmed * KEY_BYTES
+        pieces: list[BlockKeys] = []
+        known = written.find(node.edge[cut - KEY_BYTES : cut])
+        if known is None:
+            pieces.append(node.edge[:cut])
         parent = node.parent
         while known is None and parent is not None and parent.parent is not None:
-            known = written.get(parent.edge[-KEY_BYTES:])
+            known = written.find(parent.edge[-KEY_BYTES:])
             if known is None:
                 pieces.append(parent.edge)
             parent = parent.parent
         base, shared = known if known is not None else (0, 0)
         pieces.reverse()
         self._held += 1
+        self._edges += len(pieces)
         at = shared
         for piece in pieces:
             at += len(piece) // KEY_BYTES
-            written[piece[-KEY_BYTES:]] = self._held, at
+            if at <= MAX_PATH_BLOCKS:  # of a longer path, what is beyond is not written
+                written.put(piece[-KEY_BYTES:], self._held, at)
         keys = b"".join(pieces)[: (MAX_PATH_BLOCKS - shared) * KEY_BYTES]
         return Held(replica, base, shared, keys, node.weight, age)
 
     # -- sessions, promises, objects
 
-    def _sessions(self) -> Iterator[Record]:
+    def _sessions(self) -> Iterator[Record | None]:
         numbers = self._numbers
         for number, session, returned in self._router.sessions.entries():
             holders = tuple(
@@ -177,22 +217,51 @@ class _Collector:
                 for name, (units, at) in session.holders.items()
                 if name in numbers and at > self._since
             )
-            if holders:
-                yield SessionEntry(number, returned, holders, session.share.sums if session.share is not None else None)
+            share = session.share.sums if session.share is not None else None
+            yield SessionEntry(number, returned, holders, share) if holders else None
 
-    def _promises(self) -> Iterator[Record]:
+    def _promises(self) -> Iterator[Record | None]:
         for number, promise in self._router.promises.entries():
             replica = self._numbers.get(promise.replica)
             left_s = promise.until - self._now
             fits = 0 < promise.blocks <= MAX_PATH_BLOCKS
             if replica is not None and fits and left_s > 0 and promise.made > self._since:
                 yield PromiseEntry(number, replica, promise.blocks, self._age(promise.made), left_s)
+            else:
+                yield None
 
-    def _objects(self) -> Iterator[Record]:
+    def _objects(self) -> Iterator[Record | None]:
         for number, name, model, at in self._router.objects.entries():
             replica = self._numbers.get(name)
             if replica is not None and at > self._since and _is_text(model):
                 yield ObjectEntry(number, replica, model, self._age(at))
+            else:
+                yield None
+
+
+class _Written:
+    """Where each path that was written ends: last key -> number of a prefix, and its leading blocks. O(1).
+
+    In many dictionaries: the larger one is, the longer are the pauses in which it grows, or is freed.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[dict[bytes, int]] = [{} for _ in range(PARTS)]
+
+    def find(self, key: bytes) -> tuple[int, int] | None:
+        found = self._parts[key[0]].get(key)
+        return None if found is None else divmod(found, MAX_PATH_BLOCKS + 1)
+
+    def put(self, key: bytes, number: int, blocks: int) -> None:
+        """blocks: MAX_PATH_BLOCKS at most."""
+        self._parts[key[0]][key] = number * (MAX_PATH_BLOCKS + 1) + blocks
+
+    def free(self) -> bool:
+        """A part of it. Returns whether there was one."""
+        freed = 0
+        while self._parts and freed < FREED:
+            freed += len(self._parts.pop())
+        return freed > 0
 
 
 def _plausible(sums: tuple[float, float]) -> bool:
@@ -205,15 +274,6 @@ def _is_text(name: str) -> bool:
         return len(name.encode()) <= MAX_TEXT
     except UnicodeEncodeError:  # half a surrogate pair
         return False
-
-
-def _named(replica: str, ends: Iterable[Hold]) -> Iterator[tuple[str, Hold]]:
-    for hold in ends:
-        yield replica, hold
-
-
-def _staleness(end: tuple[str, Hold]) -> float:
-    return -end[1].used
 
 
 def _confirmed(replica: str, hold: Hold) -> Hold | None:

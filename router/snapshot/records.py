@@ -25,6 +25,7 @@ from router.types import KEY_BYTES
 MAX_REPLICAS: Final = 1 << 16
 MAX_HELD: Final = 1 << 20
 MAX_PATH_BLOCKS: Final = 1 << 20
+MAX_AT_ONCE: Final = 1024  # records that are encoded together: some milliseconds
 MAX_TOTAL: Final = MAX_REPLICAS + MAX_HELD + MAX_OBJECTS + MAX_PROMISES + MAX_SCALES + MAX_NEW + MAX_RETURNED + MAX_PREFIXES + 1
 MAX_TEXT: Final = 1024  # characters of a name
 MAX_AGE_S: Final = 1e9
@@ -128,7 +129,7 @@ class RecordError(ValueError):
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(list[Record])
+_DECODER: Final = msgspec.msgpack.Decoder(Annotated[list[Record], Meta(max_length=MAX_AT_ONCE)])
 
 
 def encode(records: Sequence[Record]) -> bytes:
@@ -138,6 +139,7 @@ def encode(records: Sequence[Record]) -> bytes:
 def decode(data: bytes) -> list[Record]:
     """Raises RecordError."""
     try:
-        return _DECODER.decode(data)
+        records: list[Record] = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordError(f"not a list of records: {error}") from error
+    return records

@@ -3,15 +3,18 @@
 What it says is applied as if it had been seen by this router itself: prefixes are inserted in the order of their last use, so
 that all bounds hold, and least recently used means the same as before. That is so for a router that begins. One that has been
 used, or swept, since then takes what is older as used just now, for its index is in order of use: so it should be given little,
-or what is recent. Values that this router has learned by itself meanwhile stay. What is past its TTL is left out, and so is all
-that a replica held which has restarted since.
+or what is recent. What this router has learned by itself stays; only what goes beyond its bounds is evicted. What is past its
+TTL is left out, and so is all that the snapshot has of a replica that is another process here: which of the two is older does
+not matter.
 
 A replica may join later than the snapshot is read (a source of replicas that is slow to answer): `steps` may be run again, and
-takes in what was left for replicas that have joined since.
+takes in what was left for replicas that have joined since. Until then nothing of theirs is in the router (but their objects,
+which may be on their disks), for only then it is known whether they are the same.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -35,7 +38,9 @@ from router.snapshot.records import (
 )
 from router.types import KEY_BYTES, BlockKeys
 
-STEP: Final = 100  # inserts, if they are short: one to three milliseconds
+STEP: Final = 100  # inserts, if they are short: one to three milliseconds; or other records
+LOOKS: Final = 20  # prefixes that are passed over in the time of an insert
+RUN: Final = 1024  # prefixes that are sorted at once; and as many of such runs at most are merged
 STEP_BYTES: Final = 1 << 20  # of their keys, or one insert
 MAX_BYTES: Final = 4 << 30  # of the keys of all prefixes, each with what it begins with; those used least recently are left out
 LINK_BYTES: Final = 64  # what it costs to look at one of those that a prefix begins with
@@ -60,9 +65,12 @@ class Restorer:
         self._ends: list[int] = []  # blocks of each prefix
         self._depths: list[int] = []
         self._bytes = 0
-        self._within = 0  # prefixes that are within most_bytes
+        # Numbers of prefixes within most_bytes that were not taken in yet. The runs are sorted, most recently used first.
+        self._unsorted: list[int] = []
+        self._runs: list[list[int]] = []
         self._others: list[Record] = []
-        self._left: set[int] = set()  # replicas whose prefixes were not taken in yet
+        self._left: set[int] = set()  # replicas that were not known yet
+        self._sessions: set[int] = set()  # that were restored
 
     # -- reading
 
@@ -101,7 +109,21 @@ class Restorer:
         self._depths.append(depth + 1)
         self._bytes += self._cost(len(self._held) - 1)
         if self._bytes <= self._most_bytes:
-            self._within = len(self._held)
+            self._unsorted.append(len(self._held) - 1)
+            if len(self._unsorted) == RUN:
+                self._sort()
+
+    def _sort(self) -> None:
+        if self._unsorted:
+            self._unsorted.sort(key=self._age)
+            self._runs.append(self._unsorted)
+            self._unsorted = []
+
+    def _age(self, number: int) -> float:
+        return self._held[number].age
+
+    def _staleness(self, number: int) -> float:
+        return -self._held[number].age
 
     def _cost(self, number: int) -> int:
         """Of taking in a prefix."""
@@ -109,48 +131,71 @@ class Restorer:
 
     @property
     def waiting(self) -> list[str]:
-        """The replicas whose prefixes are still to be taken in: unknown ones."""
+        """The replicas of which something is still to be taken in: unknown ones."""
         return [self._names[replica] for replica in sorted(self._left)]
 
     # -- taking in
 
     def steps(self, has_restarted: Callable[[str], bool]) -> Iterator[None]:
-        """Take it in; between two steps requests may have their turns.
+        """Take it in; between two steps requests may have their turns. A step takes a few milliseconds at most.
 
-        has_restarted: whether a replica, known to this router, has lost its cache since the snapshot; asked once for each.
+        has_restarted: whether a replica, known to this router, is another process here than the snapshot's, or has lost its
+        cache since; asked once for each.
         """
-        ready = {number for number in self._left if self._router.known(self._names[number]) is not None}
-        self._left -= ready
-        lost = {number for number in ready if has_restarted(self._names[number])}
-        for number in ready:
-            self._restore_learned(self._learned[number], lost=number in lost)
-            if number in lost:  # also its sessions and promises, which may have been taken in before it joined
-                self._router.purge(self._names[number])
-        yield None
-        yield from self._restore_prefixes(ready - lost)
-        others, self._others = self._others, []
-        for count, record in enumerate(others):
-            self._restore_other(record, lost)
+        same: set[int] = set()
+        for count, number in enumerate(sorted(self._left)):
+            if self._router.known(self._names[number]) is not None:
+                self._left.remove(number)
+                lost = has_restarted(self._names[number])
+                self._restore_learned(self._learned[number], lost=lost)
+                if not lost:
+                    same.add(number)
             if count % STEP == 0:
                 yield None
+        yield from self._restore_prefixes(same)
+        yield from self._restore_others(same)
+        if not self._left:
+            yield from self.free()
+
+    def free(self) -> Iterator[None]:
+        """Nothing more will be taken in. In steps, because to free all records at once would be a pause."""
+        self._left.clear()
+        self._runs.clear()
+        while self._held or self._others:
+            del self._held[-RUN:], self._ends[-RUN:], self._depths[-RUN:], self._others[-RUN:]
+            yield None
 
     def _restore_prefixes(self, replicas: set[int]) -> Iterator[None]:
-        router, trie = self._router, self._router.trie
-        oldest = self._now - trie.ttl_s
-        numbers = [number for number in range(self._within) if self._held[number].replica in replicas]
-        numbers.reverse()  # of the same age, the least recently used first
-        numbers.sort(key=lambda number: -self._held[number].age)
-        count = size = 0
-        for number in numbers:
-            held = self._held[number]
-            name, used = self._names[held.replica], self._at - held.age
-            if used > oldest and used > router.purged_at(name):
-                trie.insert(name, self._keys(number), used, weight=held.weight)
-                self.blocks += trie.credited
-            count, size = count + 1, size + self._cost(number)
-            if count == STEP or size >= STEP_BYTES:
-                count = size = 0
+        """Those of these replicas; those of unknown ones are left."""
+        left: list[int] = []
+        inserts = looks = size = 0
+        for number in self._least_recently_used_first():
+            replica = self._held[number].replica
+            if replica in replicas:
+                self._insert(number)
+                inserts, size = inserts + 1, size + self._cost(number)
+            else:
+                looks += 1
+                if replica in self._left:
+                    left.append(number)
+            if inserts + looks // LOOKS >= STEP or size >= STEP_BYTES:
+                inserts = looks = size = 0
                 yield None
+        left.reverse()
+        self._runs = [left]
+
+    def _least_recently_used_first(self) -> Iterator[int]:
+        """The prefixes that are left, merged lazily. Of the same age, the last one first."""
+        self._sort()
+        runs, self._runs = self._runs, []
+        return heapq.merge(*map(reversed, reversed(runs)), key=self._staleness)
+
+    def _insert(self, number: int) -> None:
+        router, trie, held = self._router, self._router.trie, self._held[number]
+        name, used = self._names[held.replica], self._at - held.age
+        if used > max(self._now, trie.now) - trie.ttl_s and used > router.purged_at(name):
+            trie.insert(name, self._keys(number), used, weight=held.weight)
+            self.blocks += trie.credited
 
     def _keys(self, number: int) -> BlockKeys:
         pieces, cut = [], self._ends[number]
@@ -178,22 +223,30 @@ class Restorer:
             evidence.held = max(evidence.held, learned.held)
             router.trie.add_replica(name, evidence.capacity)
 
-    def _restore_other(self, record: Record, lost: set[int]) -> None:
+    def _restore_others(self, replicas: set[int]) -> Iterator[None]:
+        others, self._others = self._others, []
+        others.reverse()
+        while others:
+            rest = self._restore_other(others.pop(), replicas)
+            if rest is not None:
+                self._others.append(rest)
+            if len(others) % STEP == 0:
+                yield None
+
+    def _restore_other(self, record: Record, replicas: set[int]) -> Record | None:
+        """What these replicas have. Returns what is left: for unknown ones."""
         router = self._router
-        if isinstance(record, Scale):
-            router.scales.restore(record.name, (record.units, record.tokens))
-        elif isinstance(record, SessionEntry):
-            holders = {
-                self._names[number]: (units, self._at - age)
-                for number, units, age in record.holders
-                if number < len(self._names) and number not in lost
-            }
-            router.sessions.restore(record.number, holders, record.share, returned=record.returned)
-        elif isinstance(record, PromiseEntry):
-            if self._stays(record.replica, lost):
+        if isinstance(record, SessionEntry):
+            return self._restore_session(record, replicas)
+        if isinstance(record, PromiseEntry):
+            if record.replica in self._left:
+                return record
+            if record.replica in replicas:
                 made = self._at - record.age
                 promise = Promise(self._names[record.replica], record.blocks, made, self._at + record.left_s)
                 router.promises.restore(record.number, promise, self._now)
+        elif isinstance(record, Scale):
+            router.scales.restore(record.name, (record.units, record.tokens))
         elif isinstance(record, ObjectEntry):
             if record.replica < len(self._names):  # it may be on the replica's disk
                 router.objects.restore(record.number, self._names[record.replica], record.model, self._at - record.age)
@@ -202,6 +255,19 @@ class Restorer:
                 router.rents.pay(record.prefix, record.seconds)
         elif isinstance(record, General):
             self._restore_general(record)
+        return None
+
+    def _restore_session(self, record: SessionEntry, replicas: set[int]) -> SessionEntry | None:
+        sessions = self._router.sessions
+        left = tuple(holder for holder in record.holders if holder[0] in self._left)
+        holders = {self._names[number]: (units, self._at - age) for number, units, age in record.holders if number in replicas}
+        if record.number in self._sessions:
+            sessions.restore_more(record.number, holders)
+        elif holders:
+            if not sessions.restore(record.number, holders, record.share, returned=record.returned):
+                return None  # it is known here
+            self._sessions.add(record.number)
+        return SessionEntry(record.number, record.returned, left, record.share) if left else None
 
     def _restore_general(self, record: General) -> None:
         router = self._router
@@ -211,9 +277,6 @@ class Restorer:
             if record.lifetime is not None:
                 over, under, half_life = record.lifetime
                 router.trie.restore_lifetime((over, under), half_life)
-
-    def _stays(self, replica: int, lost: set[int]) -> bool:
-        return replica < len(self._names) and replica not in lost
 
     def __repr__(self) -> str:
         return f"<Restorer of {self.records} records, {self.blocks} blocks taken in, for {len(self._left)} replicas left>"

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.fleet import delay
 from bench.fleet.__main__ import Load, chart_variant, hits, outage, updated
 from bench.fleet.exchange import Decision, following
 from bench.fleet.loads import TOKENS, agent_sessions, conversation, growing
+from bench.fleet.pauses import LATE, rows
 from bench.fleet.plan import CHAT, Fleet, measured
 from bench.fleet.restart import Case, restart
 from bench.fleet.rolling import Scale, Variant, rolling
@@ -43,13 +45,18 @@ def test_prompts_share_what_they_share_in_the_trace() -> None:
     assert len({body for (body,) in conversation(200)}) > 150
 
 
+def test_the_pauses_of_a_snapshot_are_measured() -> None:
+    _, _, *found = rows(500)
+    assert [row.split("  ")[0] for row in found] == ["collect", "read", "take in", *["for one that joins late"] * LATE]
+
+
 @pytest.mark.tools
 async def test_two_gateways_that_share_cache_as_one_does(tmp_path: Path) -> None:
     tool("redis-server")
     alone, shared, apart = [
         await hits(LOAD, gateways, shared=shared, folder=tmp_path) for gateways, shared in ((1, False), (2, True), (2, False))
     ]
-    assert alone.failed == shared.failed == apart.failed == 0
+    assert alone.failed == shared.failed == apart.failed == {}
     assert len(shared.hits) == 32
     assert shared.share() > apart.share()
     assert shared.share() >= alone.share() - 0.1
@@ -60,8 +67,11 @@ async def test_no_request_fails_when_the_store_does(tmp_path: Path) -> None:
     tool("redis-server")
     long = Load("conversations", CONVERSATIONS, 2, 0.5)
     sent, killed, back = await outage(long, tmp_path, after_s=1.0, down_s=2.0)
-    assert sent.failed == 0
-    assert 0 < killed < back
+    assert sent.failed == {}
+    when = [at for at, _, _ in sent.hits]
+    assert min(when) < killed < back < max(when)
+    assert any(killed < at < back for at in when)
+    assert sent.share(back) > 0
 
 
 @pytest.mark.tools
@@ -78,6 +88,16 @@ def test_the_plan_of_a_small_fleet() -> None:
     follows = [row for row in rows if len(row) == 5 and row[3].isdigit()]
     assert len(follows) == 4
     assert all(int(row[3]) > 0 for row in follows)
+
+
+def test_a_longer_delay_costs_more() -> None:
+    lines: list[str] = []
+    delay.measured(Fleet(8, 8), replace(CHAT, hours=0.02), (0.02, 5.0), lines.append)
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    (_, alone, soon, late) = rows
+    assert (alone[0], alone[5], soon[0], late[0]) == ("–", "–", "0.020", "5.000")
+    assert float(late[2]) == pytest.approx(5 * float(late[1]), rel=0.2)
+    assert float(alone[4]) < float(late[4])
 
 
 def test_with_many_gateways_each_reads_no_more_envelopes() -> None:
@@ -111,7 +131,7 @@ def test_a_part_of_the_report_replaces_the_one_before() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_after_a_restart_the_next_turns_find_their_caches_by_the_file(workers: int, tmp_path: Path) -> None:
     seen = await restart(Case("", workers=workers, file=True), tmp_path, time.monotonic, conversations=8, fleet=3)
-    assert seen.failed == 0
+    assert seen.failed == {}
     assert seen.before > 0.8
     assert seen.after >= seen.before - 0.02
 
@@ -120,7 +140,7 @@ async def test_after_a_restart_the_next_turns_find_their_caches_by_the_file(work
 async def test_after_a_restart_the_next_turns_find_their_caches_by_another_gateway(tmp_path: Path) -> None:
     tool("redis-server")
     seen = await restart(Case("", sibling=True), tmp_path, time.monotonic, conversations=8, fleet=3)
-    assert seen.failed == 0
+    assert seen.failed == {}
     assert seen.after >= seen.before - 0.02
 
 

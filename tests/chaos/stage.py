@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.measure.cpu import tree
+from bench.measure.ports import free_port
 from gateway.commands.demo.processes import listening_url, ready_url
 from tests.chaos.hostile import MODEL, REFUSES
 from tests.chaos.load import ANSWERED, CUT, REFUSED, Load
 from tests.chaos.wire import fetch, port_of
-from tests.deploy.processes import free_port, stop
+from tests.deploy.processes import stop
 
 T = TypeVar("T")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -18,18 +16,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.05
-
-
-PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections and to who asks for any
-
-
-def free_port() -> int:
-    """A port that stays free while its program is not there, with other tests running beside this one."""
-    chance = random.SystemRandom()
-    while True:
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(("127.0.0.1", port := chance.choice(PORTS)))
-            return port
 
 
 def until(condition: Callable[[], T], what: str, deadline_s: float = 120.0) -> T:

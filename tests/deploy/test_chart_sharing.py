@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.addresses import parse_store_url
+from gateway.config.addresses import STORE_URL, STORE_URL_PATTERN, parse_store_url
 from gateway.config.source import load
 from tests.deploy.helm import ONE_REPLICA, Helm, changed, container, validate
 from tests.deploy.test_chart import notes_of, template
@@ -60,12 +60,38 @@ def test_every_kind_of_store_can_be_named_in_both_places(helm: Helm, tmp_path: P
         assert parse_store_url(load(file, {}, {}).sharing.url) == parse_store_url(url)
 
 
-@pytest.mark.parametrize("url", ["redis://:secret@valkey", "redis+cluster://user:secret@a,b", "http://valkey", "valkey:6379"])
-def test_a_url_with_a_password_or_of_something_else_is_refused(helm: Helm, url: str) -> None:
-    for values, key in ((external(url), "externalUrl"), (named(url), "url")):
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "redis://:secret@valkey",
+            "a password does not belong in a URL, for it would be in the ConfigMap: put it into a Secret",
+        ),
+        ("redis+cluster://user:secret@a,b", "a password does not belong in a URL"),
+        ("http://valkey", f'{STORE_URL} is expected, got "http://valkey"'),
+        ("valkey:6379", f'{STORE_URL} is expected, got "valkey:6379"'),
+        ("user:secret@valkey:6379", 'is expected, got "valkey:6379"'),
+        ("redis://valkey:6379/a/b/c", "is expected, got"),
+    ],
+)
+def test_a_url_with_a_password_or_of_something_else_is_refused(helm: Helm, url: str, message: str) -> None:
+    for values, key in ((external(url), "valkey.externalUrl"), (named(url), "config.sharing.url")):
         refusal = helm.refusal(values)
-        assert "not match pattern" in refusal
-        assert key in refusal
+        assert f"{key}: " in refusal
+        assert message in refusal
+        assert "secret@" not in refusal
+
+
+def test_the_templates_take_the_urls_that_the_gateway_takes() -> None:
+    assert f"`^({STORE_URL_PATTERN})$`" in (ROOT / "helm" / "templates" / "_checks.tpl").read_text("utf-8")
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:secret@h/n", "postgres://u@h/n?password=secret"])
+def test_a_password_of_the_database_is_refused(helm: Helm, url: str) -> None:
+    refusal = helm.refusal(changed(ONE_REPLICA, "config.state.url", url))
+    assert "config.state.url: a password does not belong in a URL, for it would be in the ConfigMap: put PGPASSWORD" in refusal
+    for good in ("off", False, "sqlite", "postgresql://u@h:5432/n?sslmode=require"):
+        helm.objects(changed(ONE_REPLICA, "config.state.url", good))
 
 
 def test_the_url_of_the_chart_s_own_valkey_is_that_of_its_service(helm: Helm) -> None:

@@ -137,6 +137,7 @@ def test_bounds_are_those_of_the_gateway(of: str, section: dict[str, Any], tmp_p
     cases: list[dict[str, Any]] = [
         put(SMALLEST, path, value)
         for path, inner in leaves(section)
+        if (of, path) != ("chart", ("sharing", "url"))  # refused by a template, in words: test_chart_sharing.py
         for value in (-1, 0, 1, 1.5, 10**10, 10**10 + 1, "", "info", None, True, False, inner["default"])
     ]
     cases += [{**SMALLEST, "pools": [{"replicas": [replica]}]} for replica in REPLICAS]

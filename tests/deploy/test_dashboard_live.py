@@ -29,9 +29,10 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.measure.ports import free_port
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
-from tests.deploy.processes import answers, free_port, running, until
+from tests.deploy.processes import answers, running, until
 from tests.support.redis import RedisServer, serving
 from tests.support.tools import ROOT, tool
 

@@ -17,10 +17,11 @@ import jsonschema
 import pytest
 import yaml
 
-from gateway.cluster.store.client import PASSWORD, SENTINEL_PASSWORD
+from bench.measure.ports import free_port
+from gateway.cluster.store.server.client import PASSWORD, SENTINEL_PASSWORD
 from gateway.config.source import load
 from replica.flags import parser
-from tests.deploy.processes import answers, free_port, running, until
+from tests.deploy.processes import answers, running, until
 from tests.deploy.test_pods import valkey_server
 from tests.support.pods import Container, Pod, address, node
 from tests.support.tools import ROOT, tool
@@ -179,7 +180,7 @@ def test_gateways_keep_what_they_know_when_their_container_is_made_anew() -> Non
     assert volumes == ["gateway:/var/lib/warmroute", "gateway-2:/var/lib/warmroute"]
     assert COMPOSE["volumes"].keys() >= {"gateway", "gateway-2"}
     for name in ("gateway", "gateway-2"):
-        assert COMPOSE["services"][name]["environment"] == {"XDG_STATE_HOME": "/var/lib"}
+        assert COMPOSE["services"][name]["environment"]["XDG_STATE_HOME"] == "/var/lib"
     image = (ROOT / "Dockerfile").read_text("utf-8")
     assert "RUN mkdir --mode 1777 /var/lib/warmroute\n" in image, "a new volume gets the rights of the image's folder"
 
@@ -202,6 +203,9 @@ def test_secrets_are_named_where_they_are_given() -> None:
     secrets = {"WARMROUTE_ADMIN_KEY", "PGPASSWORD", PASSWORD, SENTINEL_PASSWORD}
     for page in (UNIT, ROOT / "docs" / "machines.md"):
         assert [name for name in secrets if name not in page.read_text("utf-8")] == [], page
+    for name in ("gateway", "gateway-2"):
+        environment = COMPOSE["services"][name]["environment"]
+        assert {key for key, value in environment.items() if value is None} == secrets, "from the environment of docker compose"
 
 
 @pytest.mark.tools
@@ -211,8 +215,14 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     file.write_text(text.replace("/etc/prometheus/rules", str(ROOT / "rules")), "utf-8")
     done = subprocess.run([tool("promtool"), "check", "config", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    targets = [each for job in yaml.safe_load(text)["scrape_configs"] for each in job["static_configs"][0]["targets"]]
+    jobs = yaml.safe_load(text)["scrape_configs"]
+    targets = [each for job in jobs for each in job["static_configs"][0]["targets"]]
     assert {target.partition(":")[0] for target in targets} <= services("sim").keys()
+    (found,) = jobs[0]["dns_sd_configs"]
+    first, port = jobs[0]["static_configs"][0]["targets"][0].split(":")
+    scraped = {first, *found["names"]}
+    assert scraped == {name for name in COMPOSE["services"] if name.startswith("gateway")}, "each gateway"
+    assert (found["type"], found["port"]) == ("A", int(port))
 
 
 def test_the_containers_of_the_compose_file_answer(tmp_path: Path) -> None:
@@ -303,6 +313,6 @@ def as_pod(name: str, service: Mapping[str, Any], config: str) -> tuple[Mapping[
     entry = [] if "valkey-server" in service["command"] else ["warmroute"]  # the image's entry point
     command = [*entry, *command_of(service, config)]
     spec = {"volumes": [{"name": "etc", "configMap": {"name": "etc"}}, {"name": "state"}]}
-    environment = [{"name": key, "value": value} for key, value in service.get("environment", {}).items()]
+    environment = [{"name": key, "value": value} for key, value in service.get("environment", {}).items() if value is not None]
     made = {"name": name, "command": command, "env": environment, "securityContext": context, "volumeMounts": mounts}
     return spec, made

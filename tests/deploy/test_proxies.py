@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bench.measure.ports import free_port
 from scripts.fuzzing.diff import nginx_program
-from tests.deploy.processes import answers, free_port, running, until
+from tests.deploy.processes import answers, running, until
 from tests.support.tools import ROOT, missing
 
 pytestmark = pytest.mark.tools

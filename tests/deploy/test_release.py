@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.processes import answers, free_port, running
+from bench.measure.ports import free_port
+from tests.deploy.processes import answers, running
 from tests.support.tools import ROOT, missing, tool
 
 COPIED = ("scripts/release.sh", "pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE")

@@ -236,7 +236,7 @@ async def test_a_member_source_adds_drains_and_removes_replicas(caplog: pytest.L
         assert [record.message for record in caplog.records].count("replica is not a member") == 3
 
         await source.queue.put(OSError("the name server is away"))
-        await eventually(lambda: "member source failed" in caplog.text)
+        await eventually(lambda: "source of replicas failed" in caplog.text)
         assert fleet.named("pod-0"), "what was known stays"
         await source.queue.put([])
         await eventually(lambda: not (state := fleet.named("pod-0")) or state.leaving)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import re
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from replica.cli import main
 from replica.engine import SetupError
-from replica.process import ReplicaSpec, bind, serve
+from replica.process import COLLECT_AFTER, SWITCH_S, ReplicaSpec, bind, favour_event_loop, serve
 from replica.sim.cost import SimConfig
 from tests.replica.fakes import WatchedEngine
 from tests.support.paths import ROOT
@@ -197,3 +198,29 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
 def test_a_socket_that_is_bound_does_not_listen_yet() -> None:
     with bind("127.0.0.1", 0) as bound, socket.socket() as client:
         assert client.connect_ex(bound.getsockname()) != 0
+
+
+def test_what_an_engine_consists_of_is_no_longer_looked_at_by_the_collector() -> None:
+    thresholds, switch_s = gc.get_threshold(), sys.getswitchinterval()
+    try:
+        favour_event_loop()
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() == COLLECT_AFTER
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(switch_s)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
+def test_compressed_bodies_are_refused_unread(path: str) -> None:
+    """A few kilobytes can be a gigabyte."""
+    with running(1) as (_, urls):
+        body = b"no gzip, which nobody notices"
+        request = urllib.request.Request(urls[0] + path, body, {"Content-Encoding": "gzip"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request)
+        with caught.value as answer:
+            assert answer.code == 415
+            assert "without Content-Encoding" in json.load(answer)["error"]["message"]

@@ -86,7 +86,7 @@ async def running(
     model: Path | RandomWeights, listeners: Sequence[CacheListener] = (), **options: Any
 ) -> AsyncIterator[WatchedContinuousEngine]:
     config = {"device": "cpu", "dtype": "float32", "kv_tokens": 1024, "block_size": 4, "max_batch": 4, "batch_tokens": 64}
-    parts = {name: options.pop(name) for name in ("grammars",) if name in options}
+    parts = {name: options.pop(name) for name in ("grammars", "forward") if name in options}
     engine = WatchedContinuousEngine(model, ContinuousConfig(**({"threads": 1} | config | options)), listeners, **parts)
     await engine.start()
     try:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from bench.measure.ports import free_port
 from tests.support.paths import ROOT
 
 ADMIN = "admin-token"
@@ -35,12 +35,6 @@ def program(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"{name} is missing: run scripts/kube-apiserver.sh")
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class Cluster:

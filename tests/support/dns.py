@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from bench.measure.ports import free_port
 from tests.support.tools import tool
 
 _CONFIG = """
@@ -93,10 +94,8 @@ class NameServer:
 def _free_port() -> int:
     """For both protocols."""
     while True:
-        with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, contextlib.suppress(OSError):
-            tcp.bind(("127.0.0.1", 0))
-            port = int(tcp.getsockname()[1])
-            udp.bind(("127.0.0.1", port))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, contextlib.suppress(OSError):
+            udp.bind(("127.0.0.1", port := free_port()))
             return port
 
 

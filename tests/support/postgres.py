@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from bench.measure.ports import free_port
 from tests.support.tools import ROOT, missing
 
 PASSWORD = "right-one"
@@ -41,9 +41,7 @@ class Postgres:
         self._password = folder / "password"
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = count(1)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
 
     def initialize(self) -> None:
         self._password.write_text(PASSWORD)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,23 +13,15 @@ from typing import Any
 
 import redis
 
+from bench.measure.ports import free_port
 from tests.support.tools import missing, tool
-
-
-def free_port() -> int:
-    """One that leaves room for the port of a cluster's bus, 10,000 above it."""
-    while True:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = int(free.getsockname()[1])
-        if port <= 55_000:
-            return port
 
 
 class RedisServer:
     """Keeps nothing on disk: after `kill` and `start` it is empty. options: of its configuration."""
 
-    def __init__(self, folder: Path, *options: str, password: str = "", tls: bool = False) -> None:
+    def __init__(self, folder: Path, *options: str, password: str = "", tls: bool = False, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.port = free_port()
         self.password = password
         self._tls = tls
@@ -40,21 +31,21 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
+        return f"{'rediss' if self._tls else 'redis'}://{self.host}:{self.port}"
 
     @property
     def client(self) -> Any:
         """Of the blocking library, for what a test wants to do or see."""
         options: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if self._tls else {}
-        return redis.Redis(port=self.port, password=self.password or None, protocol=2, **options)
+        return redis.Redis(self.host, self.port, password=self.password or None, protocol=2, **options)
 
     def start(self) -> None:
         """Returns when it answers."""
         program = shutil.which("valkey-server") or tool("redis-server")
         port = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
         secret = ["--requirepass", self.password] if self.password else []
-        log = self._folder / f"redis-{self.port}.log"
-        common = ["--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), "--logfile", str(log)]
+        log = self._folder / f"redis-{self.host}-{self.port}.log"
+        common = ["--bind", self.host, "--save", "", "--dir", str(self._folder), "--logfile", str(log)]
         self._process = subprocess.Popen([program, *port, *common, *secret, *self._options])
         self.wait()
 

@@ -78,6 +78,9 @@ _ABOUT: Final = msgspec.msgpack.Decoder(_About)
 def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
     """Returns its size in bytes. Blocks. Raises OSError, and leaves what was there before."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        raise OSError("it is no file: it stays as it is")
     new = path.with_name(path.name + ".new")
     age_s = clocks.monotonic() - snapshot.at
     about = _About(clocks.boot(), snapshot.at, clocks.wall() - age_s)

@@ -1,7 +1,10 @@
 """This process's knowledge: its router's, together with which process each replica is. Collected and restored in slices.
 
-Between two slices requests have their turns; while there are any, the pauses are longer than the slices. So a snapshot takes a
-share of one core for some seconds at most.
+Between two slices requests have their turns; while there are any, it pauses there. So a snapshot takes a share of one core for
+some seconds at most.
+
+While the snapshot that the process begins with is not all taken in, what is collected is partial: the one that it came from is
+worth more. It stays so if the process is stopped before.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Knowledge:
         self._fleet = fleet
         self._metrics = metrics
         self._clock = clock
-        self._restoring = 0  # restores that are under way
+        self._beginning = False  # what it begins with is being taken in, or was not to the end
+        self._begun_with: list[Restorer] = []
         self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
@@ -53,27 +57,37 @@ class Knowledge:
         if not self._router.trie.blocks:
             return None
         origins = {state.name: origin_of(state) for state in self._fleet.replicas}
-        at, partial = self._clock(), bool(self._late or self._restoring)
+        at = self._clock()
+        partial = self._beginning or any(restorer in self._begun_with for _, restorer, _ in self._late)
         header = Header(format_of(self._live.config.routing), origins, partial)
         chunks: list[bytes] = []
         size = 0
         for records in collect(self._router, at, since_s):
-            chunks.append(encode(records))
-            size += len(chunks[-1])
+            if records:
+                chunks.append(encode(records))
+                size += len(chunks[-1])
             if size >= most_bytes:
                 break
             await asyncio.sleep(PAUSE_S if self._router.ledger.open_leases else 0)
         return Snapshot(header, chunks, at)
 
-    async def restore(self, snapshot: Snapshot) -> None:
-        """Take a snapshot in. Raises KnowledgeError."""
-        self._restoring += 1
+    async def begin(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot that this process begins with. Raises KnowledgeError."""
+        self._beginning = True
         try:
-            await self._restore(snapshot)
-        finally:
-            self._restoring -= 1
+            restorer = await self._restore(snapshot)
+            if restorer.waiting:
+                self._begun_with.append(restorer)
+        except Exception:  # not CancelledError: the process is stopped
+            self._beginning = False
+            raise
+        self._beginning = False
 
-    async def _restore(self, snapshot: Snapshot) -> None:
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Take in another one. Raises KnowledgeError."""
+        await self._restore(snapshot)
+
+    async def _restore(self, snapshot: Snapshot) -> Restorer:
         ours = format_of(self._live.config.routing)
         if snapshot.header.format != ours:
             raise KnowledgeError(difference_of(snapshot.header.format, ours))
@@ -90,8 +104,11 @@ class Knowledge:
         if restorer.waiting and len(self._late) < MAX_LATE:
             self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
             about["replicas_unknown"] = len(restorer.waiting)
+        else:
+            await _free(restorer)
         self._metrics.snapshot_restored_blocks.add((), restorer.blocks)
         log.info("prefix index restored", extra=about)
+        return restorer
 
     async def _take(self, restorer: Restorer, header: Header) -> None:
         def restarted(name: str) -> bool:
@@ -119,6 +136,7 @@ class Knowledge:
             until, restorer, header = late
             if self._clock() > until or not restorer.waiting:
                 self._late.remove(late)
+                await _free(restorer)
             elif any(self._router.known(name) is not None for name in restorer.waiting):
                 before = restorer.blocks
                 await self._take(restorer, header)
@@ -126,3 +144,8 @@ class Knowledge:
 
     def __repr__(self) -> str:
         return f"<Knowledge of {self._router!r}>"
+
+
+async def _free(restorer: Restorer) -> None:
+    for _ in restorer.free():
+        await asyncio.sleep(0)

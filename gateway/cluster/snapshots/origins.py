@@ -1,4 +1,4 @@
-"""Is a replica still the process that a snapshot was made of?
+"""Is a replica the process that a snapshot was made of?
 
 Its name may be another one's by now, its pod may be another one, its process may have been started anew. Where an engine shows
 no start time, and no pod is known, it is believed to be the same; if it is not, the first misses show it (`evidence.py`).
@@ -21,7 +21,10 @@ def origin_of(state: ReplicaState) -> Origin:
 
 
 def has_restarted(state: ReplicaState, origin: Origin | None) -> bool:
-    """Whether it has lost what it had cached. If that cannot be known yet, its start time is compared at its next probe."""
+    """Whether it is another process than the snapshot's, which therefore says nothing about it: a later one, another one of its
+    name, or one that the snapshot's gateway did not know. If that cannot be known yet, its start time is compared at its next
+    probe. Of a process older than the snapshot's the prober is about to learn that it is gone.
+    """
     if origin is None:
         return True
     why = _difference(state, origin)

@@ -20,7 +20,8 @@ from gateway.config.schema import RoutingConfig
 
 # To be raised when block keys, routing events or records change their meaning: what another format wrote is not read.
 FORMAT: Final = 1
-MAX_CHUNK_BYTES: Final = 64 << 20  # its records may have one prompt's keys each
+# Ours are far shorter: of a megabyte, or one prompt's keys (`router/snapshot/collect.py`).
+MAX_CHUNK_BYTES: Final = 16 << 20
 MAX_REPLICAS: Final = 1 << 16
 
 

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.cluster.messages import Batch, MessageError
+from gateway.cluster.messages import Batch, MessageError, RefusedGateway
 from gateway.cluster.snapshots.knowledge import MAX_BYTES
 from gateway.cluster.snapshots.snapshot import Snapshot, difference_of
 from gateway.cluster.store.clock import StoreClock, plausible
 from gateway.cluster.store.messages import (
     ALL,
     ENVELOPE_FIELD,
+    EVERYTHING_S,
     FORMAT_FIELD,
     GATEWAY_FIELD,
     MAX_ENVELOPE_BYTES,
@@ -34,7 +35,7 @@ from gateway.cluster.store.messages import (
     Want,
     decode_envelope,
 )
-from gateway.cluster.store.others import ASK_S, Other, Others
+from gateway.cluster.store.others import ASK_S, DEAD_S, Other, Others
 from gateway.cluster.store.outbox import Outbox
 from gateway.cluster.store.translate import translated
 from gateway.telemetry.metrics import Metrics
@@ -46,6 +47,7 @@ log = logging.getLogger("warmroute.sharing")
 MAX_WANTS: Final = 64  # that wait to be answered
 MAX_OFFERS: Final = 64  # that wait to be taken
 MAX_NAMED: Final = 1024  # gateways that were refused, and named in the log
+MAX_REFUSED: Final = 64  # that are shown to operators
 MARGIN_S: Final = 5.0  # what is wanted begins that long before what was missed: it was booked before it was published
 
 
@@ -69,7 +71,9 @@ class Routers(Protocol):
 
 
 class Incoming:
-    """See the top of this file. wants: (who wants, what was used since: seconds). offers: (offer, its moment)."""
+    """See the top of this file. wants: (who wants, what was used since that moment). offers: (offer, its moment). Moments are
+    by this gateway's clock.
+    """
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Incoming:
         self._clock = clock
         self._metrics = metrics
         self._named: set[bytes] = set()
+        self._refused: dict[bytes, tuple[float, RefusedGateway]] = {}  # the latest last
         self._answered_at = -math.inf
         self._notices = Notices(clock)
         for reason in ("version", "format", "garbage"):
@@ -132,6 +137,12 @@ class Incoming:
         for other in self.others.alive.values():
             if (since_s := other.ask(now)) is not None:
                 self._outbox.add(Want(other.gateway, since_s))
+
+    @property
+    def refused(self) -> tuple[RefusedGateway, ...]:
+        """Those that write now, but are not followed."""
+        oldest = self._clock() - DEAD_S
+        return tuple([refused for at, refused in self._refused.values() if at >= oldest])
 
     def expire(self, now: float) -> None:
         """Those of which nothing was read for long are dead."""
@@ -193,12 +204,19 @@ class Incoming:
                 if of == self._me:
                     self.newcomers = True
                     if since_s:
-                        self.wants.append((other.gateway, since_s))
+                        self._want(other.gateway, -math.inf if since_s >= EVERYTHING_S else now - since_s)
             case Offer(to):
-                if to in ("", self._me):
+                if to in ("", self._me) and not any(item.key and item.key == offer.key for offer, _ in self.offers):
                     self.offers.append((item, plausible(item.at + shift_s, now)))
             case Bye():
                 self._ended(other.gateway, "it has ended")
+
+    def _want(self, gateway: str, since: float) -> None:
+        """Each gateway has one that waits: what it wants is wanted since the earliest moment."""
+        for waiting in [each for each in self.wants if each[0] == gateway]:
+            self.wants.remove(waiting)
+            since = min(since, waiting[1])
+        self.wants.append((gateway, since))
 
     def _published(self, other: Other, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
         try:
@@ -230,9 +248,14 @@ class Incoming:
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
         self._metrics.sharing_refused.add((reason,))
         who = reason.encode() + gateway[:64]
+        refused = RefusedGateway(_text(gateway[:64]), reason, why)
+        self._refused.pop(who, None)
+        self._refused[who] = self._clock(), refused
+        if len(self._refused) > MAX_REFUSED:
+            del self._refused[next(iter(self._refused))]
         if who not in self._named and len(self._named) < MAX_NAMED:
             self._named.add(who)
-            about = {"gateway": gateway[:64].decode("ascii", "replace"), "reason": reason, "error": why}
+            about = {"gateway": refused.gateway, "reason": reason, "error": why}
             log.error("what another gateway has written into the store is not taken in", extra=about)
 
 

@@ -21,17 +21,16 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.cluster.messages import Batch, OtherGateway, SharingState
 from gateway.cluster.replication import BATCH_S
 from gateway.cluster.snapshots.snapshot import Snapshot
-from gateway.cluster.store import client as store
 from gateway.cluster.store.clock import StoreClock
-from gateway.cluster.store.failures import explained
 from gateway.cluster.store.incoming import Incoming, Routers
 from gateway.cluster.store.messages import (
     ALL,
@@ -50,9 +49,15 @@ from gateway.cluster.store.messages import (
 )
 from gateway.cluster.store.others import DEAD_S
 from gateway.cluster.store.outbox import MOST_BYTES, Outbox
-from gateway.cluster.store.snapshots import SnapshotExchange
+from gateway.cluster.store.position import BEGINNING, Position, order_of
+from gateway.cluster.store.server import client as store
+from gateway.cluster.store.server.failures import explained
+from gateway.cluster.store.server.named import Names
+from gateway.cluster.store.snapshot_exchange import SnapshotExchange
 from gateway.config.schema import SharingConfig
+from gateway.tasks import CancelledWithin, first_of, is_cancelled
 from gateway.telemetry.metrics import Metrics
+from gateway.upstream.resolver import Resolver
 
 log = logging.getLogger("warmroute.sharing")
 
@@ -61,14 +66,10 @@ MAX_ENTRIES: Final = 200_000  # of the stream, if the store's clock does not bou
 FORGET_S: Final = 3600  # after the last gateway has ended
 CARE_S: Final = 10.0  # between two times that these bounds are renewed
 BEAT_S: Final = 1.0  # a gateway that has nothing to say shows that it lives
-BACKLOG_S: Final = 2.5  # that a new gateway reads, to know the others
-READ_MOST: Final = 256  # entries at once; fewer after a read that took too long
-READ_LESS: Final = 16  # by which they are divided then
 BLOCK_MS: Final = 500  # that a read waits for news
 RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
 FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
 BYE_S: Final = 1.0
-CANCEL_S: Final = 0.1
 
 Connect = Callable[[SharingConfig], AbstractAsyncContextManager[Any]]
 
@@ -84,16 +85,16 @@ class Link:
         metrics: Metrics,
         *,
         clock: Callable[[], float] = time.monotonic,
-        connect: Connect = store.connected,
+        connect: Connect | None = None,
         unsent_bytes: int = MOST_BYTES,
     ) -> None:
-        """unsent_bytes: that wait while the store is away, then further events are dropped."""
+        """unsent_bytes: that wait while the store is away, then more is dropped. connect: default: over the network."""
         self.me = secrets.token_hex(8)
         self._sharing = sharing
         self._routers = routers
         self._metrics = metrics
         self._clock = clock
-        self._connect = connect
+        self._connect = connect or partial(store.connected, names=Names(Resolver(threads=2, failing_threads=2)))
         self._format = format.encode()
         # In braces: in a cluster of stores, all keys are at one node.
         prefix = f"warmroute:{{{quote(sharing.cluster, safe='')}}}:"
@@ -119,12 +120,11 @@ class Link:
         self._writing = asyncio.Lock()
         self._seq = 0
         self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
-        self._cursor: bytes | None = None  # the last id that was read
-        self._read_most = READ_MOST
-        self._last_own: bytes | None = None  # the last id that was written
+        self._position = Position()
         self._read_at, self._cared_at = -DEAD_S, -CARE_S
         self._closed = False
         self._failing = "", ""  # why the store is away: the reason, the error
+        self._worked = False  # it was there once
         self._begin_metrics()
 
     def _begin_metrics(self) -> None:
@@ -162,24 +162,26 @@ class Link:
         """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
         return await self._snapshots.first()
 
+    def begun(self) -> None:
+        """What this gateway begins with has been taken in, or there is nothing."""
+        self._snapshots.begun()
+
     async def close(self) -> None:
         """Write what is left, and say goodbye, if the store takes it at once."""
         self._closed = True
         self._add(Bye())
-        with contextlib.suppress(*store.store_errors()):
+        try:
             async with asyncio.timeout(BYE_S):
                 while self._client is not None and (self._outbox or self._unsure):
                     await self._write_one(self._client)
+        except Exception as error:  # noqa: BLE001  (also what the library raises if its connection is closed in this moment)
+            log.debug("no goodbye to other gateways", extra={"error": str(error)})
 
     # -- the connection
 
     async def run(self) -> None:
-        """Exchange what is known until cancelled."""
-        tasks = [asyncio.create_task(each()) for each in (self._keep_connected, self._expire)]
-        try:
-            await asyncio.wait(tasks)
-        finally:
-            await _end(tasks)
+        """Exchange what is known until cancelled. Raises what is a bug."""
+        await first_of([self._keep_connected(), self._expire(), self._snapshots.take_in()])
 
     async def _keep_connected(self) -> None:
         pause_s = RETRY_S[0]
@@ -193,8 +195,13 @@ class Link:
             except Exception as error:  # a bug must not end the sharing
                 log.exception("sharing failed")
                 self._failed(error)
+            except asyncio.CancelledError:
+                if is_cancelled():
+                    raise
+                self._failed(CancelledWithin())
             finally:
                 self._client, self._outbox.taken = None, False
+                self._snapshots.lost()
                 self._does.clear()
                 self._store_clock.forget()
                 self._show()
@@ -203,29 +210,19 @@ class Link:
 
     async def _exchange(self, client: Any) -> None:
         await self._attach(client)
-        tasks = [asyncio.create_task(each(client)) for each in (self._read, self._write, self._snapshots.serve)]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            await _end(tasks)
+        await first_of([self._read(client), self._write(client), self._snapshots.serve(client)])
 
     async def _attach(self, client: Any) -> None:
         """Find out the store's time, and where to go on in the stream."""
         before = self._clock()
         seconds, micros = await client.time()
         time_s = int(seconds) + int(micros) / 1e6
-        self._store_clock.measure(before, self._clock(), time_s)
+        self._store_clock.measure(before, now := self._clock(), time_s)
         last = await client.xrevrange(self._stream, count=1)
-        last_id = last[0][0] if last else b"0-0"
-        if self._cursor is None:
-            self._cursor = f"{int((time_s - BACKLOG_S) * 1000)}-0".encode()
-        elif _order(self._cursor) > _order(last_id):  # it is another stream: flushed, or of a store whose clock is behind
-            self._cursor = last_id
+        self._position.attach(last[0][0] if last else BEGINNING, time_s, now)
 
     def _failed(self, error: Exception) -> None:
-        reason, text = store.reason_of(error), explained(error, self._sharing)
+        reason, text = store.reason_of(error), explained(error, self._sharing, worked=self._worked)
         self._metrics.sharing_errors.add((reason,))
         known, self._failing = self._failing[0], (reason, text)
         if known != reason:
@@ -236,7 +233,7 @@ class Link:
         """Something was written, or read. Once both were, the store does what it should."""
         self._does.add(did)
         if self._client is None and len(self._does) == 2:
-            self._client = client
+            self._client, self._worked = client, True
             self._failing = "", ""
             log.info("the store is there: this gateway shares what it knows", extra={"cluster": self._sharing.cluster})
             self._show()
@@ -248,7 +245,8 @@ class Link:
         seen = [OtherGateway(each.gateway, each.host, now - each.since, now - each.seen) for each in others]
         reason, error = self._failing
         problem = f"{reason} ({error})" if reason else ""
-        return SharingState(self.me, self._sharing.cluster, self._client is not None, problem, tuple(seen))
+        up = self._client is not None
+        return SharingState(self.me, self._sharing.cluster, up, problem, tuple(seen), self.incoming.refused)
 
     def _show(self) -> None:
         self._metrics.sharing_up.set((), self._client is not None)
@@ -296,14 +294,16 @@ class Link:
                 entry = await client.xadd(self._stream, fields, minid=str(max(0, int(oldest_s * 1000))), approximate=True)
             except store.store_errors() as error:
                 if store.is_exhausted(error):
-                    log.error("the stream in the store cannot be continued: it is deleted", extra={"key": self._stream})
-                    await client.delete(self._stream)
+                    await self._begin_stream_anew(client)
                 raise
             self._unsure, self._outbox.taken = None, True
-            self._store_clock.measure(before, self._clock(), _seconds(entry))
-            if self._cursor is not None and _order(entry) < _order(self._cursor):
-                self._cursor = b"0-0"  # the stream was begun anew, by a clock that is behind, or after an id of the future
-            self._last_own = entry
+            self._store_clock.measure(before, now := self._clock(), order_of(entry)[0] / 1000)
+            if not self._position.wrote(entry, now):
+                await self._begin_stream_anew(client)
+
+    async def _begin_stream_anew(self, client: Any) -> None:
+        log.error("the stream in the store cannot be continued: it is deleted", extra={"key": self._stream})
+        await client.delete(self._stream)
 
     def _tell_all(self, since: float) -> None:
         """Items were dropped since then, but now the store takes them again."""
@@ -315,14 +315,14 @@ class Link:
 
     async def _read(self, client: Any) -> None:
         while True:
-            asked, most = self._cursor, self._read_most
+            asked, most = self._position.id, self._position.most
             entries = await self._read_some(client)
             self._read_at = self._clock()
             self._up(client, "reads")
-            for entry, fields in entries if asked == self._cursor else ():
-                self._cursor = asked = entry
+            for entry, fields in entries if asked == self._position.id else ():
+                written_at = self._position.read(entry)
                 self._read_at = self._clock()
-                for _ in self.incoming.entry(_seconds(entry), fields or {}):
+                for _ in self.incoming.entry(written_at, fields or {}):
                     await asyncio.sleep(0)
                 await asyncio.sleep(0)
             self.incoming.answer()
@@ -335,18 +335,19 @@ class Link:
 
     async def _read_some(self, client: Any) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
         """The next entries. What does not come in time is asked for again in smaller pieces, and at last passed over: what was
-        missed is noticed, and asked of its writer.
+        missed is noticed, and asked of its writer. Raises OddReply.
         """
         try:
-            found = await client.xread({self._stream: self._cursor}, count=self._read_most, block=BLOCK_MS)
+            found = await client.xread({self._stream: self._position.id}, count=self._position.most, block=BLOCK_MS)
         except Exception as error:
             if store.is_late(error):
-                if self._read_most == 1 and self._last_own is not None:
-                    self._cursor = self._last_own
-                self._read_most = max(1, self._read_most // READ_LESS)
+                self._position.late()
             raise
-        self._read_most = min(READ_MOST, 2 * self._read_most)
-        return found[0][1] if found else []
+        self._position.in_time()
+        entries: list[tuple[bytes, dict[bytes, bytes] | None]] = found[0][1] if found else []
+        for entry, _ in entries:
+            order_of(entry)  # before anything is taken from them
+        return entries
 
     async def _expire(self) -> None:
         """Others that are silent are dead; if nothing can be read, all of them are."""
@@ -373,25 +374,3 @@ class Link:
 def pause_s(others: int) -> float:
     """Between two writes, and between two reads: a reader then gets FEW / BATCH_S envelopes a second at most."""
     return BATCH_S * max(1.0, others / FEW)
-
-
-async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they have ended: redis-py (8.1) now and then loses a cancellation."""
-    while pending := [task for task in tasks if not task.done()]:
-        for task in pending:
-            task.cancel()
-        await asyncio.wait(pending, timeout=CANCEL_S)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # several may fail of the same cause; one of them is told
-
-
-def _seconds(entry: bytes) -> float:
-    """The store's time of an entry, by its id."""
-    return int(entry.partition(b"-")[0]) / 1000
-
-
-def _order(entry: bytes) -> tuple[int, int]:
-    """By which ids are compared."""
-    first, _, second = entry.partition(b"-")
-    return int(first), int(second or 0)

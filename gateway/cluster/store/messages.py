@@ -19,6 +19,7 @@ from gateway.cluster.messages import Batch, decode
 VERSION: Final = b"1"  # to be raised when an envelope or an event changes its meaning
 MAX_ENVELOPE_BYTES: Final = 2 << 20
 MAX_ITEMS: Final = 4096
+EVERYTHING_S: Final = 1e9  # in which all that a gateway knows was used
 
 ALL: Final = 0  # no router has this number
 
@@ -52,7 +53,7 @@ class Want(Struct, frozen=True, array_like=True, tag=3):
     """
 
     of: Id
-    since_s: Annotated[float, Meta(ge=0, le=1e9)]
+    since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)]
 
 
 class Offer(Struct, frozen=True, array_like=True, tag=4):

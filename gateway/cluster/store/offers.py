@@ -23,10 +23,16 @@ AT_ONCE_BYTES: Final = 1 << 20  # in one command
 AT_ONCE: Final = 64  # chunks that are read by one command, if they are small
 
 
+class SnapshotGone(KnowledgeError):
+    """It was too long in the store, or somebody else has taken it."""
+
+
 async def put(client: Any, prefix: str, snapshot: Snapshot) -> str:
     """Returns its key. Raises what the client raises."""
     key = f"{prefix}snapshot:{secrets.token_hex(8)}"
-    pending, size = [encode_header(snapshot.header)], 0
+    await _push(client, key, [encode_header(snapshot.header)])  # alone: what is lost before it has an end is small
+    pending: list[bytes] = []
+    size = 0
     for chunk in snapshot.chunks:
         if size + len(chunk) > AT_ONCE_BYTES:
             await _push(client, key, pending)
@@ -44,7 +50,7 @@ async def _push(client: Any, key: str, values: list[bytes]) -> None:
 
 
 async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
-    """at: its moment. Raises KnowledgeError if there is no snapshot, and what the client raises."""
+    """at: its moment. Raises SnapshotGone, KnowledgeError for what is no snapshot, and what the client raises."""
     if not key.startswith(f"{prefix}snapshot:"):
         raise KnowledgeError("its key is not that of a snapshot")
     values: list[bytes] = []
@@ -60,7 +66,7 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
         longest = max(longest, *map(len, found))  # the first one is the header: the others may be much longer
         at_once = max(1, min(AT_ONCE, 2 * at_once, AT_ONCE_BYTES // longest))
     if not values:
-        raise KnowledgeError("it is no longer there")
+        raise SnapshotGone("it is no longer there")
     try:
         return Snapshot(decode_header(values[0]), values[1:], at, "another gateway")
     except MessageError as error:

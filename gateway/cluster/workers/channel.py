@@ -1,8 +1,9 @@
 """Frames between the supervisor and one of its workers, over a pair of connected sockets.
 
-    length of the message (4 bytes), worker (4 bytes), message
+    length of the message (4 bytes), worker (8 bytes), message
 
-`worker` is the one that a message comes from or is for, as the hub numbers them (HUB: the hub itself). Messages:
+`worker` is the one that a message comes from or is for, as the hub numbers them (HUB: the hub itself); or a router of another
+gateway, of which there may be more than four bytes can number, for each that comes gets another number. Messages:
 `messages.py`. A frame that is too long, or whose message does not decode, ends the channel: nothing behind it can be trusted.
 """
 
@@ -19,7 +20,7 @@ from gateway.cluster.workers.messages import Message, encode
 
 log = logging.getLogger("warmroute.workers")
 
-HEAD: Final = struct.Struct("<II")
+HEAD: Final = struct.Struct("<IQ")
 HUB: Final = 0
 MAX_MESSAGE_BYTES: Final = 256 << 20  # the counters of 64 workers, each with all the label sets that it may have
 

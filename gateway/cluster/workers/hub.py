@@ -1,31 +1,24 @@
-"""Message hub: broadcasts each worker's messages to all others in one total order, and replays recent history to a new worker.
+"""Message hub: broadcasts each worker's messages to all others in one total order, and gives a new worker what the others know.
 
-Batches of routing events are forwarded as they came, and kept for a while, so that a worker that replaces another begins with
-what the others know: what sources of replicas have found, the commands of operators (`command_log.py`), then the recent batches
-(HISTORY_BYTES, and no older than the prefix index would remember), then the open bookings, which the other workers publish for
-it. The counters of a worker that has ended stay in the sum. A worker that sends what does not decode is disconnected, and so
-ends (`channel.py`).
+A worker that replaces another begins with what sources of replicas have found, the commands of operators (`command_log.py`), a
+snapshot of a worker that serves, and the events since it joined; or, if none serves, with the recent events (HISTORY_BYTES, and
+no older than the prefix index would remember): `hub_knowledge.py`. The other workers publish for it what they have open. The
+counters of a worker that has ended stay in the sum. A worker that sends what does not decode is disconnected (`channel.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, encode_config
-from gateway.cluster.snapshots.knowledge import MAX_BYTES
-from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
-from gateway.cluster.store.link import Link
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.command_log import CommandLog, Replayed
+from gateway.cluster.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, History, HubSnapshots
 from gateway.cluster.workers.messages import (
     AskSharing,
-    Collect,
     Counters,
     Current,
     Execute,
@@ -34,25 +27,24 @@ from gateway.cluster.workers.messages import (
     Found,
     Gone,
     Joined,
-    Known,
     Leaving,
     Message,
-    Part,
     Publish,
     Replace,
     Scrape,
     Scraped,
-    Sent,
     Serving,
     Sharing,
+    SnapshotBegin,
+    SnapshotChunk,
+    SnapshotEnd,
+    SnapshotRestored,
     Stopping,
-    Taken,
     Welcome,
-    Whole,
     encode,
     from_worker,
 )
-from gateway.cluster.workers.transfer import Arrival, send
+from gateway.cluster.workers.sharing import GatewayLink
 from gateway.config.schema import MAX_SOURCES, Config
 from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
@@ -60,11 +52,7 @@ from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
 
-HISTORY_BYTES = 16 << 20
 SWEEP_S = 60.0  # between two looks for counters of replicas that have left
-HEALTHY_S = 1.5  # a worker with a heartbeat within that time is asked for a snapshot, if there is one
-COLLECT_S = 30.0  # that this may take
-TAKE_S = 60.0  # that a worker may take for a snapshot, before it is given another one
 FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
 
 
@@ -73,7 +61,7 @@ class WorkerState:
     """One worker.
 
     counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: likewise, while
-    it serves; until then the time when it was started.
+    it serves; until then the time when it was started. follows: it gets the events of others at once.
     """
 
     channel: Channel
@@ -83,40 +71,36 @@ class WorkerState:
     stopping: bool = False
     counters: bytes = b""
     reported: bool = False  # they were sent while it served: it knew all replicas by then
-    took: asyncio.Event = field(default_factory=asyncio.Event)  # the last snapshot, or it has ended
+    follows: bool = False
 
 
 class Hub:
     """See the top of this file."""
 
     def __init__(
-        self, config: Config, clock: Callable[[], float], on_serving: Callable[[int], None], history_bytes: int = HISTORY_BYTES
+        self,
+        config: Config,
+        clock: Callable[[], float],
+        on_serving: Callable[[int], None],
+        history_bytes: int = HISTORY_BYTES,
+        begin_s: float = BEGIN_S,
     ) -> None:
-        """on_serving: called for each worker that begins to serve."""
+        """on_serving: called for each worker that begins to serve. begin_s: that a new one waits for another one's snapshot."""
         self.config = config
         self.workers: dict[int, WorkerState] = {}
         self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
+        self.history = History(history_bytes)
+        self.snapshots = HubSnapshots(self.healthy, begin_s)
+        self.link: GatewayLink | None = None
         self._clock = clock
         self._on_serving = on_serving
-        self._most_history_bytes = history_bytes
         self._joined = 0
-        self._history: deque[tuple[float, int, bytes]] = deque()  # when, worker, message
-        self._history_bytes = 0
         self._commands = CommandLog()
         self._found: dict[str, bytes] = {}  # the last message about each source
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
-        self.first: Snapshot | None = None  # that new workers begin with
-        self._feeding: set[asyncio.Future[None]] = set()
-        self.link: Link | None = None  # to other gateways
         self._leaving = False
-        self._one_at_a_time = asyncio.Lock()
-        self._giving = asyncio.Lock()
-        self._transfer = asyncio.Lock()  # the parts of two snapshots must not mix
-        self._arrival = Arrival()
-        self._collector = HUB  # the worker that was asked for a snapshot
-        self._collected: asyncio.Future[Snapshot | None] | None = None
 
     def join(self, channel: Channel) -> int:
         """A new worker. Returns its number, which no other has or had."""
@@ -130,63 +114,30 @@ class Hub:
             channel.forward(payload, HUB)
         for asker, payload in self._commands.replay(worker):
             channel.forward(payload, asker)
-        self._forget_history()
-        for _, source, payload in self._history:
-            channel.forward(payload, source)
-        if self.first:
-            self._feeding.add(task := asyncio.ensure_future(self._feed(channel, self.first)))
-            task.add_done_callback(self._feeding.discard)
-        else:
-            channel.send(Current())
-        for other in self.workers.values():
-            other.channel.send(Joined(), worker)
+        self._broadcast(worker, encode(Joined()))
         self.workers[worker] = state
+        now = self.history.end
+        self.snapshots.join(worker, channel, lambda covered: self._follow(worker, state, now if covered else 0, now))
         if self.link:
             self.link.want_open()
         channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
         return worker
 
-    async def _feed(self, channel: Channel, snapshot: Snapshot) -> None:
-        """Let a new worker begin with what is known."""
-        try:
-            async with self._transfer:
-                await send(channel, snapshot)
-        finally:
-            channel.send(Current())
-
-    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
-        """What the workers know, as any of them does. Raises KnowledgeError if none can say it now."""
-        async with self._one_at_a_time:
-            worker = next(self.healthy(HEALTHY_S), None) or next(self.healthy(math.inf), None)
-            if worker is None:
-                raise KnowledgeError("no worker is serving")
-            self._collected = asyncio.get_running_loop().create_future()
-            self._arrival, self._collector = Arrival(), worker
-            self.workers[worker].channel.send(Collect(since_s, most_bytes))
-            try:
-                async with asyncio.timeout(COLLECT_S):
-                    return await self._collected
-            except TimeoutError:
-                raise KnowledgeError("a worker does not answer") from None
-            finally:
-                self._collector = HUB
-
-    def _arrived(self, worker: int, message: Sent) -> None:
-        """A worker sends its snapshot."""
-        if worker != self._collector or self._collected is None or self._collected.done():
-            return
-        if isinstance(message, Whole) and not message.known:
-            self._collected.set_result(None)
-        elif arrived := self._arrival.receive(message):
-            self._collected.set_result(arrived)
+    def _follow(self, worker: int, state: WorkerState, since: int, joined: int) -> None:
+        """A new worker gets the events from number `since` on, further ones at once. joined: their number when it joined."""
+        self.history.forget(self._clock() - self.config.routing.ttl_s)
+        for source, payload in self.history.since(since):
+            state.channel.forward(payload, source)
+        state.channel.send(Current())
+        state.follows = True
+        if self.history.begin > joined:  # there were too many: what is open, too, may have been among those that are lost
+            self._broadcast(worker, encode(Joined()), but=worker)
 
     def leave(self, worker: int) -> None:
         """A worker has ended."""
         state = self.workers.pop(worker)
-        if worker == self._collector and self._collected is not None and not self._collected.done():
-            self._collected.set_exception(KnowledgeError("the worker that collected it has ended"))
+        self.snapshots.leave(worker)
         state.channel.close()
-        state.took.set()
         self._commands.ended(worker)
         self._add_ended(worker, state.counters)
         self.ended_elsewhere(worker)
@@ -202,33 +153,15 @@ class Hub:
 
     def publish(self, source: int, batch: Batch) -> None:
         """Events of another gateway's router, by a number that no worker has."""
-        payload = encode(Publish(batch))
-        self._remember(source, payload)
-        self._broadcast(source, payload)
+        self._pass_on(source, encode(Publish(batch)))
 
     def ended_elsewhere(self, source: int) -> None:
         """A router has ended."""
-        gone = encode(Gone())
-        self._remember(source, gone)
-        self._broadcast(source, gone)
+        self._pass_on(source, encode(Gone()))
 
     def announce_newcomer(self) -> None:
         """Somebody does not know what the workers have open: they publish it."""
         self._broadcast(HUB, encode(Joined()))
-
-    async def restore(self, snapshot: Snapshot) -> None:
-        """Let all workers take in a snapshot. Returns when they have: more of them must not wait in a worker than one."""
-        async with self._giving:
-            states = tuple(self.workers.values())
-            for state in states:
-                async with self._transfer:
-                    state.took.clear()
-                    await send(state.channel, snapshot)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TAKE_S):
-                    for state in states:
-                        if state in self.workers.values():
-                            await state.took.wait()
 
     # -- one worker
 
@@ -284,18 +217,17 @@ class Hub:
             state.last_healthy_at = state.last_frame_at
         match message:
             case Publish() | Replace():
-                self._remember(worker, payload)
-                self._broadcast(worker, payload, but=worker)
+                self._pass_on(worker, payload)
                 if self.link:
                     if isinstance(message, Replace):
                         self.link.reset(worker)
                     self.link.publish(worker, message.batch)
             case Found(source):
                 self._remember_found(source, payload)
-            case Known() | Part() | Whole():
-                self._arrived(worker, message)
-            case Taken():
-                state.took.set()
+            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
+                self.snapshots.receive(worker, message)
+            case SnapshotRestored():
+                self.snapshots.restored(worker, message)
             case Counters(page):
                 state.counters, state.reported = page, state.serving
             case Serving() | Stopping():
@@ -369,6 +301,13 @@ class Hub:
                 urls += [member.url for member in message.members]
         return list(dict.fromkeys(urls))
 
+    def _pass_on(self, source: int, payload: bytes) -> None:
+        """Events of a router, or its end, to all others; those that are still to begin get it from the history."""
+        self.history.add(self._clock(), source, payload)
+        for name, state in self.workers.items():
+            if state.follows and name != source:
+                state.channel.forward(payload, source)
+
     def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:
         """A message of `worker`, to all others but one."""
         for name, state in self.workers.items():
@@ -382,17 +321,6 @@ class Hub:
         if len(self._found) > MAX_SOURCES + 1:
             del self._found[next(iter(self._found))]
         self._departure = self._clock()
-
-    def _remember(self, worker: int, payload: bytes) -> None:
-        self._history.append((self._clock(), worker, payload))
-        self._history_bytes += len(payload)
-        if self._history_bytes > self._most_history_bytes:
-            self._forget_history()
-
-    def _forget_history(self) -> None:
-        since = self._clock() - self.config.routing.ttl_s
-        while self._history and (self._history_bytes > self._most_history_bytes or self._history[0][0] < since):
-            self._history_bytes -= len(self._history.popleft()[2])
 
     def silent(self, for_s: float) -> Iterator[int]:
         """The workers from which nothing came for `for_s`."""
@@ -417,4 +345,4 @@ class Hub:
             state.last_healthy_at = min(now, state.last_healthy_at + for_s)
 
     def __repr__(self) -> str:
-        return f"<Hub of {', '.join(map(str, self.workers)) or 'no workers'}, {self._history_bytes} bytes of history>"
+        return f"<Hub of {', '.join(map(str, self.workers)) or 'no workers'}, {self.history!r}>"

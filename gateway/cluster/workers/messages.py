@@ -70,36 +70,47 @@ class FoundMember(Struct, frozen=True, array_like=True):
     addresses: tuple[str, ...] = ()
 
 
-# -- a snapshot: hub -> worker, to be restored; worker -> hub, if it was asked for with Collect
+# -- a snapshot: hub -> worker, to be restored; worker -> hub, if that asked with CollectSnapshot, whose number it has then
 
 
-class Known(Struct, frozen=True, array_like=True, tag=17):
-    """A snapshot begins: its Parts follow, and Whole. header: `encode_header`. at: its moment, by the machine's clock.
-    source: as `Snapshot` has it.
+class SnapshotBegin(Struct, frozen=True, array_like=True, tag=17):
+    """Its chunks follow, and SnapshotEnd. header: `encode_header`. at: its moment, by the machine's clock. source: as in
+    `Snapshot`.
     """
 
+    number: int
     header: bytes
     at: float
     source: str = ""
 
 
-class Part(Struct, frozen=True, array_like=True, tag=18):
-    """A chunk of it."""
+class SnapshotChunk(Struct, frozen=True, array_like=True, tag=18):
+    """The next chunk."""
 
+    number: int
     chunk: bytes
 
 
-class Whole(Struct, frozen=True, array_like=True, tag=19):
-    """It is complete. known: False if the worker has nothing to be kept."""
+class SnapshotEnd(Struct, frozen=True, array_like=True, tag=19):
+    """It is complete. known: False if the worker has nothing to be kept. error: why it could not be collected, or None."""
 
+    number: int
     known: bool = True
+    error: str | None = None
 
 
-class Collect(Struct, frozen=True, array_like=True, tag=20):
+class CollectSnapshot(Struct, frozen=True, array_like=True, tag=20):
     """Hub -> worker: send a snapshot of what was used in the last since_s seconds. An earlier one is not wanted any more."""
 
+    number: int
     since_s: float
     most_bytes: int
+
+
+class SnapshotRestored(Struct, frozen=True, array_like=True, tag=24):
+    """Worker -> hub: the snapshot of this number is restored, or was of no use."""
+
+    number: int
 
 
 # -- worker -> hub -> workers that are started later
@@ -112,10 +123,6 @@ class Found(Struct, frozen=True, array_like=True, tag=16):
     members: tuple[FoundMember, ...]
 
 
-class Taken(Struct, frozen=True, array_like=True, tag=24):
-    """A snapshot that was sent to it while it served is taken in."""
-
-
 # -- hub -> worker
 
 
@@ -126,7 +133,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=6):
 
 
 class Current(Struct, frozen=True, array_like=True, tag=7):
-    """All history from before the worker joined has been sent."""
+    """What the worker begins with has been sent: a snapshot, if there is one, and the events that it lacks."""
 
 
 class Joined(Struct, frozen=True, array_like=True, tag=8):
@@ -199,7 +206,7 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
     internal: bool = False
 
 
-Sent = Known | Part | Whole  # a snapshot
+SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
 FromWorker = (
     Publish
     | Replace
@@ -213,8 +220,8 @@ FromWorker = (
     | Execute
     | Scraped
     | Executed
-    | Sent
-    | Taken
+    | SnapshotPart
+    | SnapshotRestored
 )
 FromHub = (
     Publish
@@ -231,8 +238,8 @@ FromHub = (
     | Execute
     | Scraped
     | Executed
-    | Sent
-    | Collect
+    | SnapshotPart
+    | CollectSnapshot
 )
 Message = FromWorker | FromHub
 

@@ -10,20 +10,18 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import Command, Join, Reconfigure, SharingState
-from gateway.cluster.replication import UNSENT_BYTES, ReplicationTransport, Replicator
+from gateway.cluster.replication import ReplicationTransport, Replicator
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.messages import (
     Alive,
-    AskSharing,
-    Collect,
+    CollectSnapshot,
     Counters,
     Current,
     Execute,
@@ -32,21 +30,22 @@ from gateway.cluster.workers.messages import (
     Found,
     FoundMember,
     Gone,
-    Known,
     Leaving,
     Message,
-    Part,
     Scrape,
     Scraped,
     Sharing,
-    Taken,
-    Whole,
+    SnapshotBegin,
+    SnapshotChunk,
+    SnapshotEnd,
+    SnapshotRestored,
 )
-from gateway.cluster.workers.transfer import Arrival, send
+from gateway.cluster.workers.questions import PEER_LIMITS, PeerLimits, Questions
+from gateway.cluster.workers.transfer import Arrival, Arrived, send
 from gateway.cluster.workers.transport import HubTransport
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.errors import internal_error, supervisor_silent, workers_silent
+from gateway.errors import internal_error, workers_silent
 from gateway.fleet.membership import Member
 from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
 from gateway.telemetry.exposition import SingleFlight, SnapshotError, merge, pack, render
@@ -62,24 +61,6 @@ ALIVE_S = 0.5  # between two heartbeats
 FOUND_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLimits:
-    """Limits on waiting for the other workers and the hub.
-
-    forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: of a worker that does not answer by
-    then, the last snapshot is used. command_s: until all have executed a command, and probed a replica that it adds.
-    unsent_bytes: of routing events that the hub has not taken, then further ones are dropped.
-    """
-
-    forwarded_s: float = 3.0
-    scrape_s: float = 2.0
-    command_s: float = 30.0
-    unsent_bytes: int = UNSENT_BYTES
-
-
-PEER_LIMITS = PeerLimits()
-
-
 def part_of(config: Config) -> Config:
     """A worker's share of the gateway's bounds; a pool's max_inflight is not divided: the workers share it at run time."""
 
@@ -88,43 +69,6 @@ def part_of(config: Config) -> Config:
 
     pools = tuple(replace(pool, max_queue=part(pool.max_queue)) for pool in config.pools)
     return replace(config, pools=pools, limits=replace(config.limits, connections=part(config.limits.connections)))
-
-
-class _Question:
-    """A question to all workers.
-
-    snapshots: each asked worker's last counters, used if it does not answer in time; None until the hub has forwarded the
-    question. answers: by worker. gone: the workers that have ended since.
-    """
-
-    def __init__(self) -> None:
-        self.forwarded = asyncio.Event()
-        self.snapshots: dict[int, bytes] | None = None
-        self.answers: dict[int, Scraped | Executed] = {}
-        self.gone: set[int] = set()
-        self.all_answered = asyncio.Event()
-
-    @property
-    def silent(self) -> list[int]:
-        """The workers that have not answered."""
-        return sorted((self.snapshots or {}).keys() - self.answers.keys() - self.gone)
-
-    def receive(self, worker: int, message: Forwarded | Scraped | Executed) -> None:
-        if isinstance(message, Forwarded):
-            self.snapshots = dict(message.snapshots)
-            self.forwarded.set()
-        else:
-            self.answers[worker] = message
-        self._look()
-
-    def leave(self, worker: int) -> None:
-        """It will not answer any more."""
-        self.gone.add(worker)
-        self._look()
-
-    def _look(self) -> None:
-        if self.snapshots is not None and not self.silent:
-            self.all_answered.set()
 
 
 class Peers:
@@ -140,19 +84,17 @@ class Peers:
         self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Snapshot]] = asyncio.Queue()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Arrived]] = asyncio.Queue()
         self._arrival = Arrival()
         self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
-        self._arrived: asyncio.Queue[Snapshot] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Arrived] = asyncio.Queue()
         self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
         self._pages = SingleFlight(self._page)
         self._call_later = loop.call_later
         self._found: dict[str, Sequence[Member]] = {}  # to be sent
-        self._asked = 0
-        self._questions: dict[int, _Question] = {}
-        self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
+        self._questions = Questions(channel, limits)
         local.membership.published = self._publish_found
         self.replicator = Replicator(
             local.router,
@@ -172,31 +114,22 @@ class Peers:
                 self._scraped.set()
             case Execute() | Current() | Found():
                 self._commands.put_nowait((worker, message))
-            case Known() | Part() | Whole():
+            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
                 if arrived := self._arrival.receive(message):
                     if self._current.is_set():
                         self._arrived.put_nowait(arrived)
                     else:
                         self._commands.put_nowait((worker, arrived))
-            case Collect(since_s, most_bytes):
+            case CollectSnapshot():
                 if self._collecting is not None:
-                    self._collecting.cancel()  # else the parts of both would mix
-                self._collecting = asyncio.ensure_future(self._collect(since_s, most_bytes))
+                    self._collecting.cancel()  # nobody waits for it any more
+                self._collecting = asyncio.ensure_future(self._collect(message))
             case Leaving():
                 self._local.begin_leaving()
             case Gone():
-                for pending in self._questions.values():
-                    pending.leave(worker)
+                self._questions.leave(worker)
             case Forwarded() | Scraped() | Executed() | Sharing():
-                self._answered(worker, message)
-
-    def _answered(self, worker: int, message: Forwarded | Scraped | Executed | Sharing) -> None:
-        number = message.number
-        if isinstance(message, Sharing):
-            if (answer := self._sharing.get(number)) and not answer.done():
-                answer.set_result(message.state)
-        elif question := self._questions.get(number):
-            question.receive(worker, message)
+                self._questions.receive(worker, message)
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
         """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
@@ -215,7 +148,7 @@ class Peers:
     async def execute(self, command: Command) -> None:
         """Also raises GatewayError 503: the hub did not forward it, or not all workers have answered."""
         until = self._local.clock() + self._limits.forwarded_s
-        question = await self._ask(lambda number: Execute(number, command, until), self._limits.command_s)
+        question = await self._questions.ask(lambda number: Execute(number, command, until), self._limits.command_s)
         for answer in question.answers.values():
             if isinstance(answer, Executed) and answer.internal:
                 raise internal_error()
@@ -229,7 +162,7 @@ class Peers:
         return await self._pages.get()
 
     async def _page(self) -> bytes:
-        question = await self._ask(Scrape, self._limits.scrape_s)
+        question = await self._questions.ask(Scrape, self._limits.scrape_s)
         pages = dict(question.snapshots or {})
         pages.update((worker, answer.page) for worker, answer in question.answers.items() if isinstance(answer, Scraped))
         whole = Metrics().instruments
@@ -248,43 +181,7 @@ class Peers:
 
     async def sharing(self) -> SharingState | None:
         """Also raises GatewayError 503: the hub does not answer."""
-        if self._channel.unsent > UNSENT_BYTES:
-            raise supervisor_silent()
-        self._asked += 1
-        number = self._asked
-        answer: asyncio.Future[SharingState | None] = asyncio.get_running_loop().create_future()
-        self._sharing[number] = answer
-        self._channel.send(AskSharing(number), HUB)
-        try:
-            async with asyncio.timeout(self._limits.forwarded_s):
-                return await answer
-        except TimeoutError:
-            log.warning("the supervisor does not answer")
-            raise supervisor_silent() from None
-        finally:
-            del self._sharing[number]
-
-    async def _ask(self, make: Callable[[int], Scrape | Execute], timeout_s: float) -> _Question:
-        """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
-        if self._channel.unsent > UNSENT_BYTES:
-            raise supervisor_silent()
-        self._asked += 1
-        number, question = self._asked, _Question()
-        self._questions[number] = question
-        self._channel.send(make(number), HUB)
-        try:
-            async with asyncio.timeout(self._limits.forwarded_s + 1.0):  # it may be forwarded in the last moment
-                await question.forwarded.wait()
-            async with asyncio.timeout(timeout_s):
-                await question.all_answered.wait()
-        except TimeoutError:
-            if question.snapshots is None:
-                log.warning("the supervisor does not answer")
-                raise supervisor_silent() from None
-            log.warning("not all workers answer", extra={"silent": question.silent})
-        finally:
-            del self._questions[number]
-        return question
+        return await self._questions.sharing()
 
     async def ready(self) -> None:
         await self._current.wait()
@@ -354,34 +251,35 @@ class Peers:
                         answers.create_task(self._answer_when_probed(asker, message, answer))
                     else:
                         self._channel.send(answer, asker)
-                elif isinstance(message, Snapshot):
-                    await self._restore(message)
+                elif isinstance(message, Arrived):
+                    await self._restore(message, self._local.knowledge.restore)
 
     async def _take_arrived(self) -> None:
         """Snapshots of other gateways, which the hub sends one by one. Commands do not wait for them."""
         while True:
-            await self._restore(await self._arrived.get())
+            await self._restore(await self._arrived.get(), self._local.knowledge.restore)
 
-    async def _restore(self, arrived: Snapshot) -> None:
+    async def _restore(self, arrived: Arrived, take_in: Callable[[Snapshot], Awaitable[None]]) -> None:
         try:
-            await self._local.knowledge.restore(arrived)
+            await take_in(arrived.snapshot)
         except KnowledgeError as error:
             log.warning("snapshot ignored", extra={"reason": str(error)})
         except Exception:  # a bug in it must not end the worker
             log.exception("a snapshot was not taken in")
-        self._channel.send(Taken())
+        self._channel.send(SnapshotRestored(arrived.number))
 
-    async def _collect(self, since_s: float, most_bytes: int) -> None:
+    async def _collect(self, question: CollectSnapshot) -> None:
         """For the hub, which asks for one at a time."""
         try:
-            snapshot = await self._local.knowledge.collect(since_s, most_bytes)
-        except Exception:  # else the hub would wait in vain
+            snapshot = await self._local.knowledge.collect(question.since_s, question.most_bytes)
+        except Exception as error:  # else the hub would wait in vain
             log.exception("a snapshot could not be collected")
-            snapshot = None
+            self._channel.send(SnapshotEnd(question.number, error=f"a worker could not collect it: {type(error).__name__}"))
+            return
         if snapshot is None:
-            self._channel.send(Whole(known=False))
+            self._channel.send(SnapshotEnd(question.number, known=False))
         else:
-            await send(self._channel, snapshot)
+            await send(self._channel, question.number, snapshot)
 
     async def _answer_when_probed(self, asker: int, message: Execute, answer: Executed) -> None:
         await self._local.probed(message.command)
@@ -410,8 +308,8 @@ class Peers:
             asker, message = await self._commands.get()
             if isinstance(message, Current):
                 break
-            if isinstance(message, Snapshot):
-                await self._restore(message)
+            if isinstance(message, Arrived):
+                await self._restore(message, self._local.knowledge.begin)
                 continue
             if isinstance(message, Found):
                 self._local.membership.seed(message.source, [_member(each) for each in message.members])

@@ -1,35 +1,62 @@
-"""The workers' routers, as other gateways see them through the store (`store/link.py`)."""
+"""The workers' routers and other gateways, as they see each other: `HubRouters`, and the link (`store/link.py`)."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, SharingState
 from gateway.cluster.snapshots.knowledge import MAX_BYTES
 from gateway.cluster.snapshots.snapshot import Snapshot
+from gateway.cluster.workers.hub_knowledge import HubSnapshots
 
-if TYPE_CHECKING:
-    from gateway.cluster.workers.hub import Hub
+
+class GatewayLink(Protocol):
+    """To other gateways. None of its methods waits or fails."""
+
+    @property
+    def state(self) -> SharingState:
+        """How the exchange goes."""
+
+    def publish(self, source: int, batch: Batch) -> None:
+        """The next events of one of our routers."""
+
+    def reset(self, source: int) -> None:
+        """One of our routers has ended, or its events were lost: it has nothing open that was published before."""
+
+    def want_open(self) -> None:
+        """A new router of ours does not know what the others have open."""
 
 
 class HubRouters:
     """`Routers` of a link: what it brings goes to all workers, as if it came from one more of them."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        *,
+        publish: Callable[[int, Batch], None],
+        ended: Callable[[int], None],
+        announce: Callable[[], None],
+        snapshots: HubSnapshots,
+    ) -> None:
+        """Methods of the hub: `publish`, `ended_elsewhere`, `announce_newcomer`."""
+        self._publish = publish
+        self._ended = ended
+        self._announce = announce
+        self._snapshots = snapshots
 
     def receive(self, source: int, batch: Batch) -> None:
-        self._hub.publish(source, batch)
+        self._publish(source, batch)
 
     def leave(self, source: int) -> None:
-        self._hub.ended_elsewhere(source)
+        self._ended(source)
 
     def join(self) -> None:
-        self._hub.announce_newcomer()
+        self._announce()
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
-        return await self._hub.collect(since_s, most_bytes)
+        return await self._snapshots.collect(since_s, most_bytes)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        await self._hub.restore(snapshot)
+        await self._snapshots.restore(snapshot)

@@ -21,20 +21,21 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
-from gateway.cluster.outside import Outside, unless
+from gateway.cluster.outside import Outside
 from gateway.cluster.reload import possible
-from gateway.cluster.replication import BATCH_S
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.cluster.snapshots.keeper import SnapshotFile
 from gateway.cluster.syn_filter import drop_new
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.handover import Handover
 from gateway.cluster.workers.hub import Hub
+from gateway.cluster.workers.hub_knowledge import BOOKED_S
 from gateway.cluster.workers.messages import from_worker
 from gateway.cluster.workers.sharing import HubRouters
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import Source
+from gateway.tasks import unless
 from gateway.upstream.loop_guard import new_id
 
 log = logging.getLogger("warmroute.workers")
@@ -45,8 +46,11 @@ CHANNEL_UNSENT_BYTES = 64 << 20
 TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
 HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
 TRIES = 3  # to start a worker, before anything has served
-BOOKED_S = 5 * BATCH_S  # until what one worker has booked is known to all
-SHUTDOWN_S = 7.0  # that a worker takes to end, beside the time that its requests have
+# A stop takes limits.drain_timeout_s and this long at most: the last snapshot (5 s), the workers' ends, and CLOSE_S. The grace
+# periods of the chart and of docs/operations.md ("Going down") rely on it.
+END_S = 10.0
+CLOSE_S = 2.0  # of it, for the goodbye to other gateways, and the last lines of the log
+HURRY_S = 7.0  # that a worker takes to end when it does not wait for requests
 
 # The child finds its modules where we found ours, whatever its working directory is.
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.commands.worker import main; main(sys.argv[2:])"
@@ -131,7 +135,13 @@ class Supervisor:
         self._config = config
         self._source = source
         self._sides = sides
-        self._outside = Outside(config, HubRouters(self.hub), self.hub.ended, snapshot, time.monotonic)
+        routers = HubRouters(
+            publish=self.hub.publish,
+            ended=self.hub.ended_elsewhere,
+            announce=self.hub.announce_newcomer,
+            snapshots=self.hub.snapshots,
+        )
+        self._outside = Outside(config, routers, self.hub.ended, snapshot, time.monotonic)
         self.hub.link = self._outside.link
         self._gateway_id = new_id()
         self._patience = patience
@@ -148,16 +158,29 @@ class Supervisor:
         """
         self._addresses = addresses_of(*self._config.address)
         outside = asyncio.create_task(self._outside.run())
-        self.hub.first = await unless(stop, self._outside.first())
+        try:
+            self.hub.snapshots.first = await unless(stop, self._outside.first()) or ()
+            if not stop.is_set():
+                await self._run_workers(stop, hurry, started)
+        finally:
+            await self._outside.close()
+            outside.cancel()
+            await asyncio.gather(outside, return_exceptions=True)
+
+    async def _run_workers(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
         self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
+        due: float | None = None  # when the workers should have ended, beside the time that their requests have
         try:
             if await self._all_up(stop):
-                self.hub.first = None
+                self.hub.snapshots.first, self.hub.snapshots.again = (), self._outside.first
+                self._outside.begun()
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
-            await unless(hurry, self._keep_knowledge())
+            due = time.monotonic() + END_S - CLOSE_S
+            if self._served:  # else the workers know a part of what the file has
+                await unless(hurry, self._keep_knowledge())
         finally:
             self._stopping.set()
             for task in beside:
@@ -166,10 +189,8 @@ class Supervisor:
                 for listener in slot.listeners:
                     drop_new(listener)  # the workers accept what is established
                 slot.close()
-            await self._end(keepers, hurry)
-            await self._outside.close()
-            outside.cancel()
-            await asyncio.gather(outside, *beside, return_exceptions=True)
+            await self._end(keepers, hurry, due or time.monotonic() + END_S - CLOSE_S)
+            await asyncio.gather(*beside, return_exceptions=True)
 
     @property
     def config(self) -> Config:
@@ -347,16 +368,16 @@ class Supervisor:
         for slot in self.slots:
             slot.send_signal(number)
 
-    async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event) -> None:
+    async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event, due: float) -> None:
         """Let the workers' requests finish, for as long as they may; then kill what is left."""
         self._signal(signal.SIGTERM)
         ended = asyncio.ensure_future(asyncio.wait(keepers))
         hurried = asyncio.ensure_future(hurry.wait())
-        patience_s = self.hub.config.limits.drain_timeout_s + SHUTDOWN_S
+        patience_s = max(0.0, due - time.monotonic()) + self.hub.config.limits.drain_timeout_s
         await asyncio.wait([ended, hurried], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         if hurry.is_set() and not ended.done():
             self._signal(signal.SIGTERM)
-            await asyncio.wait([ended], timeout=SHUTDOWN_S)
+            await asyncio.wait([ended], timeout=HURRY_S)
         hurried.cancel()
         self._signal(signal.SIGKILL)
         await ended

@@ -201,4 +201,5 @@ def _keep_serving(gateway: _Gateway) -> None:
     print(f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
     print(f"  curl {url}/v1/models\n  curl {admin}/warmroute/replicas\n  curl {admin}/metrics")
     print(f"  curl {admin}/warmroute/route -d '{body}'", flush=True)
-    signal.pause()
+    while True:
+        time.sleep(0.5)  # not `signal.pause`: a signal that comes just before it is handled only after the next one

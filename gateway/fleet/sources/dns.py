@@ -6,7 +6,8 @@ records count, those with the best priority; where the configuration names name 
 addresses, too (`dns_targets.py`). A replica is named by its target; its address may change.
 
 A failed look-up (no answer, SERVFAIL) changes nothing, and the next one comes sooner. An empty answer is believed after EMPTY_S
-of empty answers: a name server that has just restarted may send one, and probes detect dead replicas meanwhile.
+of empty answers: a name server that has just restarted may send one, and probes detect dead replicas meanwhile. It is
+noted, but no problem: a headless Service without a ready pod has the same answer as a name that does not exist.
 
 c-ares does the look-ups, in a thread of its own, for getaddrinfo knows no SRV records; for addresses it reads /etc/hosts and
 the search domains as that does. Each look-up has a resolver of its own: one that is kept would answer from its cache, and not
@@ -74,7 +75,7 @@ class DnsSource:
         assert config.dns
         self.name = config.source
         self.pool = config.pool
-        self.problem = ""
+        self.problem = self.note = ""
         self.settings = replace(config, pool="")
         self._dns = config.dns
         self._look_up = look_up or asking(config.dns)
@@ -93,6 +94,7 @@ class DnsSource:
             believed = bool(found) or not doubted or (empty_since is not None and now - empty_since >= EMPTY_S)
             if found is not None and believed and found != known:
                 known = found
+                self._note(found)
                 yield self._members(found)
             await self._sleep(self._dns.refresh_s if found is not None else min(self._dns.refresh_s, RETRY_S))
 
@@ -109,6 +111,12 @@ class DnsSource:
             log.info("name is looked up again", extra={"source": self.name, "targets": len(found)})
         self.problem = ""
         return found
+
+    def _note(self, found: Sequence[Target]) -> None:
+        records = "SRV records" if self._dns.port is None else "address"
+        self.note = "" if found else f"the name has no {records}: it does not exist, or nothing behind it is ready"
+        if not found:
+            log.warning("no replica behind the name", extra={"source": self.name, "error": self.note})
 
     def _members(self, targets: Sequence[Target]) -> list[Member]:
         members = list[Member]()

@@ -24,7 +24,7 @@ from gateway.fleet.membership import Member, connected_as
 
 log = logging.getLogger("warmroute.discovery")
 
-_LOGGED: Final = 3  # problems of one version
+LOGGED: Final = 3  # problems of one version
 
 
 class FileSource:
@@ -36,30 +36,35 @@ class FileSource:
         self.pool = config.pool
         self.problem = ""
         self.settings = replace(config, pool="")
+        self._config = config
         self._path = Path(config.file)
         self._poll_s = poll_s
 
     async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """See MemberSource."""
-        file = Source(self._path, self._read, poll_s=self._poll_s)
+        file = Source(self._path, lambda: listed(self._config), poll_s=self._poll_s)
         file.asked.set()  # the first time at once
         while True:
             try:
                 found = await file.next()
             except ConfigError as error:
-                self.problem = "; ".join(map(str, error.problems[:_LOGGED]))
-                log.warning("list of replicas not read: it is invalid", extra={"source": self.name, "error": self.problem})
+                self.problem = "; ".join(map(str, error.problems[:LOGGED]))
+                log.warning(
+                    "list of replicas not read: what the last valid one had stays",
+                    extra={"source": self.name, "error": self.problem},
+                )
             else:
                 self.problem = ""
                 yield found
 
-    def _read(self) -> Iterable[Member]:
-        """Raises ConfigError."""
-        file = YamlFile(self._path)
-        parsed = parse(ReplicaList, file.values)
-        if parsed.value is None or file.problems:
-            raise ConfigError(*file.problems, *map(file.located, parsed.problems))
-        return [connected_as(_member(each), self.settings) for each in parsed.value.replicas]
+
+def listed(config: DiscoveryConfig) -> Iterable[Member]:
+    """What the file lists at present. Raises ConfigError."""
+    file = YamlFile(Path(config.file))
+    parsed = parse(ReplicaList, file.values)
+    if parsed.value is None or file.problems:
+        raise ConfigError(*file.problems, *map(file.located, parsed.problems))
+    return [connected_as(_member(each), config) for each in parsed.value.replicas]
 
 
 def _member(listed: ListedReplica) -> Member:

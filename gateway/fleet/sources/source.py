@@ -7,13 +7,22 @@ caller waits for the result (`cluster/membership.py`).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gateway.fleet.membership import Member
 
 
 class SourceError(Exception):
     """A source does not get what it needs, for a reason outside of the program; the text is the reason."""
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A source that may have something to say although nothing is wrong."""
+
+    @property
+    def note(self) -> str:
+        """For operators, such as why there are no members; empty: nothing."""
 
 
 class MemberSource(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.fleet.membership import Member
-from gateway.fleet.sources.source import MemberSource, SourceError
+from gateway.fleet.sources.source import MemberSource, Noting, SourceError
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -40,6 +40,11 @@ class Watch:
     def problem(self) -> str:
         """Why what it has found may be out of date; empty: it is not."""
         return self.failed or self.source.problem or ("" if self.answered.is_set() else NOT_ANSWERED)
+
+    @property
+    def note(self) -> str:
+        """What its source has to say, although nothing is wrong."""
+        return self.source.note if isinstance(self.source, Noting) else ""
 
 
 class Watches:
@@ -116,14 +121,16 @@ class Watches:
             except SourceError as error:
                 self._failed(watch, str(error))
             except Exception as bug:  # its members stay, and the other sources go on
-                log.exception("member source failed", extra={"source": watch.name, "retry_s": self._retry_s})
+                about = {"source": watch.name, "retry_s": self._retry_s}
+                log.exception("source of replicas failed: it is tried again", extra=about)
                 watch.failed = str(bug)[:200] or type(bug).__name__
             await asyncio.sleep(self._retry_s)
 
     def _failed(self, watch: Watch, why: str) -> None:
         """Each reason is logged once."""
         if why != watch.failed:
-            log.warning("member source has ended", extra={"source": watch.name, "error": why, "retry_s": self._retry_s})
+            about = {"source": watch.name, "error": why, "retry_s": self._retry_s}
+            log.warning("source of replicas does not work: it is tried again", extra=about)
         watch.failed = why
 
     def __repr__(self) -> str:

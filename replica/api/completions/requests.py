@@ -16,6 +16,7 @@ from replica.api.completions.encoder import Kind
 from replica.api.completions.response_format import AnswerFields, grammar_of
 from replica.api.generation import (
     MAX_SALT,
+    MAX_STOP,
     MAX_STOPS,
     GenerationRequest,
     OutputOptions,
@@ -31,6 +32,8 @@ from replica.engine import Sampling
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for a completion without max_tokens
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 4096
 _NEEDS_SCORES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "top_k", "min_p")
 
 Count = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
@@ -39,7 +42,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2, description="a number from -2 to 2"
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer from 0 to {MAX_LOGPROBS}")]
 TokenKey = Annotated[str, Meta(pattern="^[0-9]{1,11}$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -67,17 +70,28 @@ class GenerationFields(AnswerFields, kw_only=True):
     stop: (
         Annotated[
             Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
-            Meta(description=f"a string or a list of at most {MAX_STOPS} strings, none empty"),
+            Meta(description=f"a string or a list of at most {MAX_STOPS} strings, of 1 to {MAX_STOP} characters"),
         ]
         | None
     ) = None
-    stop_token_ids: TokenIds | None = None
+    stop_token_ids: (
+        Annotated[
+            list[int], Meta(max_length=MAX_STOP_TOKENS, description=f"a list of at most {MAX_STOP_TOKENS} token ids (integers)")
+        ]
+        | None
+    ) = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     # Scores are divided by it: a much lower one would make them infinite.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10, description="a number from 0.01 to 10")] | None = None
     logit_bias: (
-        Annotated[dict[TokenKey, Bias], Meta(description="an object of token ids and numbers from -100 to 100")] | None
+        Annotated[
+            dict[TokenKey, Bias],
+            Meta(
+                max_length=MAX_BIASES, description=f"an object of at most {MAX_BIASES} token ids and numbers from -100 to 100"
+            ),
+        ]
+        | None
     ) = None
     # vLLM's field: requests share cached blocks only with those of the same salt.
     cache_salt: (
@@ -147,6 +161,7 @@ def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
         encoder=partial(CompletionAnswer, kind, n, output, scored=logprobs is not None, tools=tools.read),
         scope=Scope(salt=fields.cache_salt),
         keep_s=checked(body, RetentionFields).keep_s,
+        bad_words=tuple(fields.bad_words or ()),
         needs_scores=tuple(name for name in _NEEDS_SCORES if name in body and is_set(body[name])),
         ignored=ignored_fields(body, SUPPORTED[kind]),
     )
@@ -227,6 +242,7 @@ def _sampling(fields: GenerationFields, logprobs: int | None, tools: ToolUse) ->
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,
         grammar=grammar_of(fields, tools.forced),
+        allowed_tokens=fields.allowed_token_ids or (),
     )
 
 

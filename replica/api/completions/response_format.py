@@ -1,20 +1,25 @@
-"""Constraints on an answer: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`."""
+"""Constraints on an answer: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`, `bad_words` and
+`allowed_token_ids`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
 from msgspec import Meta, Struct
 
-from replica.api.tools import json_text
-from replica.api.validation import ApiError, Flag, kind_of
+from replica.api.validation import ApiError, Flag, is_set, json_text, kind_of
 from replica.engine import Grammar
 
-FIELDS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
+FIELDS = ("response_format", "guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs")
+MASKS = ("bad_words", "allowed_token_ids")
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD = 256  # characters
+MAX_ALLOWED = 1 << 18  # no vocabulary is larger
 ANY_OBJECT = '{"type":"object"}'
 _TYPES = "'text', 'json_object' or 'json_schema'"
 Schema = Annotated[dict[str, Any] | bool | str, Meta(description="a JSON schema (an object)")]
-Regex = Annotated[str, Meta(description="a string")]
+GrammarText = Annotated[str, Meta(description="a string")]
+_ONE_OF = "an object with one of json, json_object, choice, regex, grammar"
 Texts = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, description="a list of strings, none empty")]
 
 
@@ -29,8 +34,10 @@ class ResponseFormat(Struct, kw_only=True):
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     json: Schema | None = None
+    json_object: Flag | None = None
     choice: Texts | None = None
-    regex: Regex | None = None
+    regex: GrammarText | None = None
+    grammar: GrammarText | None = None
 
 
 class AnswerFields(Struct, kw_only=True):
@@ -39,10 +46,26 @@ class AnswerFields(Struct, kw_only=True):
     response_format: Annotated[ResponseFormat | Literal["text", "json_object"], Meta(description=_TYPES)] | None = None
     guided_json: Schema | None = None
     guided_choice: Texts | None = None
-    guided_regex: Regex | None = None
-    structured_outputs: Annotated[StructuredOutputs, Meta(description="an object with one of json, choice, regex")] | None = (
-        None
-    )
+    guided_regex: GrammarText | None = None
+    guided_grammar: GrammarText | None = None
+    structured_outputs: Annotated[StructuredOutputs, Meta(description=_ONE_OF)] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Meta(pattern=r"\S", max_length=MAX_BAD_WORD)]],
+            Meta(
+                max_length=MAX_BAD_WORDS,
+                description=f"a list of at most {MAX_BAD_WORDS} strings of at most {MAX_BAD_WORD} characters, none blank",
+            ),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: (
+        Annotated[
+            list[int],
+            Meta(min_length=1, max_length=MAX_ALLOWED, description=f"a list of 1 to {MAX_ALLOWED} token ids (integers)"),
+        ]
+        | None
+    ) = None
     ignore_eos: Flag | None = None
     min_tokens: Annotated[int, Meta(ge=0, description="an integer of at least 0")] | None = None
 
@@ -50,17 +73,24 @@ class AnswerFields(Struct, kw_only=True):
 def grammar_of(fields: AnswerFields, call: Grammar | None = None) -> Grammar | None:
     """The constraint in a body, if any; `call`: the one of a forced tool call. Raises ApiError."""
     found = [*_from_response_format(fields.response_format), *([call] if call else [])]
-    found += _guided("guided_", fields.guided_json, fields.guided_choice, fields.guided_regex)
-    outputs = fields.structured_outputs
-    if outputs is not None:
-        found += _guided("structured_outputs.", outputs.json, outputs.choice, outputs.regex)
+    found += _guided(fields)
     if len(found) > 1:
         fields_of_formats = ", ".join((*FIELDS, "a tool_choice that forces a call"))
         raise ApiError(400, f"Only one format per request: send one of {fields_of_formats}.", "response_format")
-    for name, value in (("ignore_eos", fields.ignore_eos), ("min_tokens", fields.min_tokens)):
-        if found and value:
+    for name in ("ignore_eos", "min_tokens"):
+        if found and getattr(fields, name):
             raise ApiError(400, f"The format decides where the answer ends: leave out {name}.", name)
+    for name in MASKS:
+        if found and getattr(fields, name):
+            raise ApiError(400, f"The format decides which tokens are allowed: leave out {name}.", name)
     return found[0] if found else None
+
+
+def refuse_constraints(body: Mapping[str, Any]) -> None:
+    """For an API that has none of these fields: an answer that ignored them would be wrong. Raises ApiError."""
+    for name in (*FIELDS, *MASKS):
+        if is_set(body.get(name)):
+            raise ApiError(400, f"{name} is not a field of this API: send it to /v1/chat/completions, or leave it out.", name)
 
 
 def _from_response_format(wanted: ResponseFormat | str | None) -> Iterator[Grammar]:
@@ -74,15 +104,22 @@ def _from_response_format(wanted: ResponseFormat | str | None) -> Iterator[Gramm
         yield json_grammar(described.schema, "response_format.json_schema.schema")
 
 
-def _guided(
-    prefix: str, schema: dict[str, Any] | bool | str | None, choice: list[str] | None, regex: str | None
-) -> Iterator[Grammar]:
-    if schema is not None:
-        yield json_grammar(schema, f"{prefix}json")
-    if choice is not None:
-        yield Grammar("choice", orjson.dumps(choice).decode())
-    if regex is not None:
-        yield Grammar("regex", regex)
+def _guided(fields: AnswerFields) -> Iterator[Grammar]:
+    outputs = fields.structured_outputs or StructuredOutputs()
+    if outputs.json_object:
+        yield Grammar("json", ANY_OBJECT)
+    for name, schema in (("guided_json", fields.guided_json), ("structured_outputs.json", outputs.json)):
+        if schema is not None:
+            yield json_grammar(schema, name)
+    for choice in (fields.guided_choice, outputs.choice):
+        if choice is not None:
+            yield Grammar("choice", orjson.dumps(choice).decode())
+    for regex in (fields.guided_regex, outputs.regex):
+        if regex is not None:
+            yield Grammar("regex", regex)
+    for text in (fields.guided_grammar, outputs.grammar):
+        if text is not None:
+            yield Grammar("lark", text)
 
 
 def json_grammar(schema: dict[str, Any] | bool | str, name: str) -> Grammar:

@@ -16,7 +16,6 @@ from typing import Any
 
 from replica.api.messages.cache_control import Breakpoints, CacheMarks
 from replica.api.prompts import chat_message
-from replica.api.tools import json_text
 from replica.api.validation import ApiError, kind_of
 from replica.engine import Message
 
@@ -206,7 +205,6 @@ def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
     name, called, arguments = block.get("name"), block.get("id"), block.get("input")
     if not isinstance(name, str) or not isinstance(called, str) or not isinstance(arguments, dict):
         raise _wrong(where, "a tool_use block must have an id and a name (strings) and an input (an object)")
-    json_text(arguments, f"{where}.input")
     return {"id": called, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -10,19 +10,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from replica.api.completions.response_format import json_grammar
-from replica.api.generation import MAX_SALT, MAX_STOPS, RETENTION_S, GenerationRequest, OutputOptions, Retention
+from replica.api.completions.response_format import json_grammar, refuse_constraints
+from replica.api.generation import MAX_SALT, MAX_STOP, MAX_STOPS, RETENTION_S, GenerationRequest, OutputOptions, Retention
 from replica.api.messages.answer import MessageAnswer
 from replica.api.messages.cache_control import CacheMarks
 from replica.api.messages.conversation import Conversation
 from replica.api.prompts import Prompt
-from replica.api.tools import Choice, Function, ToolUse, function_tool, json_text, tool_use
+from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
 from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, is_set, read_object
 from replica.cache.prefix import Scope
 from replica.engine import Grammar, PromptEnd, Sampling
 
 CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 
 
 class ToolChoice(Struct, kw_only=True):
@@ -48,7 +48,10 @@ class MessagesFields(PromptFields, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1, description="a number above 0, up to 1")] | None = None
     top_k: Annotated[int, Meta(ge=0, description="an integer of at least 0")] | None = None
     stop_sequences: (
-        Annotated[list[Stop], Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} strings, none empty")]
+        Annotated[
+            list[Stop],
+            Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} strings, of 1 to {MAX_STOP} characters"),
+        ]
         | None
     ) = None
     metadata: Annotated[dict[str, Any], Meta(description="an object")] | None = None
@@ -70,6 +73,7 @@ def parse_messages(raw: bytes, model: str) -> GenerationRequest:
     check_model(body, model)
     if body.get("max_tokens") is None:
         raise ApiError(400, "max_tokens: Field required", "max_tokens")
+    refuse_constraints(body)
     fields = checked(body, MessagesFields)
     own = _own_tools(fields)
     prompt, marks = _prompt(fields, body, own)
@@ -130,7 +134,6 @@ def _own_tools(fields: PromptFields) -> list[dict[str, Any]]:
             raise ApiError(400, f"tools.{at}.input_schema: Field required", f"tools.{at}.input_schema")
         if not isinstance(tool.get("description"), str | None):
             raise ApiError(400, f"tools.{at}.description: Input should be a valid string", f"tools.{at}.description")
-        json_text(tool["input_schema"], f"tools.{at}.input_schema")
         own.append(tool)
     return own
 
@@ -171,7 +174,8 @@ def _format(fields: MessagesFields) -> Grammar | None:
 
 
 def _ignored(body: dict[str, Any], fields: MessagesFields) -> tuple[str, ...]:
-    partly = [] if not is_set({**(fields.output_config or {}), "format": None}.keys() - {"format"}) else ["output_config"]
+    output = fields.output_config or {}
+    partly = ["output_config"] if any(is_set(value) for name, value in output.items() if name != "format") else []
     kinds = {tool["type"] for tool in fields.tools or [] if isinstance(tool.get("type"), str)} - {"custom"}
     unread = ignored_fields({f"tools.{kind}": True for kind in kinds}, frozenset())
     return (*ignored_fields(body, SUPPORTED), *partly, *unread)

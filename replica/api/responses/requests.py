@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from replica.api.completions.response_format import ANY_OBJECT, json_grammar
+from replica.api.completions.response_format import ANY_OBJECT, json_grammar, refuse_constraints
 from replica.api.generation import MAX_SALT, GenerationRequest, OutputOptions, RetentionFields
 from replica.api.prompts import Prompt, Truncation
 from replica.api.responses.answer import ResponseAnswer
 from replica.api.responses.conversation import conversation
-from replica.api.tools import Choice, Function, ToolUse, function_tool, json_text, tool_use
+from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
 from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
 from replica.engine import Grammar, Sampling
@@ -88,6 +88,7 @@ def parse_responses(raw: bytes, model: str) -> GenerationRequest:
     """Check one body; `model` is the only name that is served. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
+    refuse_constraints(body)
     fields = checked(body, ResponsesFields)
     for name, value in (("background", fields.background), ("prompt", fields.prompt)):
         if value:
@@ -145,7 +146,6 @@ def _functions(fields: PromptFields) -> list[dict[str, Any]]:
         for name, kind in (("name", str), ("description", str | None), ("parameters", dict | None)):
             if not isinstance(tool.get(name), kind):
                 raise ApiError(400, f"tools[{at}].{name} is missing or has the wrong type.", f"tools[{at}].{name}")
-        json_text(tool, f"tools[{at}]")
         found.append(tool)
     return found
 
@@ -196,8 +196,8 @@ def _format(fields: ResponsesFields) -> Grammar | None:
 
 
 def _echo(fields: ResponsesFields, body: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a response that repeat the request. Raises ApiError if one cannot be written."""
-    echo = {
+    """The fields of a response that repeat the request."""
+    return {
         "instructions": fields.instructions,
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
@@ -213,5 +213,3 @@ def _echo(fields: ResponsesFields, body: dict[str, Any]) -> dict[str, Any]:
         "text": body.get("text") or {"format": {"type": "text"}},
         "truncation": fields.truncation or "disabled",
     }
-    json_text(echo, "The body")
-    return echo

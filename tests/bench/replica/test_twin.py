@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.replica.twin_client import Served
+from bench.replica.twin_document import AT_ONCE, DOCUMENT, ask_about_document, document_report, most_at_once
 from bench.replica.twin_traces import Arrival, at_load, busy_share, first_tokens, mooncake
+from replica.api.server import ServerConfig
 from replica.sim.cost import SimConfig
+from tests.replica.conftest import serve
+from tests.replica.fakes import WatchedEngine
 
 
 def test_recorded_blocks_become_the_same_tokens_and_the_rest_a_request_s_own(tmp_path: Path) -> None:
@@ -38,3 +43,19 @@ def test_a_trace_is_stretched_until_the_engine_is_busy_enough() -> None:
     assert busy_share(config, half) == pytest.approx(0.5, abs=0.01)
     assert half[-1].at < 10
     assert half[1].at == pytest.approx(0.4, abs=0.01)
+
+
+async def test_a_shared_document_raises_what_runs_at_once() -> None:
+    """There is room for two documents, and for 16 requests that share one."""
+    engine = WatchedEngine(SimConfig(kv_tokens=2 * DOCUMENT, max_batch=16, prefill_rate=1e6, decode_rate=40.0))
+    async for replica in serve(engine, None, ServerConfig()):
+        about = await ask_about_document(replica.url)
+    assert [most_at_once(served) for served in about] == list(AT_ONCE)
+    assert all(one.cached == DOCUMENT for served in about for one in served)
+    *_, last = document_report([about, about], about)
+    assert last.startswith("| 16 | 99.4%, 99.4% | 16, 16 |")
+
+
+def test_those_that_wait_do_not_run() -> None:
+    one, two = Served(0.0, 0.1, 1.0, 8, 8), Served(0.0, 1.1, 2.0, 8, 8)
+    assert most_at_once([one, two]) == 1

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from aiohttp import web
 
+from bench.measure.ports import free_port
 from replica.api.server import create_app
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
 from tests.clients.sdk.engines import MODEL, chat_alone
-from tests.deploy.processes import answers, free_port
+from tests.deploy.processes import answers
 from tests.support.paths import ROOT
 
 DECODE_RATE = 200.0  # slow enough that a stream of a thousand tokens is killed in its middle

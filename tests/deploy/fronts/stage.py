@@ -20,8 +20,9 @@ from typing import Any, Final
 
 import yaml
 
+from bench.measure.ports import free_port
 from scripts.fuzzing.diff import nginx_program
-from tests.deploy.processes import answers, free_port, running, until
+from tests.deploy.processes import answers, running, until
 from tests.support.tools import ROOT, missing, tool
 
 PAGE: Final = ROOT / "docs" / "sessions-in-front.md"

@@ -782,5 +782,5 @@ async def test_a_source_that_ends_is_watched_again_and_its_members_stay(caplog: 
         watching = asyncio.create_task(with_source(run, source).run())
         await eventually(lambda: source.watched > 3)
         assert run.gateway.fleet.named("pod")
-        assert "member source has ended" in caplog.text
+        assert "source of replicas does not work: it is tried again" in caplog.text
         watching.cancel()

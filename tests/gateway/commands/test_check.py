@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cluster.store.client import LIBRARY
+from gateway.cluster.store.server.client import LIBRARY
 from gateway.commands.cli import main
 from gateway.state.drivers.urls import LIBRARIES
 from tests.support.paths import ROOT
@@ -77,4 +77,19 @@ def test_variables_and_files_that_are_not_here_are_notes(
         f"7: pools[0].replicas[1].tls: not on this machine: the file {tmp_path}/ca.pem does not exist",
         f"11: discovery[0].key: not on this machine: the file {tmp_path}/key does not exist",
         f"13: sharing: not on this machine: the file {tmp_path}/valkey.pem does not exist",
+    ]
+
+
+def test_lists_of_replicas_that_are_not_here_or_are_invalid_are_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("good", "replicas: [http://a:1]"), ("bad", "replicas:\n- {url: x}")):
+        (tmp_path / name).write_text(text)
+    file = tmp_path / "config.yaml"
+    file.write_text("discovery:\n" + "".join(f"- file: {tmp_path}/{name}\n" for name in ("good", "bad", "none")))
+    assert main(["check", "--strict", str(file)]) == 0
+    assert [line.removeprefix(f"warmroute: note: {file}:") for line in capsys.readouterr().err.splitlines()] == [
+        f"3: discovery[1].file: not read on this machine: {tmp_path}/bad:2: "
+        "replicas[0].url: 'x' is not a base URL such as http://127.0.0.1:9001",
+        f"4: discovery[2].file: not read on this machine: {tmp_path}/none: No such file or directory",
     ]

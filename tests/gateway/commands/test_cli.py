@@ -45,7 +45,16 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 def test_no_replica_is_a_clear_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WARMROUTE_CONFIG", raising=False)
     assert main(["serve"]) == 2
-    assert "--replica URL" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("--replica URL), or a source in `discovery`, is expected, got none\n")
+
+
+def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["status", "--unknown"])
+    assert caught.value.code == 2
+    usage, *_, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: warmroute status ")
+    assert error == "warmroute status: error: unrecognized arguments: --unknown"
 
 
 def test_a_taken_port_is_a_clear_error() -> None:

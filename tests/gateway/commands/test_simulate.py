@@ -23,7 +23,7 @@ from gateway.commands.simulate import NAMES
 from router.simulation.generators import GENERATORS
 
 KEYS = ["policy", "replicas", "kv_tokens", "requests", "hit_ratio"]
-KEYS += ["ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "e2e_mean_s", "load_skew"]
+KEYS += ["ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "e2e_mean_s", "load_skew", "gateways", "sharing_delay_s"]
 CHAT = [
     {
         "timestamp": 3000 * turn,
@@ -121,6 +121,22 @@ def test_several_gateways_find_what_they_tell_each_other(capsys: pytest.CaptureF
     assert shared["hit_ratio"] > one["hit_ratio"] - 0.02
     assert apart["hit_ratio"] < late["hit_ratio"] < shared["hit_ratio"]
     assert apart["ttft_mean_s"] > shared["ttft_mean_s"]
+
+
+def test_the_gateways_and_their_delay_are_in_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = "gen:chat", "--hours", "0.01", "--users", "4", "--replicas", "2", "--policy", "cost,pooled"
+
+    def shown(*arguments: str) -> list[tuple[int, float | None]]:
+        return [(each["gateways"], each["sharing_delay_s"]) for each in results(capsys, *chat, *arguments)]
+
+    assert shown() == [(1, None), (1, None)]
+    assert shown("--gateways", "2", "--sharing-delay", "0.1") == [(2, 0.1), (1, None)]
+    assert shown("--gateways", "2", "--sharing-delay", "inf") == [(2, None), (1, None)]
+    assert shown("--gateways", "9")[0] == (9, pytest.approx(0.04))
+    assert shown("--gateways", "33")[0] == (33, pytest.approx(0.1)), "many write and read more rarely"
+    for delay, text in (("0.1", "sharing delay 0.1 s"), ("inf", "not shared")):
+        assert main(["simulate", *chat, "--gateways", "2", "--sharing-delay", delay]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"gateways: 2, {text}"
 
 
 def test_the_numbers_of_the_fleet_matter(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,6 +335,10 @@ def test_numbers_must_be_numbers(chat: str, value: str, capsys: pytest.CaptureFi
 
 def test_the_number_of_gateways_is_bounded(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--gateways: 1001 is more than 1000" in refused(capsys, chat, "--gateways", "1001")
+
+
+def test_a_delay_without_a_second_gateway_is_refused(chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--sharing-delay: there is nothing to share with one gateway" in refused(capsys, chat, "--sharing-delay", "5")
 
 
 def test_an_unknown_policy_is_named(chat: str, capsys: pytest.CaptureFixture[str]) -> None:

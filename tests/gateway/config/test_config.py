@@ -95,6 +95,15 @@ prices:
         ({"state": None}, "state: .* or off .* got None"),
         ({"sharing": True}, "sharing: a mapping such as .url: redis://valkey:6379., or off is expected, got True"),
         ({"sharing": "redis://me:secret@h"}, "sharing: .* is expected, got 'redis'"),
+        (
+            {"sharing": {"url": "redis://h", "ca_file": "/ca"}},
+            "sharing.ca_file: TLS needs a URL .* rediss, got redis",
+        ),
+        (
+            {"sharing": {"url": "rediss://h", "key_file": "/k"}},
+            "sharing.key_file: .* cert_file, which is missing",
+        ),
+        ({"snapshot": {"file": ""}}, "snapshot.file: auto, off, or the path of a file is expected, got ''"),
         ({"snapshot": "auto"}, "snapshot: a mapping such as .file: auto., or off is expected, got 'auto'"),
         ({"listen": "8000"}, "listen: '8000' is not host:port"),
         ({"listen": 8000}, "listen: host:port .such as 0.0.0.0:8000. is expected, got 8000"),
@@ -136,6 +145,23 @@ def test_a_password_in_a_url_at_the_wrong_place_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="state: a mapping such as") as caught:
         config(state="postgresql://user:secret@host/name")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rest", ["u:secret@h/n", ":secret@h/n", "u:@h/n", "u@h/n?password=secret", "h/n?ssl=x&password=secret"]
+)
+def test_a_password_of_the_database_is_refused_and_not_shown(rest: str) -> None:
+    for scheme in ("postgres", "postgresql"):
+        with pytest.raises(ConfigError, match=r"state.url: a password does not belong in a URL; set PGPASSWORD") as caught:
+            config(state={"url": f"{scheme}://{rest}"})
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rest", ["u@h/n", "h:5432/n", "u@h:5432,i:5433/n?sslmode=require", "u@[::1]:5432/n", "/n?host=/run/postgresql"]
+)
+def test_addresses_of_databases_without_a_password(rest: str) -> None:
+    assert config(state={"url": f"postgresql://{rest}"}).state.url == f"postgresql://{rest}"
 
 
 def test_the_largest_numbers_that_are_allowed_can_be_used() -> None:

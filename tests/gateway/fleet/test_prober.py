@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from bench.measure.ports import free_port
 from gateway.errors import ReplicaFailure
 from gateway.fleet.cache_reports import ENOUGH_REQUESTS
 from gateway.fleet.engine_client import MAX_MODELS
 from gateway.fleet.prober import RARELY
 from router import Replica
-from tests.deploy.processes import free_port
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, http, models, status, writes
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from bench.measure.ports import free_port
 from gateway.config.source import load
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.openai.stream import MAX_ERROR_BYTES, Opening
@@ -20,7 +21,6 @@ from gateway.errors import ReplicaFailure
 from gateway.request.attempts import first_data
 from gateway.request.retries import RetryBudget
 from gateway.upstream.resolver import Resolver
-from tests.deploy.processes import free_port
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.compiled import uncompiled
 from tests.support.fakes import (
@@ -397,18 +397,29 @@ async def test_a_request_that_waited_in_line_counts_from_when_it_was_sent() -> N
 # -- who is not there any more
 
 
-async def test_a_replica_that_has_come_back_is_not_blamed_for_what_it_broke_off_before() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_replica_that_has_come_back_is_not_blamed_for_what_it_broke_off_before(begun: bool) -> None:
+    """begun: after the first bytes of its answers, which the clients had."""
     hold = asyncio.Event()
-    one = FakeReplica([streams("a", hold=hold, die=True)])
+    one = FakeReplica([streams("a", hold=hold, die=True) if begun else hangs(hold)])
     async with one, FakeReplica([streams("a")]) as two, running(one, two, **TURNS) as run:
         state = run.gateway.fleet.named(one.name)
         assert state
-        asked = [asyncio.create_task(streamed(run)) for _ in range(60)]
-        await eventually(lambda: len(one.requests) == 30)
+        got: list[bytes] = []
+
+        async def ask() -> None:
+            async with run.session.post(f"{run.url}/v1/chat/completions", json=STREAM) as answer:
+                got.append(await answer.content.readany())
+                await answer.read()
+
+        asked = [asyncio.create_task(ask()) for _ in range(60)]
+        await eventually(lambda: len(one.requests) == 30 and len(got) == (60 if begun else 30))
         state.up_since = run.gateway.clock()
         hold.set()
         await asyncio.gather(*asked)
-        assert await cut_off(run) == 0
+        assert [
+            repr(each.breaker) for each in run.gateway.fleet.replicas if each.breaker.state(run.gateway.clock()) != "closed"
+        ] == []
 
 
 @pytest.mark.parametrize("rests", [False, True])

@@ -29,12 +29,12 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from bench.measure.ports import free_port
 from gateway.app import compose
 from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.request_log import Output, RequestLog
 from router.learning.sessions import MAX_NEW
-from tests.deploy.processes import free_port
 from tests.gateway.conftest import Running, serving_runner
 from tests.support.compiled import uncompiled
 from tests.support.fakes import (

@@ -13,9 +13,9 @@ import openai
 import pytest
 from multidict import CIMultiDict
 
+from bench.measure.ports import free_port
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.upstream.dialer import failure_of
-from tests.deploy.processes import free_port
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.fakes import (
     DONE,

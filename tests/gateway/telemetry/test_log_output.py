@@ -323,3 +323,22 @@ def test_a_process_whose_log_nobody_reads_ends_in_time(pipe: Pipe) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], stderr=pipe.writing, check=False, timeout=60)
     assert done.returncode == 0
     assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("before", ["", "logging.getLogger('a').error('early')"])
+def test_what_is_logged_while_the_interpreter_ends_is_written_and_holds_up_no_end(before: str) -> None:
+    """No thread begins any more then: a task whose error nobody has asked for says so when it is freed."""
+    program = f"""
+import logging
+from gateway.telemetry.logs import configure
+configure("warning")
+class Late:
+    def __del__(self):
+        logging.getLogger("a").error("late")
+late = Late()
+late.itself = late
+{before}
+"""
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=40, check=True)
+    messages = [json.loads(line)["message"] for line in ended.stderr.splitlines()]
+    assert messages == [*(["early"] if before else []), "late"]

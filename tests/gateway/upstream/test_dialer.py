@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.measure.ports import free_port
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.resolver import RETRY_S, Resolver
@@ -19,12 +20,14 @@ from tests.gateway.conftest import eventually
 from tests.gateway.upstream.test_resolver import Clock, NameServer
 from tests.support.tools import tool
 
+ONE, TWO = "127.77.0.1", "127.77.0.2"  # where no other program listens
+
 
 class Listener:
     """Accepts connections at addresses of loopback. accepted: at which address, in their order."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port = free_port()
         self.accepted: list[str] = []
         self.open = 0
         self._servers: dict[str, asyncio.Server] = {}
@@ -43,12 +46,11 @@ class Listener:
             while len(self._servers) < len(hosts):
                 try:
                     for host in hosts:
-                        self._servers[host] = server = await asyncio.start_server(serve, host, self.port, ssl=tls)
-                        self.port = server.sockets[0].getsockname()[1]
+                        self._servers[host] = await asyncio.start_server(serve, host, self.port, ssl=tls)
                 except OSError:  # somebody else has this port at one of the addresses
                     for host in list(self._servers):
                         await self.leave(host)
-                    self.port = 0
+                    self.port = free_port()
             for server in self._servers.values():
                 await stack.enter_async_context(server)
             yield self
@@ -107,30 +109,30 @@ async def test_an_ip_address_is_never_looked_up(host: str) -> None:
 
 
 async def test_an_address_that_refuses_is_passed_over_and_comes_last_next_time() -> None:
-    async with Listener().at("127.0.0.2") as listener:
-        dial, server = dialer(listener.port, "127.77.0.1", "127.0.0.2")  # where nobody else listens
+    async with Listener().at(TWO) as listener:
+        dial, server = dialer(listener.port, ONE, TWO)
         for _ in range(3):
-            assert await local_address(dial) == "127.0.0.2"
+            assert await local_address(dial) == TWO
         assert server.asked["replica.test"] == 1
 
 
 async def test_an_address_that_does_not_answer_costs_a_moment_and_only_once() -> None:
     loop = asyncio.get_running_loop()
-    async with Listener().at("127.0.0.2") as listener:
-        with black_hole("127.0.0.1", listener.port):
-            dial, _ = dialer(listener.port, "127.0.0.1", "127.0.0.2")
-            assert await local_address(dial) == "127.0.0.2"
+    async with Listener().at(TWO) as listener:
+        with black_hole(ONE, listener.port):
+            dial, _ = dialer(listener.port, ONE, TWO)
+            assert await local_address(dial) == TWO
             begun = loop.time()
             for _ in range(20):
-                assert await local_address(dial) == "127.0.0.2"
+                assert await local_address(dial) == TWO
             assert loop.time() - begun < 2.5, "20 times the head start would be 5 s"
 
 
 async def test_a_guarded_dialer_passes_link_local_addresses_over_also_when_the_name_is_rebound() -> None:
-    async with Listener().at("127.0.0.2") as listener:
-        names = NameServer({"replica.test": ["169.254.169.254", "127.0.0.2"]})
+    async with Listener().at(TWO) as listener:
+        names = NameServer({"replica.test": ["169.254.169.254", TWO]})
         dial = Dialer("replica.test", listener.port, None, Resolver(names.look_up, clock := Clock()), lambda: True)
-        assert await local_address(dial) == "127.0.0.2"
+        assert await local_address(dial) == TWO
     names.answers["replica.test"] = ["169.254.169.254", "fe80::1%1", "fd00:ec2::254"]
     clock.now += RETRY_S
     with pytest.raises(ReplicaFailure, match=r"fe80::1%1 is link-local or a cloud's metadata service"):
@@ -138,31 +140,31 @@ async def test_a_guarded_dialer_passes_link_local_addresses_over_also_when_the_n
 
 
 async def test_of_several_that_connect_one_is_kept() -> None:
-    async with Listener().at("127.0.0.1", "127.0.0.2") as listener:
-        dial, _ = dialer(listener.port, "127.0.0.1", "127.0.0.2")
+    async with Listener().at(ONE, TWO) as listener:
+        dial, _ = dialer(listener.port, ONE, TWO)
         for _ in range(20):
-            assert await local_address(dial) == "127.0.0.1"
-        assert set(listener.accepted) == {"127.0.0.1"}
+            assert await local_address(dial) == ONE
+        assert set(listener.accepted) == {ONE}
 
 
 @pytest.mark.parametrize("old", ["refuses", "does not answer"])
 async def test_a_replica_that_has_moved_is_found_by_the_same_attempt(old: str) -> None:
-    async with Listener().at("127.0.0.1", "127.0.0.2") as listener:
+    async with Listener().at(ONE, TWO) as listener:
         clock = Clock()
-        dial, server = dialer(listener.port, "127.0.0.1", clock=clock)
-        assert await local_address(dial) == "127.0.0.1"
-        await listener.leave("127.0.0.1")
-        with black_hole("127.0.0.1", listener.port) if old == "does not answer" else contextlib.nullcontext():
-            server.answers["replica.test"] = ["127.0.0.2"]
+        dial, server = dialer(listener.port, ONE, clock=clock)
+        assert await local_address(dial) == ONE
+        await listener.leave(ONE)
+        with black_hole(ONE, listener.port) if old == "does not answer" else contextlib.nullcontext():
+            server.answers["replica.test"] = [TWO]
             clock.now += RETRY_S
-            assert await local_address(dial) == "127.0.0.2"
+            assert await local_address(dial) == TWO
             assert server.asked["replica.test"] == 2
 
 
 async def test_where_all_refuse_the_replica_refuses_also_if_the_name_server_is_silent() -> None:
-    async with Listener().at("127.0.0.1") as listener:
+    async with Listener().at(ONE) as listener:
         port = listener.port
-    dial, server = dialer(port, "127.0.0.1", "127.0.0.2", clock=(clock := Clock()))
+    dial, server = dialer(port, ONE, TWO, clock=(clock := Clock()))
     with pytest.raises(ReplicaFailure) as caught:
         await dial.connect(10)
     assert (caught.value.reason, caught.value.reached) == ("refused", False)
@@ -177,9 +179,9 @@ async def test_where_all_refuse_the_replica_refuses_also_if_the_name_server_is_s
 
 
 async def test_time_that_runs_out_is_an_error() -> None:
-    async with Listener().at("127.0.0.2") as listener:
-        with black_hole("127.0.0.1", listener.port):
-            dial, _ = dialer(listener.port, "127.0.0.1")
+    async with Listener().at(TWO) as listener:
+        with black_hole(ONE, listener.port):
+            dial, _ = dialer(listener.port, ONE)
             with pytest.raises(ReplicaFailure, match=r"^no connection within 0.4 s$") as caught:
                 await dial.connect(0.4)
             assert caught.value.reason == "unreachable"
@@ -208,9 +210,9 @@ async def test_tls_is_about_the_name_not_the_address(certificate: Path) -> None:
     asked: list[str | None] = []
     theirs.sni_callback = lambda _socket, name, _context: asked.append(name)
     ours = ssl.create_default_context(cafile=str(certificate))
-    resolver = Resolver(lambda _host: ["127.0.0.1"])
-    async with Listener().at("127.0.0.1", tls=theirs) as listener:
-        assert await local_address(Dialer("replica.test", listener.port, ours, resolver)) == "127.0.0.1"
+    resolver = Resolver(lambda _host: [ONE])
+    async with Listener().at(ONE, tls=theirs) as listener:
+        assert await local_address(Dialer("replica.test", listener.port, ours, resolver)) == ONE
         with pytest.raises(ReplicaFailure, match="certificate"):
             await Dialer("other.test", listener.port, ours, resolver).connect(10)
     assert asked == ["replica.test", "other.test"]

@@ -19,6 +19,17 @@ CHAT = "/v1/chat/completions"
 TURNS: list[dict[str, str]] = [
     {"role": role, "content": f"{word} " * 300} for word in ("one", "two", "three") for role in ("user", "assistant")
 ]
+# Fields of vLLM's chats and completions: an answer that ignored them would be wrong.
+CONSTRAINTS: dict[str, Any] = {
+    "bad_words": ["a"],
+    "allowed_token_ids": [1],
+    "guided_json": {"type": "object"},
+    "guided_choice": ["a"],
+    "guided_regex": "a",
+    "guided_grammar": 'start: "a"',
+    "structured_outputs": {"regex": "a"},
+    "response_format": {"type": "json_object"},
+}
 
 
 async def get(replica: Replica, path: str) -> Any:
@@ -51,6 +62,19 @@ async def test_tokens_there_and_back(replica: Replica) -> None:
         ("/detokenize", {"tokens": ["a"]}, "tokens must be a list"),
         ("/detokenize", {"tokens": [1 << 40]}, "outside 0 to"),
         (CHAT, chat("Hi", logprobs=True), "no token scores"),
+        (CHAT, chat("Hi", bad_words=["a"]), "no token scores: leave out bad_words"),
+        (CHAT, chat("Hi", allowed_token_ids=[1]), "no token scores: leave out allowed_token_ids"),
+        (CHAT, chat("Hi", guided_grammar='start: "a"'), "no token scores to constrain"),
+        (CHAT, chat("Hi", structured_outputs={"grammar": 'start: "a"'}), "no token scores to constrain"),
+        *(
+            (
+                path,
+                {"messages": chat("Hi")["messages"], "input": "Hi", "max_tokens": 1, field: value},
+                f"{field} is not a field",
+            )
+            for path in ("/v1/messages", "/v1/responses")
+            for field, value in CONSTRAINTS.items()
+        ),
         (CHAT, chat("Hi", stop_token_ids=[-1]), "stop_token_ids has token ids outside"),
         (CHAT, chat("Hi", logit_bias={str(1 << 33): 1}), "logit_bias has token ids outside"),
         (CHAT, chat("Hi", chat_template="{{ 1 }}"), "--trust-request-chat-template"),

@@ -1,4 +1,4 @@
-"""Slow preparation does not hold up other requests. Events decide, not times: a gate holds what is prepared in the thread."""
+"""Slow preparation does not hold up other requests. Events decide, not times: a gate holds what is prepared aside."""
 
 import asyncio
 import threading
@@ -26,10 +26,13 @@ class GatedEngine(WatchedEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.gate, self.entered = threading.Event(), asyncio.Event()
+        self.only_first = False  # the gate is open for those that come later
         self.requests: list[Request] = []
         self._loop = asyncio.get_running_loop()
 
     def _wait(self) -> None:
+        if self.only_first and self.entered.is_set():
+            return
         self._loop.call_soon_threadsafe(self.entered.set)
         assert self.gate.wait(60), "the event loop waits for this thread"
 
@@ -43,6 +46,11 @@ class GatedEngine(WatchedEngine):
         if len(messages[-1]["content"]) >= LONG_BODY:
             self._wait()
         return super().encode_chat(messages, tools, end, template)
+
+    def decode(self, tokens: list[int], special: bool = False) -> str:
+        if len(tokens) >= LONG_BODY:
+            self._wait()
+        return super().decode(tokens, special)
 
     def grammar_error(self, grammar: Grammar) -> str | None:
         self._wait()
@@ -102,15 +110,24 @@ async def test_streams_and_small_requests_go_on_meanwhile(gated: Gated, slow: di
     assert await gated.finish(slowly) == [status]
 
 
-async def test_what_is_prepared_aside_keeps_its_order(gated: Gated) -> None:
+async def test_small_requests_go_on_while_a_long_list_of_tokens_is_spelled(gated: Gated) -> None:
+    slowly = asyncio.create_task(gated.replica.post("/detokenize", {"tokens": [7] * LONG_BODY}))
+    await gated.engine.entered.wait()
+    assert await gated.finish(gated.ask(chat("Hi"))) == [200]
+    assert not slowly.done()
+    gated.engine.gate.set()
+    assert (await slowly)[0] == 200
+
+
+async def test_one_that_takes_long_holds_up_no_other_long_one(gated: Gated) -> None:
+    gated.engine.only_first = True
     first = gated.ask(chat(LONG, max_tokens=1))
     await gated.engine.entered.wait()
-    second = gated.ask(chat(LONG, max_tokens=2))
-    while (await (await gated.replica.http.get(gated.replica.url + "/load")).json())["server_load"] < 2:
-        pass
+    assert await gated.finish(gated.ask(chat(LONG, max_tokens=2))) == [200]
+    assert not first.done()
     gated.engine.gate.set()
-    assert await gated.finish(first, second) == [200, 200]
-    assert [request.max_tokens for request in gated.engine.requests] == [1, 2]
+    assert await gated.finish(first) == [200]
+    assert [request.max_tokens for request in gated.engine.requests] == [2, 1]
 
 
 async def test_a_request_in_preparation_has_a_slot_until_the_client_leaves(gated: Gated) -> None:

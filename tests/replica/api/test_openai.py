@@ -1,5 +1,5 @@
 """OpenAI's own client against the real engine with a model of random weights: one test for each thing that it can ask for and
-that no other test asks it for (those are in test_server, test_api, test_sampled, test_guided and test_continuous)."""
+that no other test asks it for (those are in test_server, test_api, test_sampled, test_grammar and test_continuous)."""
 
 import json
 from collections.abc import AsyncIterator

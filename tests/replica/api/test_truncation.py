@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.api.truncation import truncated
+from replica.api.prepare import truncated
 
 MESSAGE = st.builds(
     lambda role, size: {"role": role, "content": "x" * size},

@@ -1,6 +1,7 @@
 """The block ledger against an oracle that looks at everything it knows whenever it has to choose."""
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -63,14 +64,16 @@ class LedgerMachine(RuleBasedStateMachine):
         self.memory: dict[int, Key] = {}  # what an engine would have computed into each block
         self.known: dict[Key, Known] = {}
         self.leases: list[Lease] = []
+        self.promised: dict[int, int] = {}  # by a lease's identity
         self.now, self.uses, self.evicted = 0.0, 0, 0
 
     def own(self) -> int:
         return sum(len(lease.blocks) - lease.shared for lease in self.leases)
 
     def room(self, spared: list[Key]) -> int:
+        """What is promised to nobody, if these were held."""
         held = sum(bool(known.holders) or key in spared for key, known in self.known.items())
-        return CAPACITY - held - self.own()
+        return CAPACITY - held - self.own() - sum(self.promised.values())
 
     def evict_for(self, blocks: int) -> None:
         while CAPACITY - len(self.known) - self.own() < blocks:
@@ -87,16 +90,17 @@ class LedgerMachine(RuleBasedStateMachine):
         branch=st.integers(0, 3),
         blocks=st.integers(0, 8),
         extra=st.integers(0, 4),
+        promised=st.sampled_from([0, 0, 1, 4]),
         keep=st.sampled_from([0.0, 0.0, 5.0, 60.0]),
         scope=st.sampled_from([Scope(), SALTED]),
     )
-    def reserve(self, branch: int, blocks: int, extra: int, keep: float, scope: Scope) -> None:
+    def reserve(self, branch: int, blocks: int, extra: int, promised: int, keep: float, scope: Scope) -> None:
         prefix = Prefix([*tokens_of(branch, blocks), 7], SIZE, scope)
         hits = prefix.keys[: next((at for at, key in enumerate(prefix.keys) if key not in self.known), blocks)]
         need = blocks + extra - len(hits)
-        fits = need <= self.room(hits)
+        fits = need + promised <= self.room(hits)
         before = repr(self.ledger)
-        lease = self.ledger.reserve(prefix, blocks + extra, self.now, keep)
+        lease = self.ledger.reserve(prefix, blocks + extra, self.now, keep, most=blocks + extra + promised)
         assert (lease is not None) == fits
         if lease is None:
             assert repr(self.ledger) == before
@@ -107,14 +111,56 @@ class LedgerMachine(RuleBasedStateMachine):
             self.known[key].holders.append(lease)
         self.evict_for(need)
         self.leases.append(lease)
+        self.promised[id(lease)] = promised
+
+    @rule(branch=st.integers(0, 3), blocks=st.integers(1, 8), more=st.integers(0, 4))
+    def promise(self, branch: int, blocks: int, more: int) -> None:
+        """All but the cached head is promised, and nothing is taken."""
+        prefix = Prefix([*tokens_of(branch, blocks), 7], SIZE)
+        hits = prefix.keys[: next((at for at, key in enumerate(prefix.keys) if key not in self.known), blocks)]
+        promised = blocks + more - len(hits)
+        fits = promised <= self.room(hits)
+        lease = self.ledger.reserve(prefix, 0, self.now, most=blocks + more)
+        assert (lease is not None) == fits
+        if lease is not None:
+            for key in hits:
+                self.known[key].holders.append(lease)
+            self.leases.append(lease)
+            self.promised[id(lease)] = promised
+
+    @precondition(lambda self: any(self.unstarted()))
+    @rule(data=st.data())
+    def rematch(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(list(self.unstarted())))
+        keys = lease.prefix.keys[: lease.prefix.matchable]
+        count = next((at for at, key in enumerate(keys) if key not in self.known), len(keys))
+        queries = self.ledger.counts()
+        if count - lease.shared > self.promised[id(lease)]:
+            with pytest.raises(ValueError, match="was promised"):
+                self.ledger.rematch(lease)
+            return
+        for key in keys[lease.shared : count]:
+            self.known[key].holders.append(lease)
+        self.promised[id(lease)] -= count - lease.shared
+        self.ledger.rematch(lease)
+        assert lease.shared == len(lease.blocks) == count
+        assert all(self.memory[block] == key for block, key in zip(lease.blocks, keys, strict=False))
+        counts = self.ledger.counts()
+        assert counts.hits + counts.misses == queries.hits + queries.misses
+
+    def unstarted(self) -> Iterator[Lease]:
+        """Those that have nothing but shared blocks."""
+        return (lease for lease in self.leases if lease.shared == len(lease.blocks))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), more=st.integers(0, 6))
     def grow(self, data: st.DataObject, more: int) -> None:
         lease = data.draw(st.sampled_from(self.leases))
-        fits = more <= self.room([])
+        kept = min(more, self.promised[id(lease)])
+        fits = more - kept <= self.room([])
         if fits:
             self.evict_for(more)
+            self.promised[id(lease)] -= kept
         assert self.ledger.grow(lease, len(lease.blocks) + more, self.now) == fits
 
     @precondition(lambda self: self.leases)
@@ -137,13 +183,14 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(branch=st.integers(0, 3), blocks=st.integers(1, 8), keep=st.sampled_from([0.0, 0.0, 5.0, 60.0]))
     def whole_request(self, branch: int, blocks: int, keep: float) -> None:
         before = len(self.leases)
-        self.reserve(branch, blocks, 0, keep, Scope())
+        self.reserve(branch, blocks, 0, 0, keep, Scope())
         if len(self.leases) > before:
             self.name(self.leases[-1], blocks)
             self.end(self.leases.pop())
 
     def end(self, lease: Lease) -> None:
         keys = lease.prefix.keys[: lease.shared]
+        del self.promised[id(lease)]
         self.ledger.release(lease, self.now)
         assert (lease.blocks, lease.shared) == ([], 0)
         for key in reversed(keys):
@@ -160,7 +207,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        assert self.ledger.clear() == (self.own() == 0 and not any(known.holders for known in self.known.values()))
+        unused = not any(known.holders for known in self.known.values())
+        assert self.ledger.clear() == (unused and self.own() == sum(self.promised.values()) == 0)
         if not self.ledger.counts().idle:
             self.known = {key: known for key, known in self.known.items() if known.holders}
 
@@ -172,6 +220,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (counts.held, counts.idle, counts.evicted) == (held, len(self.known) - held, self.evicted)
         assert counts.free == CAPACITY - len(self.known) - self.own()
         assert self.ledger.used == held + self.own()
+        assert self.ledger.spare == self.room([])
         assert self.follower.held == set(self.known)
         for branch in range(4):
             keys = Prefix(tokens_of(branch, 8), SIZE).keys

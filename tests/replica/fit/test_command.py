@@ -72,18 +72,19 @@ class Server(BaseHTTPRequestHandler):
         self._answer(self.status, "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n")
 
     def _answer(self, status: int, text: str) -> None:
+        body = text.encode(errors="surrogateescape")
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 @contextlib.contextmanager
-def serving(**changes: object) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("ChangedServer", (Server,), changes))
+def serving(kind: type[Server] = Server, **changes: object) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("ChangedServer", (kind,), changes))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -119,6 +120,48 @@ def test_what_cannot_be_measured_is_an_error(
     assert last.startswith(f"warmroute replica fit: {url}")
     assert re.search(error, last), last
     assert not out
+
+
+EVENTS: list[object] = [[1], 5, None, {"choices": 5}, {"usage": {"prompt_tokens": "x"}}, {"usage": [1]}, {"error": ["no"]}]
+
+
+@pytest.mark.parametrize("event", [*map(json.dumps, EVENTS), "{nope", "[" * 100_000, "\udcff"])
+def test_odd_events_are_an_error_in_one_line(event: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Odd(Server):
+        def do_POST(self) -> None:
+            self._answer(200, f"data: {event}\n\n")
+
+    with serving(Odd) as url:
+        assert main([url]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "model", [{"id": 5}, {"id": None}, {"id": "m", "max_model_len": "4k"}, {"id": "m", "max_model_len": -1}, 7]
+)
+def test_odd_models_are_an_error_in_one_line(model: object, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(models=json.dumps({"data": [model]})) as url:
+        assert main([url]) == 1
+    assert "is not in OpenAI's format" in capsys.readouterr().err
+
+
+def test_an_answer_without_end_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    class Endless(Server):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+
+    with serving(Endless) as url:
+        assert main([url]) == 1
+    assert "does not honour max_tokens" in capsys.readouterr().err
+
+
+def test_an_address_without_its_scheme_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["127.0.0.1:9001"]) == 1
+    assert "http://HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,16 @@ def test_noise_is_averaged_out_and_no_cost_is_below_zero() -> None:
     assert min(fit.config.context_s, fit.config.step_s, fit.config.decode_slowdown) >= 0
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_pairs_that_are_not_needed_cost_nothing_unless_that_is_clear(seed: int) -> None:
+    """A little, explained by noise, would be much where contexts are long."""
+    chance = random.Random(seed)
+    config = costing(decode_slowdown=0.03, step_s=0.03, context_s=1e-5, attention_s=1e-6)
+    assert solve(measured(config, lambda: chance.uniform(0.95, 1.05))).config.attention_dense == 0
+    dense = replace(config, attention_dense=1.0)
+    assert solve(measured(dense, lambda: chance.uniform(0.95, 1.05))).config.attention_dense > 0.5
+
+
 def test_a_measurement_that_was_disturbed_changes_little() -> None:
     config = costing(decode_slowdown=0.03, step_s=0.03, context_s=1e-5, attention_s=1e-6, attention_dense=1.0)
     found = measured(config)

@@ -6,8 +6,10 @@ import os
 import stat
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from replica.torch_engine import checkpoint
 from replica.torch_engine.checkpoint import CheckpointError, Contents, Saved, is_ours, read, write
@@ -138,7 +142,7 @@ async def test_a_restart_is_warm_and_its_answers_are_the_same(tmp_path: Path) ->
     async with running(model, cache_file=path) as engine:
         scores = recorded_scores(engine)
         first = [(await answer(engine, request))[0] for request in requests]
-        held = {idle.key for idle in engine._blocks.ledger.idle()}
+        held = {idle.key for idle in engine.batching.blocks.ledger.idle()}
     assert len(held) > BATCH, "they are copied in several parts"
     async with running(model, [follower], cache_file=path) as engine:
         assert follower.held == held
@@ -147,7 +151,7 @@ async def test_a_restart_is_warm_and_its_answers_are_the_same(tmp_path: Path) ->
             tokens, cached = await answer(engine, request)
             assert (tokens, cached) == (first[at], (len(request.prompt) - 1) // 4 * 4)
             assert (torch.stack(again[f"r{at}"]) - torch.stack(scores[f"r{at}"])).abs().max() < 1e-4
-        engine._blocks.ledger.check()
+        engine.batching.blocks.ledger.check()
 
 
 async def test_into_a_smaller_cache_goes_what_was_used_last_and_wishes_go_with_it(tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ async def test_into_a_smaller_cache_goes_what_was_used_last_and_wishes_go_with_i
         for seed in range(8):
             await answer(engine, Request(prompt(40, seed), 1, keep_s=3600 if seed == 6 else 0))
     async with running(model, cache_file=path, kv_tokens=120) as engine:
-        engine._blocks.ledger.check()
+        engine.batching.blocks.ledger.check()
         assert engine.cache_counts().idle == 30
         for seed in (20, 21, 22):
             await answer(engine, Request(prompt(40, seed), 1))
@@ -211,3 +215,45 @@ def test_a_header_without_sense_is_nobodys(tmp_path: Path) -> None:
     about = json.dumps({"__metadata__": {"format": "warmroute-kv-cache-9"}}).encode()
     path.write_bytes(len(about).to_bytes(8, "little") + about)
     assert is_ours(path)
+
+
+FORGED: list[tuple[str, Any]] = [
+    ("keep_until", torch.zeros(4, 2, dtype=torch.float64)),
+    ("keep_until", torch.zeros(4, dtype=torch.complex64)),
+    ("keys", torch.full((4, 16), 1 << 60)),
+    ("tokens", torch.full((4, 2), -1)),
+    ("scopes", torch.full((4,), 99)),
+    ("scopes", torch.zeros(4, 1, dtype=torch.int64)),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor"), FORGED)
+def test_a_forged_file_with_a_right_checksum_is_refused(tmp_path: Path, name: str, tensor: Any) -> None:
+    path = tmp_path / "cache"
+    write(path, HEADER, saved())
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {each: file.get_tensor(each) for each in checkpoint.TENSORS}
+    tensors[name] = tensor
+    digest = xxhash.xxh3_128()
+    for each in checkpoint.TENSORS:
+        digest.update(tensors[each].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    save_file(tensors, path, {**about, "checksum": digest.hexdigest()})
+    with pytest.raises(CheckpointError, match=r"cannot be read|its rows are"):
+        read(path, HEADER, ROW)
+
+
+@pytest.mark.parametrize("scopes", ["[[[[1]]]]", "5", '[{"a": 1}]', "[[1, 2]]", "[]"])
+def test_forged_scopes_are_refused(tmp_path: Path, scopes: str) -> None:
+    path = tmp_path / "cache"
+    write(path, HEADER, saved())
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {each: file.get_tensor(each) for each in checkpoint.TENSORS}
+    save_file(tensors, path, {**about, "scopes": scopes})
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read(path, HEADER, ROW)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "cache")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        read(tmp_path / "cache", HEADER, ROW)

@@ -147,10 +147,11 @@ async def test_requests_wait_when_their_worst_case_does_not_fit(engine: WatchedC
         engine.submit(Request([5, 6, 7], max_tokens=200)),
     )
     assert (engine.load().running, engine.load().waiting) == (1, 1)
-    large.close()
-    assert (engine.load().running, engine.load().waiting) == (1, 0)
+    large.close()  # its room is free with the next step
     assert (await small.next()).tokens
+    assert (engine.load().running, engine.load().waiting) == (1, 0)
     small.close()
+    assert (engine.load().running, engine.load().waiting) == (0, 0)
 
 
 async def test_cancelling_frees_memory_and_leaves_others_alone(engine: WatchedContinuousEngine) -> None:

@@ -57,7 +57,7 @@ async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int,
         scores = recorded_scores(engine)
         for at in range(0, len(requests), 3):
             answers = await asyncio.gather(*(answer(engine, request) for request in requests[at : at + 3]))
-            engine._blocks.ledger.check()
+            engine.batching.blocks.ledger.check()
             for number, (request, (tokens, cached)) in enumerate(zip(requests[at:], answers, strict=False), at):
                 hits += cached
                 with torch.no_grad():

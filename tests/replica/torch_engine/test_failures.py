@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.replica.tiny import WatchedContinuousEngine, answer, running, tiny_model
 
@@ -37,11 +38,12 @@ async def outcomes(engine: WatchedContinuousEngine, *requests: Request) -> list[
 
 def check_idle(engine: WatchedContinuousEngine) -> None:
     assert engine.failure() is None
-    assert (engine.load().running, engine.load().waiting, engine._reserved) == (0, 0, 0)
-    assert engine._blocks is not None
-    assert engine._blocks.unused.wait(60)  # a request that failed alone leaves with the next step
-    engine._blocks.ledger.check()
-    assert engine._blocks.ledger.used == 0
+    assert (engine.load().running, engine.load().waiting) == (0, 0)
+    assert engine.batching.blocks is not None
+    assert engine.batching.blocks.unused.wait(60)  # a request that failed alone leaves with the next step
+    ledger = engine.batching.blocks.ledger
+    ledger.check()
+    assert (ledger.used, ledger.spare) == (0, ledger.capacity)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,19 @@ async def test_a_grammar_that_fails_fails_its_request_alone(model: Path) -> None
         assert str(end) == "no way on"
         assert [good] == expected
         check_idle(engine)
+
+
+async def test_what_is_no_number_does_not_stay_in_the_blocks_of_a_request_that_failed(tmp_path: Path) -> None:
+    """Those that get its blocks read them whole, and mask what is not theirs."""
+    folder, bad = tiny_model(tmp_path), 7
+    network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    network.model.embed_tokens.weight.data[bad] = torch.nan
+    network.save_pretrained(folder)
+    async with running(folder, kv_tokens=1024, block_size=16) as engine:
+        good = [Request([100 + at, *[50] * length], 4, ignore_eos=True) for at, length in enumerate((3, 20, 900))]
+        expected = [await outcomes(engine, one) for one in good]
+        assert await engine.reset_prefix_cache()
+        (failed,) = await outcomes(engine, Request([bad] * 1000, 4, ignore_eos=True))  # in every block
+        assert "not numbers" in str(failed)
+        assert await engine.reset_prefix_cache()
+        assert [await outcomes(engine, one) for one in good] == expected

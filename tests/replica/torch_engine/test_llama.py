@@ -77,13 +77,14 @@ def made(folder: Path, kind: tuple[Any, Any]) -> Path:
 
 async def worst_difference(folder: Path, ours: bool = True) -> float:
     """From plain scores in float32, over prompts of one token and of several steps, answers of unlike lengths beside
-    each other and prompts that begin with them."""
+    each other, some of them long ones, and prompts that begin with them."""
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     requests = [Request(prompt(length, length), 6, ignore_eos=True) for length in (1, 17, 600, 3, 257, 128, 129, 40)]
+    requests += [Request(prompt(length, length), 6, ignore_eos=True) for length in (attention.WIDE - 2, 1500)]
     requests += [Request(requests[2].prompt[:401] + (prompt(300, 5)), 3, ignore_eos=True), requests[4], requests[4]]
     worst = 0.0
     async with running(folder, kv_tokens=16_384, batch_tokens=256, max_batch=8) as engine:
-        assert (engine._forward is not None) == ours
+        assert (engine.way is not None and engine.way.own) == ours
         scores = recorded_scores(engine)
         answers = await asyncio.gather(*(answer(engine, request) for request in requests))
     for number, (request, (tokens, _)) in enumerate(zip(requests, answers, strict=True)):
@@ -135,9 +136,37 @@ def test_what_we_rely_on_is_there_with_the_parameters_that_we_know() -> None:
         check_signatures(moved, "ModelRunner", attention.PATCHED[ModelRunner])
 
 
+class Scaled(torch.nn.Linear):
+    """As quantised layers are: its weight is worth nothing without its scale."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = 0.5 * super().forward(rows)
+        return product
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.k_proj", "model.layers.0.mlp.down_proj", "lm_head"])
+def test_linear_layers_with_more_than_a_weight_are_not_packed(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reason(changed: torch.nn.Module) -> str:
+        model = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path), dtype=torch.float32)
+        assert PackedLlama.supports(model)
+        model.set_submodule(name, changed)
+        with caplog.at_level(logging.INFO, "replica.torch_engine.llama"):
+            assert not PackedLlama.supports(model)
+        return caplog.messages[-1]
+
+    assert f"{name} is no plain linear layer of torch.float32: Scaled" in reason(Scaled(4, 4, bias=False))
+    assert f"{name} is no plain linear layer of torch.float32: Linear" in reason(torch.nn.Linear(4, 4, dtype=torch.bfloat16))
+    hooked = torch.nn.Linear(4, 4, bias=False)
+    hooked.register_forward_hook(lambda layer, rows, product: 0.5 * product)
+    assert f"{name} is no plain linear layer" in reason(hooked)
+
+
 def test_a_model_is_in_memory_once(tmp_path: Path) -> None:
     """But for the embedding, which is read row by row."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path), dtype=torch.float32)
-    assert PackedLlama.if_supported(model) is not None
+    assert PackedLlama.supports(model)
+    PackedLlama(model)
     kept = {name for name, _ in model.named_parameters() if "norm" not in name}
     assert kept == {"model.embed_tokens.weight"}

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from replica.engine import Request
 from replica.torch_engine.checkpoint import fingerprint
@@ -36,6 +37,12 @@ def configured(**changed: object) -> Callable[[Path], object]:
     return change
 
 
+def scaled(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    scale = {"model.layers.0.self_attn.q_proj.weight_scale": torch.ones(64, 1)}
+    save_file(load_file(file) | scale, file, {"format": "pt"})
+
+
 def cut(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:5000])
@@ -53,6 +60,7 @@ def cut(folder: Path) -> None:
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot load the tokenizer"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "cannot load the tokenizer"),
         (configured(hidden_size=32), "cannot load the model"),
+        (scaled, "weights are quantised, and its config does not say how: model.layers.0.self_attn.q_proj.weight_scale"),
         (configured(num_hidden_layers=5), "lack 27 weights, such as model.layers.2"),
         (configured(hidden_size="64"), "'hidden_size': TypeError: .* expected int, got str"),
     ],

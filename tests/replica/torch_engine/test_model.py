@@ -2,12 +2,16 @@
 
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from replica.engine import SetupError
 from replica.torch_engine.model import FOLDER, cache_folder, prepared_smollm2
+from tests.support.paths import ROOT
 
 
 def test_the_cache_folder_is_configurable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +44,21 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match="set WARMROUTE_CACHE"):
         prepared_smollm2(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_preparation_that_is_interrupted_is_no_success(tmp_path: Path, number: signal.Signals) -> None:
+    """So that `warmroute replica --prepare-only && ...` does not go on without a model."""
+    for package in ("torch", "transformers", "accelerate", "gguf", "tqdm"):
+        pytest.importorskip(package)
+    main = "import sys; from replica.cli import main; sys.exit(main(['--prepare-only']))"
+    with (tmp_path / f"{FOLDER}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        environment = os.environ | {"WARMROUTE_CACHE": str(tmp_path)}
+        with subprocess.Popen(
+            [sys.executable, "-c", main], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        ) as process:
+            assert process.stderr is not None
+            assert any("waiting for it" in line for line in process.stderr)
+            process.send_signal(number)
+            assert process.wait(30) == 130

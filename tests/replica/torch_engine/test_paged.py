@@ -23,7 +23,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 from replica.torch_engine.paged import PATCHED, PagedBlocks
 from tests.replica.cache.test_blocks import Follower
-from tests.replica.tiny import VOCABULARY, answer, recorded_scores, running, tiny_model
+from tests.replica.tiny import VOCABULARY, WatchedContinuousEngine, answer, recorded_scores, running, tiny_model
 
 pytestmark = pytest.mark.model
 
@@ -81,7 +81,7 @@ async def test_transformers_own_bookkeeping_is_gone(model: Path) -> None:
             with pytest.raises(AttributeError):
                 use()
         assert (await answer(engine, Request(prompt(9, 1), 3)))[1] == 0
-        blocks = engine._blocks.ledger._all
+        blocks = engine.batching.blocks.ledger._all
         assert blocks.start == 2 * cache.cache_allocators["full_attention"].blocks_per_sector, "the first two are for padding"
         assert len(blocks) == 256
         assert cache.cache_allocators["full_attention"].block_table == {}
@@ -106,7 +106,7 @@ async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int,
         scores = recorded_scores(engine)
         for at in range(0, len(requests), 3):
             answers = await asyncio.gather(*(answer(engine, request) for request in requests[at : at + 3]))
-            engine._blocks.ledger.check()
+            engine.batching.blocks.ledger.check()
             for number, (request, (tokens, cached)) in enumerate(zip(requests[at:], answers, strict=False), at):
                 hits += cached
                 with torch.no_grad():
@@ -117,6 +117,33 @@ async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int,
         counts = engine.cache_counts()
     assert hits > 300
     assert (counts.evicted > 50) == (kv_tokens < 1000)
+
+
+async def test_greedy_answers_are_transformers_own_beside_evictions_and_cancellations(model: Path) -> None:
+    """60 answers, each beside six requests whose clients leave: before their first step, after it, and later."""
+    plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    chance = random.Random(2)
+
+    def any_request() -> Request:
+        shared = chance.choice([0, 7, 16, 33])
+        return Request(prompt(shared + chance.randrange(1, 50), chance.randrange(20), shared), 12, ignore_eos=True)
+
+    async def leaves(engine: WatchedContinuousEngine, request: Request, after: int) -> None:
+        sequence, seen = engine.submit(request), 0
+        while seen < after:
+            seen += len((await sequence.next()).tokens)
+        sequence.close()
+
+    requests = [any_request() for _ in range(60)]
+    async with running(model, kv_tokens=400, max_batch=8) as engine:
+        for request in requests:
+            leaving = [leaves(engine, any_request(), after) for after in (0, 0, 1, 1, 3, 6)]
+            (tokens, _), *_ = await asyncio.gather(answer(engine, request), *leaving)
+            with torch.no_grad():
+                whole = plain(torch.tensor([[*request.prompt, *tokens[:-1]]])).logits[0]
+            assert tokens == whole[len(request.prompt) - 1 :].argmax(-1).tolist()
+            engine.batching.blocks.ledger.check()
+        assert engine.cache_counts().evicted > 300
 
 
 async def test_in_bfloat16_it_is_within_the_stated_tolerance(tmp_path: Path) -> None:
@@ -165,6 +192,63 @@ async def test_the_least_recently_used_goes_first_and_only_as_much_as_is_needed(
         assert (await answer(engine, Request(two, 1)))[1] == 44
 
 
+# -- what runs at once
+
+
+async def beside(engine: WatchedContinuousEngine, requests: list[Request]) -> tuple[int, list[int]]:
+    """The most that ran at once; the cached tokens of each."""
+    most, done = 0, asyncio.gather(*(answer(engine, request) for request in requests))
+    while not done.done():
+        most = max(most, engine.load().running)
+        await asyncio.sleep(0)
+    engine.batching.blocks.ledger.check()
+    assert (engine.load().running, engine.load().waiting) == (0, 0)
+    return most, [cached for _, cached in await done]
+
+
+async def test_a_prefix_that_requests_share_counts_once(model: Path) -> None:
+    """Into 64 blocks: 50 that all share, and 3 for each. What each would need alone is 53."""
+    shared = prompt(200, 1)
+    async with running(model, kv_tokens=256, max_batch=4) as engine:
+        await answer(engine, Request(shared, 1))
+        requests = [Request([*shared, at], 10, ignore_eos=True) for at in range(8)]
+        assert await beside(engine, requests) == (4, [200] * 8)
+        first, second = (engine.submit(Request(prompt(200, seed), 10, ignore_eos=True)) for seed in (2, 3))
+        assert (engine.load().running, engine.load().waiting) == (1, 1)
+        for each in (first, second):
+            while (await each.next()).finish is None:
+                pass
+
+
+async def test_what_becomes_cached_before_a_requests_first_step_is_shared_too(model: Path) -> None:
+    """The first of them computes the prompt in steps of 64 tokens; the others have been admitted, or wait, by then."""
+    shared = prompt(200, 1)
+    async with running(model, kv_tokens=1024, max_batch=8) as engine:
+        requests = [Request([*shared, at], 10, ignore_eos=True) for at in range(8)]
+        most, cached = await beside(engine, requests)
+        assert most > 4, "alone each needs 53 of 256 blocks"
+        assert cached[0] == 0
+        assert min(cached[1:]) >= 192, "all but what the first computes in the same step"
+        counts = engine.cache_counts()
+        assert (counts.hits, counts.hits + counts.misses) == (sum(cached) // 4, 8 * 50)
+
+
+async def test_no_request_is_promised_what_another_may_need(model: Path) -> None:
+    """With what is shared, and a tail of its own for each, memory is always full; none is preempted, all come to their end."""
+    chance = random.Random(5)
+    async with running(model, kv_tokens=400, max_batch=6) as engine:
+        requests = [
+            Request(
+                prompt(shared + chance.randrange(1, 80), chance.randrange(5), shared), chance.randrange(1, 90), ignore_eos=True
+            )
+            for shared in (chance.choice([0, 40, 120, 200]) for _ in range(40))
+        ]
+        most, _ = await beside(engine, requests)
+        assert most > 2
+        assert engine.failure() is None
+        assert engine.batching.blocks.ledger.spare == 100
+
+
 async def test_tenants_do_not_share(model: Path) -> None:
     async with running(model) as engine:
         requests = [Request(prompt(41, 1), 1, scope=Scope(salt=salt)) for salt in (None, "a", "b", "a", "b", None)]
@@ -188,9 +272,9 @@ async def test_a_cancelled_request_that_never_arrived_leaves_nothing(model: Path
             engine.submit(Request(prompt(40, seed), 50, scope=Scope(salt="a"))).close()
         assert (await answer(engine, Request(prompt(40, 99), 1)))[1] == 0
         assert await engine.reset_prefix_cache()
-        engine._blocks.ledger.check()
+        engine.batching.blocks.ledger.check()
         assert engine.load().kv_usage == 0
-        assert not engine._blocks._claims
+        assert not engine.batching.blocks._claims
 
 
 async def test_a_reset_waits_for_a_sequence_that_has_just_left(model: Path) -> None:
@@ -209,7 +293,7 @@ async def test_listeners_know_the_cache(model: Path) -> None:
     async with running(model, [follower], kv_tokens=160) as engine:
         for seed in range(8):
             await answer(engine, Request(prompt(30, seed % 5, shared=10), 8, ignore_eos=True))
-            assert follower.held == set(engine._blocks.ledger._cached)
+            assert follower.held == set(engine.batching.blocks.ledger._cached)
         assert Prefix(prompt(30, 2, shared=10), 4).keys[0] in follower.held
         assert await engine.reset_prefix_cache()
         assert not follower.held

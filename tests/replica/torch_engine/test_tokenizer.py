@@ -1,5 +1,6 @@
 """Streamed text has whole characters only, however the tokens arrive; every token that ends an answer is found."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replica.engine import SetupError
-from replica.torch_engine.tokenizer import LONGEST_HELD, ModelTokenizer, StreamDetokenizer, end_tokens
+from replica.engine import PromptTooLong, SetupError, TemplateOverride
+from replica.torch_engine.tokenizer import BEGINNING, LONGEST_HELD, ModelTokenizer, StreamDetokenizer, end_tokens
 
 pytestmark = pytest.mark.model  # not the model, but transformers: seconds to import
 
@@ -113,3 +114,58 @@ def test_special_tokens_without_end_do_not_make_the_window_grow() -> None:
 def test_a_tokenizer_that_cannot_stream_is_refused() -> None:
     with pytest.raises(SetupError, match=r"needs a tokenizer\.json"):
         ModelTokenizer(object())
+
+
+def test_of_a_text_that_is_too_long_only_a_beginning_is_tokenized() -> None:
+    class Counting:
+        chat_template = ""
+
+        """A tokenizer of letters."""
+
+        backend_tokenizer = None
+
+        def __init__(self) -> None:
+            self.longest = 0
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            self.longest = max(self.longest, len(text))
+            return [0] * len(text)
+
+    counting = Counting()
+    tokenizer = ModelTokenizer(counting)
+    with pytest.raises(PromptTooLong):
+        tokenizer.encode("a" * 10_000_000, special=True, most=100_000)
+    assert counting.longest == BEGINNING
+    assert len(tokenizer.encode("a" * 100_000, special=True, most=100_000)) == 100_000
+    with pytest.raises(PromptTooLong):
+        tokenizer.encode("a" * 100_001, special=True, most=100_000)
+    assert len(tokenizer.encode("a" * 1_000_000, special=True)) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for m in messages %}\n{{ m.content }", r"--chat-template: line 2: "),
+        ("", "writes nothing"),
+        ("{# tools #}", "writes nothing"),
+    ],
+)
+def test_a_template_that_cannot_be_is_refused_at_the_start(template: str, why: str) -> None:
+    with pytest.raises(SetupError, match=why):
+        ModelTokenizer(tokenizer(None), template)
+    ModelTokenizer(tokenizer(None), "{{ raise_exception('a system message comes first') }}")
+    assert ModelTokenizer(tokenizer(None), LLAMA).encode_chat(
+        [{"role": "user", "content": "user"}], None, "none", TemplateOverride()
+    )
+
+
+def test_a_template_without_tools_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "replica.torch_engine.tokenizer"):
+        ModelTokenizer(tokenizer(LLAMA))
+        assert "prints no tools" in caplog.text
+        caplog.clear()
+        ModelTokenizer(tokenizer(LLAMA + "{{ tools }}"))
+        assert not caplog.text

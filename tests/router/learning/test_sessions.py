@@ -118,3 +118,17 @@ def test_a_share_is_a_share(reports: list[tuple[float, float]]) -> None:
     for unseen, part in reports:
         sessions.learn(1, unseen, unseen * part)
     sessions.check()
+
+
+def test_more_holders_of_a_restored_session_displace_none() -> None:
+    sessions = Sessions()
+    sessions.restore(7, {"a": (1, 10.0)}, None, returned=False)
+    sessions.answered(7, "b", 2, 20.0)
+    sessions.restore_more(7, {"a": (9, 11.0), "c": (3, 5.0), "d": (4, 15.0), "e": (5, 12.0)})
+    session = sessions.find(7)
+    assert session is not None
+    assert list(session.holders.items()) == [("a", (1, 10.0)), ("e", (5, 12.0)), ("d", (4, 15.0)), ("b", (2, 20.0))]
+    assert len(session.holders) == MAX_HOLDERS
+    sessions.restore_more(8, {"a": (1, 10.0)})
+    assert sessions.find(8) is None
+    sessions.check()

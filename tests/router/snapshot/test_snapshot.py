@@ -206,6 +206,95 @@ def test_a_replica_that_joins_later_gets_what_was_left() -> None:
     assert restorer.waiting == ["r2"]
 
 
+def answer(router: Router, replica: str, text: bytes, now: float, session: int) -> None:
+    """A prompt of a session, with a breakpoint in it."""
+    prompt = Prompt(keys_of(text), 100_000 * len(text), 100_000, "m", session_key=session)
+    prompt.breakpoints = ((len(text), 3600),)
+    serve(router, prompt, now, replica=replica)
+
+
+def known_of(router: Router, names: list[str]) -> list[object]:
+    """What a router knows of these replicas."""
+    trie, sessions, promises = router.trie, router.sessions.entries(), router.promises.entries()
+    return [
+        {replica: blocks for replica, blocks in trie.held().items() if replica in names},
+        sorted((number, name, last) for number, one, _ in sessions for name, last in one.holders.items() if name in names),
+        sorted((number, promise.replica, promise.made) for number, promise in promises if promise.replica in names),
+        [(name, router.purged_at(name), router.learned_capacity(name)) for name in names],
+    ]
+
+
+answers = st.lists(st.tuples(replicas, st.binary(min_size=1, max_size=3), st.integers(1, 6)), max_size=12)
+
+
+@given(answers, answers, st.sets(replicas), st.sets(replicas))
+def test_what_a_router_has_learned_by_itself_stays(
+    theirs: list[tuple[str, bytes, int]], ours: list[tuple[str, bytes, int]], lost: set[str], late: set[str]
+) -> None:
+    """Whatever a snapshot has of the same replicas, or of others of their names; of those nothing is taken in."""
+    other, router = router_of(), router_of()
+    for late_one in late:
+        router.remove(late_one)
+    for count, (name, text, session) in enumerate(theirs):
+        answer(other, name, text, 10.0 + count, session)
+    for count, (name, text, session) in enumerate(ours):
+        if name not in late:
+            answer(router, name, text, 15.5 + count, session)
+    now, present, joining = 30.0, sorted(lost - late), sorted(lost & late)
+    before = known_of(router, present)
+    matched = {text: router.trie.match(keys_of(text), now) for _, text, _ in ours}
+    promised = dict(router.promises.entries())
+    restorer = restore(router, records_of(other, now), now, lambda name: name in lost)
+    for late_one in late:
+        router.add(Replica(late_one))
+    for _ in restorer.steps(lambda name: name in lost):
+        pass
+    router.check()
+    assert restorer.waiting == []
+    assert known_of(router, present) == before
+    assert known_of(router, joining)[:3] == [dict.fromkeys(joining, 0), [], []]
+    for text, found in matched.items():
+        assert found.items() <= router.trie.match(keys_of(text), now).items()
+    assert promised.items() <= dict(router.promises.entries()).items()
+
+
+def test_a_replica_of_which_a_snapshot_is_wrong_keeps_what_is_known_of_it_here() -> None:
+    """Another gateway is late to notice that it has restarted, or has another one of its name."""
+    other, router = router_of(), router_of()
+    other.trie.insert("r1", keys_of(b"old"), 10.0, weight=1000)
+    for number in range(100):
+        answer(router, "r1", bytes([number, 1]), 20.0 + number / 10, number + 1)
+    held, promised = router.trie.held_by("r1"), len(router.promises)
+    restore(router, records_of(other, 40.0), 40.0, lambda _: True)
+    assert router.trie.held_by("r1") == held == 200
+    assert router.trie.match(keys_of(b"old"), 40.0) == {}
+    session = router.sessions.find(50)
+    assert session is not None
+    assert router.sessions.held(session, "r1", 0.0) > 0
+    assert len(router.promises) == promised > 0
+    assert not any(router.promises.is_lost(promise) for _, promise in router.promises.entries())
+
+
+def test_of_a_replica_that_joins_late_sessions_and_promises_wait_too() -> None:
+    """Until it is known whether it is the same one."""
+    other = router_of()
+    for count, (name, session) in enumerate((("r1", 1), ("r2", 1), ("r3", 1), ("r2", 2), ("r3", 3))):
+        answer(other, name, bytes([session]), 10.0 + count, session)
+    copy = Router(policy="cost", ttl_s=900.0, memory_bytes=1 << 24, chance=random.Random(3))
+    copy.add(Replica("r1"))
+    restorer = restore(copy, records_of(other, 20.0), 20.0)
+    holders = {number: list(session.holders) for number, session, _ in copy.sessions.entries()}
+    assert holders == {1: ["r1"]}
+    for name in ("r3", "r2"):
+        copy.add(Replica(name))
+        for _ in restorer.steps(lambda name: name == "r2"):
+            pass
+    holders = {number: list(session.holders) for number, session, _ in copy.sessions.entries()}
+    assert holders == {1: ["r1", "r3"], 3: ["r3"]}
+    assert {promise.replica for _, promise in copy.promises.entries()} == {"r3"}
+    assert copy.purged_at("r2") == float("-inf")
+
+
 def test_what_was_purged_here_does_not_come_back() -> None:
     router = router_of()
     router.trie.insert("r1", keys_of(b"abc"), 1.0, weight=1000)

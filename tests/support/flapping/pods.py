@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.support.cluster import free_port
+from bench.measure.ports import free_port
 from tests.support.fakes import DONE, STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event, models
 
 TOKENS, TOKEN_S = 5, 0.03  # of a stream

@@ -142,6 +142,27 @@ def test_what_is_in_the_way_of_the_new_file_is_replaced(make: Callable[[Path], o
     assert os.listdir(tmp_path) == ["s"]
 
 
+def test_what_is_no_file_stays_as_it_is(tmp_path: Path) -> None:
+    """`snapshot.file: /dev/null`, perhaps."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for name in ("fifo", "folder"):
+        before = os.lstat(tmp_path / name)
+        with pytest.raises(OSError, match="it is no file: it stays as it is"):
+            write(tmp_path / name, SNAPSHOT, clocks())
+        assert os.path.samestat(os.lstat(tmp_path / name), before)
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "folder"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "s").symlink_to(tmp_path / "disk" / "s")
+    for _ in range(2):
+        write(tmp_path / "s", SNAPSHOT, clocks())
+        assert read(tmp_path / "disk" / "s", clocks()) == SNAPSHOT
+    assert (tmp_path / "s").is_symlink()
+
+
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     path, new = tmp_path / "s", tmp_path / "s.new"
     write(path, SNAPSHOT, clocks())

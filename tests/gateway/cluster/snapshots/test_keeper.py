@@ -7,21 +7,23 @@ import gc
 import logging
 import os
 import shutil
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.cluster.snapshots.file import read
-from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
+from gateway.cluster.snapshots.file import CLOCKS, Clocks, read
+from gateway.cluster.snapshots.keeper import LAST_S, Keeper, SnapshotFile
 from gateway.cluster.snapshots.snapshot import Header, Snapshot
 from gateway.telemetry.metrics import Metrics
 
 
-def keeper_of(path: Path, *, chunks: int, metrics: Metrics) -> Keeper:
+def keeper_of(path: Path, *, chunks: int, metrics: Metrics, clocks: Clocks = CLOCKS, last_s: float = LAST_S) -> Keeper:
     async def collect() -> Snapshot:
         return Snapshot(Header("1/256/64", {}), [os.urandom(1 << 20)] * chunks, 1.0)
 
-    return Keeper(SnapshotFile(path, 60.0), collect, metrics)
+    return Keeper(SnapshotFile(path, 60.0), collect, metrics, clocks, last_s)
 
 
 async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,4 +78,47 @@ async def test_a_cold_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         async with asyncio.timeout(20):
             assert await keeper_of(tmp_path / "s", chunks=1, metrics=Metrics()).read() is None
-    assert "begins empty" in caplog.text
+    assert "snapshot ignored" in caplog.text
+
+
+def test_a_disk_that_hangs_holds_up_neither_the_last_one_nor_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    goes_on = threading.Event()
+
+    def boot() -> str:
+        goes_on.wait()
+        return ""
+
+    async def keep() -> None:
+        await keeper_of(
+            tmp_path / "s", chunks=1, metrics=Metrics(), clocks=replace(CLOCKS, boot=boot), last_s=0.05
+        ).write_last()
+
+    try:
+        ended = threading.Thread(target=lambda: asyncio.run(keep()))
+        ended.start()
+        ended.join(30)
+        assert not ended.is_alive(), "the loop's end waits for no disk"
+        assert caplog.messages == ["last snapshot not written in time"]
+    finally:
+        goes_on.set()
+
+
+async def test_a_part_of_what_it_began_with_does_not_replace_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def collect() -> Snapshot:
+        return Snapshot(Header("1/256/64", {}, partial=True), [b"x"], 1.0)
+
+    keeper = Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, Metrics())
+    with caplog.at_level(logging.INFO):
+        await keeper.write_last()
+    assert caplog.messages == ["snapshot kept as it is"]
+    assert not (tmp_path / "s").exists()
+
+
+async def test_a_bug_in_collecting_is_counted(tmp_path: Path) -> None:
+    async def collect() -> Snapshot:
+        raise ZeroDivisionError
+
+    metrics = Metrics()
+    with pytest.raises(ZeroDivisionError):
+        await Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, metrics).write()
+    assert metrics.snapshots.values[("failed",)] == 1

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import random
+import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +16,22 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.app import Surroundings, compose, serve
+from gateway.cluster.commands import SingleProcess
 from gateway.cluster.messages import Join
-from gateway.cluster.snapshots.file import read
-from gateway.cluster.snapshots.keeper import file_of
+from gateway.cluster.snapshots.file import read, write
+from gateway.cluster.snapshots.keeper import SnapshotFile, file_of
 from gateway.cluster.snapshots.origins import has_restarted
-from gateway.cluster.snapshots.snapshot import Origin
-from gateway.config.schema import ReplicaConfig
+from gateway.cluster.snapshots.snapshot import Header, Origin, Snapshot, format_of
+from gateway.config.schema import ReplicaConfig, RoutingConfig
 from gateway.fleet.engines import Facts
+from router import Replica, Router
+from router.snapshot.collect import collect
+from router.snapshot.records import encode
+from router.types import KEY_BYTES
 from tests.gateway.cluster.store.conftest import gateway_process, sharing
 from tests.gateway.cluster.workers.conftest import star
-from tests.gateway.conftest import Running, config_over, eventually
+from tests.gateway.conftest import LOGGED, Running, config_over, eventually
 from tests.support.fakes import FakeReplica
 
 
@@ -129,6 +139,52 @@ async def test_a_replica_that_joins_late_gets_what_was_known_of_it(tmp_path: Pat
             await eventually(lambda: held(two) == known)
 
 
+def large(replica: FakeReplica, prompts: int) -> Snapshot:
+    """What a router knows that has seen so many prompts of five blocks."""
+    router, now = Router(policy="cost", ttl_s=600, memory_bytes=256 << 20, chance=random.Random(1)), time.monotonic()
+    router.add(Replica(replica.name, None))
+    for _ in range(prompts):
+        router.trie.insert(replica.name, os.urandom(5 * KEY_BYTES), now)
+    header = Header(format_of(RoutingConfig()), {replica.name: Origin(replica.url, "", None)})
+    return Snapshot(header, [encode(records) for records in collect(router, now)], now)
+
+
+async def test_one_that_is_stopped_while_it_begins_leaves_the_file_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file, stop, hurry, started = tmp_path / "index", asyncio.Event(), asyncio.Event(), list[str]()
+    async with FakeReplica() as replica:
+        write(file, large(replica, 20_000))
+        before = file.read_bytes()
+        around = Surroundings(control_plane=lambda local: SingleProcess(local, snapshot=SnapshotFile(file, 60.0)))
+        gateway = compose(config_over(replica), LOGGED, around)
+        serving = asyncio.create_task(serve(gateway, stop, hurry, started.append))
+        while not gateway.router.trie.blocks:  # noqa: ASYNC110  (its steps have no event)
+            await asyncio.sleep(0)
+        stop.set()
+        await serving
+        assert gateway.router.trie.blocks < 100_000
+    assert file.read_bytes() == before
+    assert not started, "it does not listen for a moment"
+    assert "snapshot written" not in caplog.messages
+
+
+async def test_what_is_missing_here_makes_only_the_begin_partial(tmp_path: Path) -> None:
+    """A resync brings what others have of replicas that this gateway is not to have."""
+    async with FakeReplica() as replica, FakeReplica() as other, sharing(replica) as run:
+        await run.post()
+        knowledge = run.gateway.local.knowledge
+        await knowledge.restore(large(other, 3))
+        found = await knowledge.collect()
+        assert found
+        assert not found.header.partial
+        await knowledge.begin(large(other, 3))
+        found = await knowledge.collect()
+        assert found
+        assert found.header.partial, "the replica may still join"
+
+
 # -- restarts of replicas
 
 
@@ -160,6 +216,37 @@ async def test_a_replica_that_is_down_is_cold(tmp_path: Path) -> None:
             assert set(held(two)) == {a.name}
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        pytest.param(lambda url: Origin(url, "", 1000.0), id="the other gateway has not noticed a restart yet"),
+        pytest.param(lambda _: Origin("http://elsewhere", "", None), id="its replica of this name is another one"),
+        pytest.param(lambda _: None, id="it does not have the replica"),
+    ],
+)
+async def test_what_a_gateway_knows_of_a_replica_that_is_up_stays(origin: Callable[[str], Origin | None]) -> None:
+    """When the gateways share again after an outage, each offers the others a snapshot."""
+    async with FakeReplica() as replica, sharing(replica) as one, sharing(replica) as other:
+        await other.post(body(0))
+        snapshot = await other.gateway.local.knowledge.collect()
+        assert snapshot
+        found = origin(replica.url)
+        stale = replace(snapshot, header=Header(snapshot.header.format, {replica.name: found} if found else {}))
+        state = one.gateway.fleet.named(replica.name)
+        assert state
+        state.started = 2000.0
+        for number in range(1, 10):
+            await one.post(body(number))
+        known = held(one)
+        await one.gateway.local.knowledge.restore(stale)
+        assert held(one) == known
+        assert await cached(one, 1) > 0
+        assert await cached(one, 0) < await cached(one, 1), "of it nothing was taken in"
+        await one.gateway.local.knowledge.restore(snapshot)
+        assert held(one).keys() == known.keys()
+        assert held(one)[replica.name] > known[replica.name]
+
+
 async def test_which_process_a_replica_is() -> None:
     async with FakeReplica() as replica, sharing(replica) as run:
         state = run.gateway.fleet.named(replica.name)
@@ -185,15 +272,15 @@ async def test_workers_begin_with_a_snapshot_and_give_one(caplog: pytest.LogCapt
                 await first.run.post(body(number))
             await eventually(lambda: held(second.run) == held(first.run))
             known = held(first.run)
-            snapshot = await hub.hub.collect()
+            snapshot = await hub.hub.snapshots.collect()
             assert snapshot
         async with star(a, b, workers=1) as (hub, (first,)):
-            hub.hub.first = replace(snapshot, source="/a/file")
+            hub.hub.snapshots.first = [replace(snapshot, source="/a/file")]
             late = await hub.join()
             assert held(late.run) == known, "before it serves"
             assert told(caplog, "prefix index restored", "source") == ["/a/file"]
             assert held(first.run) == {}
-            await hub.hub.restore(snapshot)
+            await hub.hub.snapshots.restore(snapshot)
             await eventually(lambda: held(first.run) == known)
 
 
@@ -227,6 +314,37 @@ async def test_a_whole_gateway_is_restarted(tmp_path: Path, workers: int) -> Non
         assert [home for home, _ in homes[0]] == [home for home, _ in homes[1]]
         assert all(tokens > 0 for _, tokens in homes[1])
         assert read(file).size > 0
+
+
+async def test_workers_that_all_die_leave_the_file_whole(tmp_path: Path) -> None:
+    """Those that replace them begin with it, and what they keep is no fragment."""
+    file = tmp_path / "index"
+    async with FakeReplica() as a, FakeReplica() as b:
+        config = {"workers": 2, "snapshot": {"file": str(file)}, "pools": [{"replicas": [a.url, b.url]}]}
+        async with gateway_process(tmp_path, **config) as (url, _):
+            for number in range(30):
+                await _asked(url, number)
+        before = read(file).size
+        async with gateway_process(tmp_path, **config) as (url, process):
+            workers = _children(process.pid)
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+            async with asyncio.timeout(40):
+                while not await _answers(url):  # noqa: ASYNC110  (a worker that begins has no event)
+                    await asyncio.sleep(0.05)
+        assert len(workers) == 2
+        assert read(file).size >= before
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def _answers(url: str) -> bool:
+    try:
+        return (await _asked(url, 0))[1] > 0
+    except (aiohttp.ClientError, OSError):
+        return False
 
 
 async def _asked(url: str, number: int) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from gateway.cluster.messages import Batch
 from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store.clock import StoreClock
-from gateway.cluster.store.incoming import MAX_NAMED, MAX_OFFERS, MAX_WANTS, Incoming
+from gateway.cluster.store.incoming import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, Incoming
 from gateway.cluster.store.messages import (
     ALL,
+    EVERYTHING_S,
     MAX_ENVELOPE_BYTES,
     VERSION,
     Bye,
@@ -192,7 +194,7 @@ def test_what_others_want_of_us() -> None:
     view.incoming.answer()
     view.incoming.answer()
     assert view.calls == [("join",)], "once for all who came"
-    assert list(view.incoming.wants) == [("a", 7.0)]
+    assert list(view.incoming.wants) == [("a", 93.0)]
 
 
 def test_offers_for_us_and_for_all() -> None:
@@ -333,7 +335,8 @@ def test_a_flood_is_bounded() -> None:
     for number in range(MAX_SOURCES + 100):
         view.entry(Published(number, batch(BOOKED)), gateway="g1")
     assert len({call[1] for call in view.calls}) == MAX_SOURCES
-    view.entry(*[Want("me", 1.0)] * 1000, *[Offer("me", "k", 0.0)] * 1000, gateway="g2")
+    for number in range(MAX_WANTS + 100):
+        view.entry(*[Want("me", 1.0)] * 10, Offer("me", f"k{number}", 0.0), gateway=f"g{number}")
     assert len(view.incoming.wants) == MAX_WANTS
     assert len(view.incoming.offers) == MAX_OFFERS
 
@@ -430,3 +433,27 @@ def test_what_is_open_here_is_published_once_a_second_at_most() -> None:
     view.calls.clear()
     view.published()
     assert view.calls.count(("join",)) <= 1
+
+
+def test_those_that_are_not_followed_are_shown_while_they_write() -> None:
+    view = View()
+    for number in range(MAX_REFUSED + 5):
+        view.entry(gateway=f"old-{number}", v=b"0")
+    view.now += DEAD_S - 1.0
+    view.entry(gateway="other", f=b"1/128/64")
+    assert len(view.incoming.refused) == MAX_REFUSED
+    assert view.incoming.refused[0].gateway == "old-6", "the latest"
+    refused = view.incoming.refused[-1]
+    assert (refused.gateway, refused.reason) == ("other", "format")
+    assert "routing.block_bytes is 128 there and 256 here" in refused.error
+    view.now += 2.0
+    assert [each.gateway for each in view.incoming.refused] == ["other"]
+
+
+def test_what_is_wanted_or_offered_twice_waits_once() -> None:
+    view = View()
+    view.entry(Want("me", 7.0), Want("me", 3.0), Want("me", EVERYTHING_S), gateway="a")
+    view.entry(Want("me", 7.0), Want("me", 20.0), gateway="b")
+    assert list(view.incoming.wants) == [("a", -math.inf), ("b", 80.0)]
+    view.entry(*[Offer("", "the-key", 0.0)] * 10, Offer("", "another", 0.0))
+    assert [offer.key for offer, _ in view.incoming.offers] == ["the-key", "another"]

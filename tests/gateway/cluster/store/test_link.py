@@ -192,6 +192,68 @@ async def test_one_that_comes_later_begins_with_what_the_others_know(
             assert not [key for key in client.keys("*") if b"snapshot" in key], "who took it has removed it"
 
 
+async def test_one_that_comes_while_the_store_is_away_learns_the_rest_when_it_is_back(store: RedisServer) -> None:
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
+        for number in range(20):
+            await one.post(body(number))
+        with store.client as client:
+            client.delete(LOG)  # what was published before is gone, as it is after a while
+            await eventually(lambda: client.exists(LOG))
+        store.pause()
+        async with sharing(replica, **at(store)) as two:
+            assert not held(two)
+            await two.post(body(100))
+            store.go_on()
+            await eventually(lambda: held(two) == held(one))
+            for number in (3, 100):
+                assert int((await two.post(body(number)))[1]["X-Warmroute-Cached-Tokens"]) > 0
+
+
+def sources(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Of what gateways have begun with."""
+    return [each.__dict__["source"] for each in caplog.records if each.message == "prefix index restored"]
+
+
+async def test_a_file_goes_before_a_sibling_that_knows_much_less_which_is_taken_in_beside_it(
+    store: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "s"
+    async with FakeReplica() as replica:
+        async with sharing(replica, file=file, **at(store)) as one:
+            for number in range(20):
+                await one.post(body(number))
+        with store.client as client:
+            client.flushall()
+        async with sharing(replica, **at(store)) as two:
+            await two.post(body(100))
+            async with sharing(replica, file=file, **at(store)) as one:
+                assert sources(caplog) == [str(file), "another gateway"]
+                for number in (3, 100):
+                    assert int((await one.post(body(number)))[1]["X-Warmroute-Cached-Tokens"]) > 0
+                known = held(one)
+            caplog.clear()
+            async with sharing(replica, file=file, **at(store)) as one:
+                assert sources(caplog) == [str(file), "another gateway"]
+                assert held(one) == known
+
+
+async def test_a_sibling_that_knows_as_much_goes_before_the_file(
+    store: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = tmp_path / "s"
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as two:
+        for _ in range(2):
+            caplog.clear()
+            async with sharing(replica, file=file, **at(store)) as one:
+                await together(one, two)
+                for number in range(20):
+                    await one.post(body(number))
+                await eventually(lambda: held(two) == held(one))
+        assert sources(caplog) == ["another gateway"]
+
+
 async def test_one_that_comes_later_does_not_wait_for_those_that_were_just_killed(
     store: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,17 +285,14 @@ async def test_one_that_comes_later_sees_what_runs(store: RedisServer) -> None:
             await eventually(lambda: two.gateway.router.ledger.of(replica.name).inflight == 0)
 
 
-async def test_a_gateway_that_ends_is_gone_at_once(store: RedisServer) -> None:
-    go_on = asyncio.Event()
-    async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, sharing(replica, **at(store)) as one:
+async def test_a_gateway_that_ends_says_goodbye(store: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
         async with sharing(replica, **at(store)) as two:
             await together(one, two)
-            asking = asyncio.create_task(two.post(STREAM))
-            await eventually(lambda: one.gateway.router.ledger.of(replica.name).inflight == 1)
-            go_on.set()
-            await asyncio.gather(asking, return_exceptions=True)
-        await eventually(lambda: one.gateway.router.ledger.of(replica.name).inflight == 0)
         await eventually(lambda: others(one) == 0)
+    reasons = [record.__dict__["reason"] for record in caplog.records if record.message == "another gateway is gone"]
+    assert reasons == ["it has ended"], "nobody waits until nothing comes from it any more"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -14,8 +14,9 @@ from redis.exceptions import TimeoutError as Late
 
 from gateway.cluster.messages import Batch
 from gateway.cluster.snapshots.snapshot import Snapshot
-from gateway.cluster.store.link import READ_MOST, Link
+from gateway.cluster.store.link import Link
 from gateway.cluster.store.messages import VERSION, Envelope, Published, encode_envelope
+from gateway.cluster.store.position import READ_MOST
 from gateway.config.schema import SharingConfig
 from gateway.telemetry.metrics import Metrics
 from router.events import CacheLost, encode
@@ -124,6 +125,24 @@ async def test_what_is_too_much_at_once_is_read_in_pieces() -> None:
         await eventually(lambda: store.counts[-1] == READ_MOST)
 
 
+async def test_a_connection_that_is_closed_during_the_goodbye_is_no_error() -> None:
+    """As asyncio and redis-py say it."""
+
+    class Closing(SlowStore):
+        closed = False
+
+        async def xadd(self, _name: str, fields: dict[bytes, bytes], **more: Any) -> bytes:
+            if self.closed:
+                raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+            return await super().xadd(_name, fields, **more)
+
+    store = Closing(most=20_000)
+    async with linked(store, Seen()) as (link, metrics):
+        await eventually(lambda: metrics.sharing_up.values[()] == 1)
+        store.closed = True
+        await link.close()
+
+
 async def test_an_entry_that_never_comes_in_time_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
     store, seen = SlowStore(most=20_000), Seen()
     with caplog.at_level(logging.INFO):
@@ -139,3 +158,67 @@ async def test_an_entry_that_never_comes_in_time_is_passed_over(caplog: pytest.L
             await eventually(lambda: len(seen.received) >= 2)
             assert metrics.sharing_resyncs.values[()] == 1, "what was missed is asked for"
     assert len([record for record in caplog.records if record.message.startswith("the store is away")]) == 1
+
+
+async def test_an_odd_reply_ends_sharing_only_until_the_store_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(SlowStore):
+        odd = True
+
+        async def xread(self, streams: dict[str, bytes], count: int, block: int) -> list[Any]:
+            return [(b"log", [(b"abc", {})])] if self.odd else await super().xread(streams, count, block)
+
+    store, seen = Odd(most=1 << 20), Seen()
+    async with linked(store, seen) as (_, metrics):
+        await eventually(lambda: metrics.sharing_errors.values[("garbage",)] > 1)
+        store.odd = False
+        store.put(1, encode([CacheLost("x")]))
+        await eventually(lambda: len(seen.received) == 1)
+    assert [record.exc_info for record in caplog.records] == [None], "one line, and no traceback"
+
+
+async def test_a_stream_with_an_id_of_the_future_is_begun_anew() -> None:
+    class Future(SlowStore):
+        ahead_ms = 3_600_000
+
+        def _add(self, fields: dict[bytes, bytes]) -> bytes:
+            entry = b"%d-%d" % (time.time() * 1000 + self.ahead_ms, len(self.entries))
+            self.entries.append((entry, fields))
+            self.added.set()
+            return entry
+
+        async def delete(self, _key: str) -> None:
+            self.entries.clear()
+            self.ahead_ms = 0
+
+    store, seen = Future(most=1 << 20), Seen()
+    async with linked(store, seen) as (_, metrics):
+        await eventually(lambda: store.ahead_ms == 0)
+        await eventually(lambda: metrics.sharing_up.values[()] == 1)
+        store.put(1, encode([CacheLost("x")]))
+        await eventually(lambda: len(seen.received) == 1)
+
+
+@pytest.mark.parametrize("within", ["connect", "command"])
+async def test_a_cancellation_that_the_library_makes_ends_no_sharing(within: str, caplog: pytest.LogCaptureFixture) -> None:
+    """redis-py has a CancelledError for who has cancelled nothing, now and then."""
+    store, made = SlowStore(most=1 << 20), list[int]()
+
+    class Cancelled(SlowStore):
+        async def xread(self, streams: dict[str, bytes], count: int, block: int) -> list[Any]:
+            raise asyncio.CancelledError
+
+    @contextlib.asynccontextmanager
+    async def connect(_sharing: SharingConfig) -> AsyncIterator[Any]:
+        made.append(1)
+        if len(made) == 1 and within == "connect":
+            raise asyncio.CancelledError
+        yield Cancelled(most=1) if len(made) == 1 else store
+
+    metrics = Metrics()
+    link = Link(SharingConfig(url="redis://nowhere"), FORMAT, Seen(), metrics, connect=connect)
+    task = asyncio.create_task(link.run())
+    await eventually(lambda: metrics.sharing_up.values[()] == 1)
+    assert len(made) == 2
+    assert metrics.sharing_errors.values[("other",)] == 1
+    task.cancel()
+    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)

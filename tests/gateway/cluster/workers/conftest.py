@@ -15,8 +15,10 @@ from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import decode_config
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.hub import Hub
+from gateway.cluster.workers.hub_knowledge import HISTORY_BYTES
 from gateway.cluster.workers.messages import Message, Serving, Welcome, from_hub, from_worker
-from gateway.cluster.workers.peers import PEER_LIMITS, PeerLimits, Peers, connect, part_of
+from gateway.cluster.workers.peers import Peers, connect, part_of
+from gateway.cluster.workers.questions import PEER_LIMITS, PeerLimits
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.fleet.directory import FIRST_PROBES_S
@@ -57,13 +59,19 @@ class Worker:
 
 
 class Star:
-    """A hub and its workers. peer_limits, first_probes_s: of every worker."""
+    """A hub and its workers. peer_limits, first_probes_s: of every worker. history_bytes: of the hub."""
 
-    def __init__(self, config: Config, peer_limits: PeerLimits = PEER_LIMITS, first_probes_s: float = FIRST_PROBES_S) -> None:
+    def __init__(
+        self,
+        config: Config,
+        peer_limits: PeerLimits = PEER_LIMITS,
+        first_probes_s: float = FIRST_PROBES_S,
+        history_bytes: int = HISTORY_BYTES,
+    ) -> None:
         self.peer_limits = peer_limits
         self.first_probes_s = first_probes_s
         self.served: list[int] = []
-        self.hub = Hub(config, time.monotonic, self.served.append)
+        self.hub = Hub(config, time.monotonic, self.served.append, history_bytes)
         self.stack = contextlib.AsyncExitStack()
 
     async def join(self) -> Worker:
@@ -101,11 +109,12 @@ async def star(
     workers: int = 2,
     peer_limits: PeerLimits = PEER_LIMITS,
     first_probes_s: float = FIRST_PROBES_S,
+    history_bytes: int = HISTORY_BYTES,
     **config: Any,
 ) -> AsyncIterator[tuple[Star, list[Worker]]]:
     """A gateway of several workers. At the end nothing may be left open anywhere."""
     raw = {"health": {"interval_s": 60}, "workers": workers, **config}
     pools = [{"replicas": [replica.url for replica in replicas], **raw.pop("pool", {})}]
-    made = Star(load(None, {"pools": pools, **raw}, env={}), peer_limits, first_probes_s)
+    made = Star(load(None, {"pools": pools, **raw}, env={}), peer_limits, first_probes_s, history_bytes)
     async with made.stack:
         yield made, [await made.join() for _ in range(workers)]

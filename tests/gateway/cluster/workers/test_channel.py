@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 
 import pytest
 from hypothesis import example, given
@@ -30,6 +29,7 @@ from gateway.cluster.workers.messages import (
 from tests.gateway.cluster.workers.conftest import closed, pair
 
 numbers = st.integers(0, 2**32 - 1)
+workers = st.integers(0, 2**64 - 1)
 batches = st.builds(Batch, st.floats(allow_nan=False), st.binary(max_size=30))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.just(Alive()),
@@ -43,11 +43,11 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Execute, numbers, st.builds(Drain, st.text(max_size=5), st.booleans()), st.just(1.0)),
     st.builds(Executed, numbers, st.none() | st.text(max_size=9), st.booleans()),
 )
-frames = st.lists(st.tuples(numbers, messages), max_size=8)
+frames = st.lists(st.tuples(workers, messages), max_size=8)
 
 
 def framed(payload: bytes, worker: int = 0) -> bytes:
-    return struct.pack("<II", len(payload), worker) + payload
+    return HEAD.pack(len(payload), worker) + payload
 
 
 @given(frames, st.data())

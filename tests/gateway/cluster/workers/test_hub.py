@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, decode_config
-from gateway.cluster.snapshots.snapshot import Header, Snapshot
 from gateway.cluster.workers.channel import HEAD, HUB, Channel, Receive
 from gateway.cluster.workers.command_log import DRAINS_MOST, PENDING_MOST
 from gateway.cluster.workers.hub import SWEEP_S, Hub
+from gateway.cluster.workers.hub_knowledge import MESSAGE_BYTES
 from gateway.cluster.workers.messages import (
     Alive,
     Counters,
@@ -30,9 +29,7 @@ from gateway.cluster.workers.messages import (
     Scraped,
     Serving,
     Stopping,
-    Taken,
     Welcome,
-    Whole,
     encode,
     from_hub,
     from_worker,
@@ -42,7 +39,6 @@ from gateway.config.source import load
 from gateway.telemetry.exposition import packed
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.cluster.workers.test_channel import framed, messages
-from tests.gateway.conftest import eventually
 from tests.support.compiled import uncompiled
 
 
@@ -52,6 +48,7 @@ class End:
     def __init__(self) -> None:
         self.sent: list[tuple[int, Message]] = []
         self.closed = False
+        self.unsent = 0  # it takes at once what it is sent
 
     def send(self, message: Message, worker: int = 0) -> None:
         self.forward(encode(message), worker)
@@ -75,12 +72,6 @@ class End:
     @property
     def commands(self) -> list[Command]:
         return [message.command for _, message in self.of(Execute)]
-
-
-class TransferEnd(End):
-    """It takes at once what it is sent."""
-
-    unsent = 0
 
 
 def batch(name: str) -> Publish:
@@ -127,12 +118,12 @@ def test_a_newcomer_receives_the_past_in_its_order_between_its_welcome_and_now()
 
 def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
     now = Now()
-    size = len(encode(batch(f"{0:020}")))
+    size = MESSAGE_BYTES + len(encode(batch(f"{0:020}")))
     made = Hub(config_of(ttl_s=60), now, lambda _: None, history_bytes=5 * size + 1)
     _, end = joined(made)
     for number in range(50):
         end.receives(batch(f"{number:020}"))
-        assert made._history_bytes == sum(len(kept[2]) for kept in made._history) <= 5 * size
+        assert made.history.size == sum(MESSAGE_BYTES + len(kept) for _, kept in made.history.since(0)) <= 5 * size
     assert [int(message.batch.events) for _, message in joined(made)[1].of(Publish)] == [45, 46, 47, 48, 49]
     now.time = 60.5
     end.receives(batch("new"))
@@ -342,7 +333,7 @@ def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([], [first, second])
     made.credit_pause(5.0)  # the supervisor was stopped
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
-    assert repr(made) == f"<Hub of {first}, {second}, 0 bytes of history>"
+    assert repr(made) == f"<Hub of {first}, {second}, <History of 0 messages, 0 bytes>>"
     end.receives(Alive())  # what has waited is read before the supervisor sees how long it was stopped
     made.credit_pause(3600.0)
     now.time += 31.0
@@ -565,21 +556,3 @@ def test_a_configuration_survives_the_way_to_a_worker_unchanged() -> None:
     assert sent == config
     assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (Config, ReplicaConfig, config.pools)
     assert Reconfigure.to(config).config == config
-
-
-async def test_a_snapshot_is_given_when_the_one_before_was_taken_in() -> None:
-    made = Hub(config_of(), Now(), lambda _: None)
-    ends = [TransferEnd(), TransferEnd()]
-    for end in ends:
-        made.join(end)  # type: ignore[arg-type]
-    given = [asyncio.create_task(made.restore(Snapshot(Header("1/256/64", {}), [b"x"], 1.0))) for _ in range(2)]
-    await eventually(lambda: len(ends[1].of(Whole)) == 1)
-    assert len(ends[0].of(Whole)) == 1, "the second one waits"
-    ends[0].receives(Taken())
-    assert not given[0].done()
-    ends[1].receives(Taken())
-    await eventually(lambda: len(ends[1].of(Whole)) == 2)
-    assert given[0].done()
-    ends[0].receives(Taken())
-    made.leave(2)
-    await given[1]

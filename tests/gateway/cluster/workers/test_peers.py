@@ -13,7 +13,8 @@ import pytest
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.workers.channel import HUB
 from gateway.cluster.workers.messages import Executed, Message, Publish, Scrape, Scraped, from_hub
-from gateway.cluster.workers.peers import PeerLimits, part_of
+from gateway.cluster.workers.peers import part_of
+from gateway.cluster.workers.questions import PeerLimits
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.telemetry.exposition import unpacked_slices

@@ -15,7 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.cluster.workers.supervisor import BOOT, WELL_S, Patience, Slot, StartError, Supervisor
+from gateway.cluster.snapshots.file import write
+from gateway.cluster.snapshots.keeper import SnapshotFile
+from gateway.cluster.snapshots.snapshot import Header, Snapshot
+from gateway.cluster.workers.supervisor import BOOT, END_S, WELL_S, Patience, Slot, StartError, Supervisor
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
@@ -23,6 +26,7 @@ from gateway.config.source import Source, load
 from gateway.telemetry.exposition import unpacked_slices
 from tests.gateway.conftest import BODY, eventually
 from tests.support.fakes import FakeReplica, answers, streams
+from tests.support.paths import ROOT
 
 STREAM = {**BODY, "stream": True}
 FAILS = "raise SystemExit(3)"
@@ -281,6 +285,95 @@ async def test_the_last_counts_of_workers_that_go_down_are_received() -> None:
         async with asyncio.timeout(40):
             await asyncio.shield(run.over)
         assert run.made.hub.ended.requests.values == {("m", "/v1/chat/completions", "200"): 20}
+
+
+def content(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+async def ended_early(file: Path, boot: Callable[[], str], ready: Callable[[Supervisor], bool], *replicas: FakeReplica) -> None:
+    """A gateway with a snapshot file that is stopped once it is `ready`, before all its workers serve."""
+    before = content(file)
+    made = Supervisor(config_of(*replicas), None, snapshot=SnapshotFile(file, 60.0), boot=boot)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop, asyncio.Event(), lambda _: pytest.fail("it serves")))
+    await eventually(lambda: ready(made))
+    stop.set()
+    async with asyncio.timeout(40):
+        await running
+    assert content(file) == before
+    assert made.hub.ended.snapshots.values == {("good",): 0, ("failed",): 0}
+
+
+@pytest.fixture
+def snapshot_file(tmp_path: Path) -> Path:
+    file = tmp_path / "index"
+    write(file, Snapshot(Header("1/256/64", {}), [b"what took days to learn"], 0.0))
+    return file
+
+
+async def test_a_gateway_that_is_stopped_while_it_looks_for_a_snapshot_starts_no_worker(
+    snapshot_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = list[str]()
+
+    def boot() -> str:
+        started.append(FAILS)
+        return FAILS
+
+    await ended_early(snapshot_file, boot, lambda _: True)
+    assert (started, caplog.records) == ([], [])
+
+
+async def test_a_gateway_that_is_stopped_before_its_workers_serve_leaves_the_snapshot_as_it_is(
+    snapshot_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await ended_early(snapshot_file, lambda: "import time; time.sleep(60)", lambda made: len(made.hub.workers) == 2)
+    assert not caplog.records
+
+
+async def test_what_the_first_worker_to_serve_knows_is_no_snapshot(snapshot_file: Path) -> None:
+    """It may be a fragment, as long as another one is still taking in the file."""
+    programs = [BOOT, "import time; time.sleep(60)"]
+    async with FakeReplica([answers()]) as one:
+        asked = list[asyncio.Task[int]]()
+
+        async def ask(url: str) -> int:
+            async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=BODY) as answer:
+                return answer.status
+
+        def ready(made: Supervisor) -> bool:
+            if not asked and any(state.serving for state in made.hub.workers.values()):
+                host, port = made.slots[0].listeners[0].getsockname()
+                asked.append(asyncio.create_task(ask(f"http://{host}:{port}")))
+            return bool(asked) and asked[0].done()
+
+        await ended_early(snapshot_file, lambda: programs.pop(0), ready, one)
+        assert asked[0].result() == 200
+
+
+async def test_a_stop_does_not_take_longer_than_the_grace_periods_allow(snapshot_file: Path) -> None:
+    """Its workers hang: they give no snapshot, and do not end."""
+    drain_s = 0.2
+    config = config_of(limits={"drain_timeout_s": drain_s})
+    made = Supervisor(config, None, snapshot=SnapshotFile(snapshot_file, 60.0))
+    stop, started = asyncio.Event(), asyncio.Event()
+    running = asyncio.create_task(made.run(stop, asyncio.Event(), lambda _: started.set()))
+    await started.wait()
+    for slot in made.slots:
+        slot.send_signal(signal.SIGSTOP)
+    stop.set()
+    async with asyncio.timeout(drain_s + END_S):
+        await running
+
+
+@pytest.mark.skipif(not (ROOT / "helm").exists(), reason="the chart is not beside these tests")
+def test_the_grace_period_of_the_chart_is_long_enough() -> None:
+    needed = (
+        f".Values.preStopSleepSeconds .Values.config.limits.drain_accept_s .Values.config.limits.drain_timeout_s {END_S:g} "
+    )
+    assert needed in (ROOT / "helm/templates/_helpers.tpl").read_text("utf-8")
+    assert f"`drain_accept_s` + `drain_timeout_s` + {END_S:g} s" in (ROOT / "docs/operations.md").read_text("utf-8")
 
 
 async def test_workers_that_cannot_start_are_given_up() -> None:

@@ -124,6 +124,22 @@ async def test_that_there_is_nothing_is_believed_after_a_while() -> None:
     assert names((await after([one], *[[]] * (often - 1), failures[0], []))[0]) == [["10.0.0.1:8000"]]
 
 
+async def test_that_there_is_nothing_is_noted_and_no_problem(caplog: pytest.LogCaptureFixture) -> None:
+    """A headless Service without a ready pod has the answer of a name that does not exist."""
+    one, often = Target("10.0.0.1", 8000), int(EMPTY_S / 5) + 1
+    _, source = await after([], [])
+    assert (source.problem, source.note) == ("", "the name has no address: it does not exist, or nothing behind it is ready")
+    assert [record.message for record in caplog.records] == ["no replica behind the name"], "once"
+    _, source = await after([one], [])
+    assert source.note == "", "it is not believed yet"
+    _, source = await after([one], *[[]] * often)
+    assert source.note
+    _, source = await after([], [one])
+    assert source.note == ""
+    _, source = await after([], config=DiscoveryConfig(dns=DnsConfig("_http._tcp.vllm.test")))
+    assert source.note.startswith("the name has no SRV records: ")
+
+
 async def test_a_source_that_begins_while_there_are_replicas_does_not_believe_an_empty_answer_at_once() -> None:
     often = int(EMPTY_S / 5) + 1
     assert names((await after(*[[]] * (often - 1), expects=True))[0]) == []

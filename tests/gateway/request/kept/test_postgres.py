@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.conftest import running
 from tests.gateway.request.kept.test_recall import ask, replica, texts
-from tests.support.postgres import Postgres, postgres
+from tests.support.postgres import PASSWORD, Postgres, postgres
 
 pytestmark = pytest.mark.tools
 
@@ -20,8 +20,11 @@ def server() -> Iterator[Postgres]:
         yield started
 
 
-async def test_two_gateways_share_it_and_a_server_that_is_away_costs_the_store_only(server: Postgres) -> None:
-    state = {"url": server.new()}
+async def test_two_gateways_share_it_and_a_server_that_is_away_costs_the_store_only(
+    server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)  # the configuration takes no URL with it
+    state = {"url": server.new().replace(f":{PASSWORD}@", "@")}
     async with replica() as one, running(one, state=state) as run, running(one, state=state) as other:
         first = await ask(run, "a")
         second = await ask(other, "b", previous_response_id=first.id)

@@ -248,3 +248,6 @@ async def test_what_is_not_honoured_is_named(replica: Replica) -> None:
     status, _, headers = await replica.post("/v1/messages", asked("Hi", tools=tools, metadata={"user_id": "x"}, **extra))
     assert status == 200
     assert headers["x-warmroute-ignored"] == "thinking,output_config,tools.web_search_20250305,top_k"
+    for output in ({}, {"output_config": {}}, {"output_config": {"effort": None}}):
+        _, _, headers = await replica.post("/v1/messages", asked("Hi", **output))
+        assert "x-warmroute-ignored" not in headers

@@ -62,7 +62,7 @@ async def test_the_first_request_finds_the_replicas_that_there_are() -> None:
             shown = json.loads((await run.get("/warmroute/replicas"))[2])
             source = f"kubernetes service vllm at {server.url}"
             assert [(row["name"], row["source"]) for row in shown["replicas"]] == [("vllm-0", source)]
-            assert shown["sources"] == [{"name": source, "replicas": 1, "problem": None}]
+            assert shown["sources"] == [{"name": source, "replicas": 1, "problem": None, "note": None}]
 
 
 async def test_without_replicas_it_says_so_and_goes_on_once_there_are_some() -> None:

@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from gateway.cluster.store.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
+from gateway.cluster.store.server.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
+from gateway.cluster.store.server.named import Names, resolving
 from gateway.config.addresses import StoreAddress, parse_store_url
 from gateway.config.parse import ConfigError
 from gateway.config.schema import SharingConfig
 
 CONNECT_S = 2.0
 ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
+SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: one may hang, then others are asked
 LIBRARY = "redis[hiredis]>=8.1"  # as the extra `store` has it
 
 
@@ -29,12 +31,15 @@ def require_library() -> None:
 
 
 @asynccontextmanager
-async def connected(sharing: SharingConfig, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
+async def connected(sharing: SharingConfig, names: Names, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
     """A client of redis-py. Its commands raise `store_errors`, as this does, and are not repeated by the library."""
     address = parse_store_url(sharing.url)
-    client, sentinel = _client(address, _options(sharing, address, env), env)
+    client, sentinel = _client(address, _options(sharing, address, env), names, env)
     try:
         yield client
+    except Exception:
+        names.all_failed()
+        raise
     finally:
         await client.aclose()
         for each in sentinel.sentinels if sentinel else ():
@@ -62,7 +67,7 @@ def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, st
     return options
 
 
-def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, str]) -> tuple[Any, Any]:
+def _client(address: StoreAddress, options: dict[str, Any], names: Names, env: Mapping[str, str]) -> tuple[Any, Any]:
     """(client, the sentinels or None)"""
     from redis.asyncio import Redis
     from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -70,20 +75,42 @@ def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, st
 
     if address.kind == "cluster":
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        return RedisCluster(startup_nodes=nodes, **options), None
+        cluster = RedisCluster(startup_nodes=nodes, **options)
+        makers: list[Any] = [cluster, *cluster.startup_nodes]  # it makes further nodes with its own arguments
+        for each in makers:
+            _resolve(each.connection_kwargs, each, names)
+        return cluster, None
     if address.kind == "sentinel":
-        own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None}
+        own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None, **SENTINEL_LIMITS}
         sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options, db=address.db)  # type: ignore[no-untyped-call]
-        return sentinel.master_for(address.service), sentinel
+        master = sentinel.master_for(address.service)
+        for client in (master, *sentinel.sentinels):
+            _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
+        return master, sentinel
     (host, port), *_ = address.hosts
-    return Redis(host=host, port=port, db=address.db, **options), None
+    client = Redis(host=host, port=port, db=address.db, **options)
+    _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
+    return client, None
+
+
+def _resolve(arguments: dict[str, Any], maker: Any, names: Names) -> None:
+    """What makes connections with these arguments makes such as resolve names by `names`."""
+    if kind := arguments.get("connection_class"):
+        arguments["connection_class"] = resolving(kind)
+    if kind := getattr(maker, "connection_class", None):
+        maker.connection_class = resolving(kind)
+    arguments["names"] = names
+
+
+class OddReply(Exception):
+    """The server has answered what none of its kind does."""
 
 
 def store_errors() -> tuple[type[Exception], ...]:
     """What commands raise when the store does not do what it should."""
     from redis.exceptions import RedisClusterException, RedisError
 
-    return RedisError, RedisClusterException, OSError, TimeoutError
+    return RedisError, RedisClusterException, OSError, TimeoutError, OddReply
 
 
 def reason_of(error: Exception) -> str:
@@ -101,7 +128,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError | TimeoutError):
         return "unreachable"
     text = str(error)
-    if text.startswith(("WRONGTYPE", "The ID specified in XADD")):
+    if isinstance(error, OddReply) or text.startswith(("WRONGTYPE", "The ID specified in XADD")):
         return "garbage"
     return "full" if text.startswith(("OOM", "MISCONF")) else "other"
 

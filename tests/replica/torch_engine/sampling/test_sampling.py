@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from replica.torch_engine.sampling import Sampler
+from replica.torch_engine.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.model  # not the model, but torch: seconds to import
 

@@ -52,15 +52,16 @@ def tls_context(sharing: SharingConfig) -> ssl.SSLContext | None:
     return context_of(tls) if tls != TlsConfig() else None
 
 
-def explained(error: Exception, sharing: SharingConfig, env: Mapping[str, str] = os.environ) -> str:
-    """What has failed, and what can be done about it. Never a password."""
+def explained(error: Exception, sharing: SharingConfig, env: Mapping[str, str] = os.environ, *, worked: bool = False) -> str:
+    """What has failed, and what can be done about it. Never a password. worked: it did before, with this URL."""
     from redis import exceptions
 
     sentinels = sentinel_failures(error)
     if sentinels is not None:
         return _of_sentinels(sentinels, parse_store_url(sharing.url).service, env)
     text = f"{type(error).__name__}: {error}"[:_MOST]
-    hint = next((hint for part, hint in _HINTS[parse_store_url(sharing.url).tls].items() if part in text), "")
+    hints = {} if worked else _HINTS[parse_store_url(sharing.url).tls]
+    hint = next((hint for part, hint in hints.items() if part in text), "")
     cause = error.__cause__ or error
     if isinstance(cause, exceptions.NoPermissionError):
         hint = _TOO_FEW_RIGHTS

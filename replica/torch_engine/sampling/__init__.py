@@ -1,0 +1,1 @@
+"""The next token of an answer: penalties, grammars, and the draw."""

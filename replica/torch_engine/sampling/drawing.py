@@ -1,0 +1,115 @@
+"""Drawing one token from the scores of a vocabulary, in time that is linear in its size.
+
+What may be drawn is decided by a border: the least likely token that top-k or top-p leaves. To find it nothing is sorted but
+the few tokens near it. The order of positive floats is that of their bit patterns, so the upper bits of the chances are bins:
+the counts of the bins, and the least and the greatest chance that each can have, say in which ones the border must be.
+
+One uniform number is drawn, and the token is where the sum of the chances, in the order of the vocabulary, passes it. So a draw
+depends on the scores, the settings and that number alone.
+
+Of tokens that are equally likely, top-k leaves all at its border, as transformers does; top-p leaves those with the lower ids.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Chances = NDArray[np.float32]
+"""Of each token, in the order of the vocabulary; not normalised: the best one has 1. 0: it is not drawn."""
+
+HEAD: Final = 1024  # no more tokens than that can each have a 1024th of the mass
+SORTED: Final = 4096  # tokens that are sorted at once
+BLOCK: Final = 1024  # chances that are summed at once
+BIN_BITS: Final = 16  # lower bits of a chance that are not part of its bin: 128 bins from one power of 2 to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How chances follow from scores. temperature > 0; top_k 0, top_p 1, min_p 0: all tokens."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def draw(scores: NDArray[np.float32], shape: Shape, uniform: float) -> int:
+    """A token id. scores: of each token, -inf for one that is not drawn; at least one is finite, none is NaN or inf.
+    uniform: in [0, 1). O(vocabulary).
+    """
+    return _passed(shaped(scores, shape), uniform)
+
+
+def shaped(scores: NDArray[np.float32], shape: Shape) -> Chances:
+    """The chances. In this order: temperature, top_k, top_p of the mass that top_k leaves, min_p."""
+    chances: Chances = np.exp((scores - scores.max()) * np.float32(1 / shape.temperature))
+    if 0 < shape.top_k < len(chances):
+        border, _ = _border(chances, shape.top_k, by_mass=False)
+        chances = chances * (chances >= border)
+    if shape.top_p < 1:
+        chances = chances * _nucleus(chances, shape.top_p)
+    if shape.min_p > 0:
+        chances = chances * (chances >= np.float32(shape.min_p))
+    return chances
+
+
+def _nucleus(chances: Chances, top_p: float) -> NDArray[np.bool_]:
+    """The smallest set of the likeliest tokens whose mass reaches top_p of all; at least one token."""
+    mass = float(chances.sum(dtype=np.float64))
+    target = top_p * mass
+    head = chances[chances >= np.float32(mass / HEAD)]
+    enough = head.sum(dtype=np.float64) >= target
+    border, equal = _border(head if enough else chances, target, by_mass=True)
+    inside = chances >= border
+    inside[np.flatnonzero(chances == border)[equal:]] = False
+    return inside
+
+
+def _border(chances: Chances, target: float, *, by_mass: bool) -> tuple[np.float32, int]:
+    """The chance of the last token that is needed, the likeliest first, until their count (or their mass) reaches the target;
+    and how many tokens of just this chance are needed. If all together do not reach it, all are needed.
+    """
+    before = 0.0
+    if len(chances) > SORTED:
+        bins = chances.view(np.uint32) >> np.uint32(BIN_BITS)
+        first, last = _bracket(chances, bins, target, by_mass=by_mass)
+        likelier = bins > first
+        before = float((chances * likelier).sum(dtype=np.float64)) if by_mass else int(likelier.sum())
+        chances = chances[(bins <= first) & (bins >= last)]
+    ordered = np.sort(chances)[::-1]
+    sums = before + (ordered.cumsum(dtype=np.float64) if by_mass else np.arange(1, len(ordered) + 1))
+    at = min(int(np.searchsorted(sums, target)), len(ordered) - 1)
+    return ordered[at], at + 1 - int(np.count_nonzero(ordered > ordered[at]))
+
+
+def _bracket(chances: Chances, bins: NDArray[np.uint32], target: float, *, by_mass: bool) -> tuple[int, int]:
+    """The border is in one of these bins, or in one between them: the likeliest one, the least likely one.
+
+    It is in the last bin for which all bins below have no more than what the target leaves. That is compared, not what the bins
+    above have: it is little where top-p is near 1, and so is the error then.
+    """
+    counts = np.bincount(bins)
+    if not by_mass:
+        below = counts.cumsum() - counts
+        only = int(np.searchsorted(below, len(chances) - target, side="right")) - 1
+        return only, only
+    edges = (np.arange(len(counts) + 1, dtype=np.uint32) << BIN_BITS).view(np.float32).astype(np.float64)
+    left = float(chances.sum(dtype=np.float64)) - target
+    most, least = (counts * each for each in (edges[1:], edges[:-1]))
+    last, first = (int(np.searchsorted(each.cumsum() - each, left, side="right")) - 1 for each in (most, least))
+    return first, max(0, last)
+
+
+def _passed(chances: Chances, uniform: float) -> int:
+    """The token at which the sum passes `uniform` of the whole. Its chance is not 0."""
+    sums = np.add.reduceat(chances, np.arange(0, len(chances), BLOCK), dtype=np.float64).cumsum()
+    goal = uniform * sums[-1]
+    block = min(int(np.searchsorted(sums, goal, side="right")), len(sums) - 1)
+    first = block * BLOCK
+    inside = (sums[block - 1] if block else 0.0) + chances[first : first + BLOCK].cumsum(dtype=np.float64)
+    at = int(np.searchsorted(inside, goal, side="right"))
+    if at < len(inside):
+        return first + at
+    return int(np.flatnonzero(chances[: first + BLOCK])[-1])  # rounding has put the goal behind all chances

@@ -1,0 +1,318 @@
+"""Values are counted, and fields measured, before anything is made of a body."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.api.bodies import MAX_CONTAINERS, MAX_VALUES, check_size, signs_within
+from replica.api.completions.requests import parse
+from replica.api.server import ServerConfig
+from replica.api.validation import ApiError
+from replica.engine import EngineInfo, Message
+from replica.sim.cost import SimConfig
+from tests.replica.conftest import Replica, serve
+from tests.replica.fakes import FakeClock, WatchedEngine
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab,[{"\\ \n', max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='a,"[', max_size=3), inner, max_size=4),
+    max_leaves=30,
+)
+
+
+def marks(value: Any) -> int:
+    """What separates values, and opens lists and objects."""
+    if isinstance(value, dict):
+        return 1 + max(0, len(value) - 1) + sum(map(marks, value.values()))
+    if isinstance(value, list):
+        return 1 + max(0, len(value) - 1) + sum(map(marks, value))
+    return 0
+
+
+def containers(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, dict | list) + sum(map(containers, inner))
+
+
+@given(values, st.integers(0, 200))
+def test_values_are_counted_outside_of_strings(value: Any, limit: int) -> None:
+    raw = json.dumps(value).encode()
+    assert (signs_within(raw, limit, b",[{") > limit) == (marks(value) > limit)
+    assert (signs_within(raw, limit, b"[{") > limit) == (containers(value) > limit)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        b"[" + b"1," * MAX_VALUES + b"1]",
+        b"[" + b'"a",' * MAX_VALUES + b'"a"]',
+        b"[" + b"[1]," * MAX_VALUES + b"[1]]",
+        b"[" + b'"",' * 3 * MAX_VALUES + b'""]',
+        b"{" + b'"a":{},' * MAX_VALUES + b'"b":1}',
+    ],
+    ids=["numbers", "texts", "lists", "empty texts", "objects"],
+)
+def test_a_body_of_too_many_values_is_refused(prompt: bytes) -> None:
+    with pytest.raises(ApiError, match="more than the 524,288 values") as refused:
+        check_size(b'{"prompt":' + prompt + b"}")
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("item", [b"[]", b"{}", b'{"role":"user","content":"a"}'])
+def test_a_body_of_too_many_lists_and_objects_is_refused(item: bytes) -> None:
+    with pytest.raises(ApiError, match="more than the 65,536 lists and objects"):
+        check_size(b'{"messages":[' + (item + b",") * MAX_CONTAINERS + b"1]}")
+    check_size(b'{"messages":[' + (item + b",") * (MAX_CONTAINERS - 2) + b"1]}")
+
+
+@pytest.mark.parametrize("text", ["a,", '",', "[{", "\\", '\\",'])
+def test_what_stands_in_texts_is_no_value(text: str) -> None:
+    check_size(json.dumps({"prompt": text * MAX_VALUES}).encode())
+
+
+@pytest.mark.parametrize("name", ["prediction", "functions", "unknown"])
+def test_fields_that_are_ignored_may_be_long(name: str) -> None:
+    check_size(json.dumps({"prompt": "a", name: "b" * (1 << 20)}).encode())
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{" * 60_000, b"\xff" * 100_000, b'{"a":' * 60_000])
+def test_what_is_no_object_is_left_to_others(raw: bytes) -> None:
+    check_size(raw)
+
+
+async def test_a_body_that_does_not_end_is_refused() -> None:
+    clock = FakeClock()
+    engine = WatchedEngine(SimConfig(), clock)
+    async for replica in serve(engine, clock, ServerConfig(body_timeout_s=0.05)):
+        host, port = replica.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "word " * 40_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 40_000}]}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": [{"type": "function", "function": {"name": "f", "description": "word " * 40_000}}],
+            },
+        ),
+    ],
+)
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(path: str, body: dict[str, Any]) -> None:
+    class Counting(WatchedEngine):
+        asked = 0
+
+        def encode(self, text: str, special: bool = True) -> list[int]:
+            self.asked += 1
+            return super().encode(text, special)
+
+        def encode_chat(self, *arguments: Any, **named: Any) -> list[int]:
+            self.asked += 1
+            return super().encode_chat(*arguments, **named)
+
+    clock = FakeClock()
+    engine = Counting(SimConfig(kv_tokens=1_000), clock)
+    async for replica in serve(engine, clock, ServerConfig()):
+        status, answer, *_ = await replica.post(path, body)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert "more than" in answer["error"]["message"]
+        assert engine.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "w " * 150_000}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "w " * 150_000}]}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": ["b" * 900_000]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "w " * 150_000}]}),
+        ("/v1/responses/input_tokens", {"input": "w " * 150_000}),
+    ],
+)
+async def test_tokens_of_a_text_far_beyond_the_context_are_not_counted(path: str, body: dict[str, Any]) -> None:
+    clock = FakeClock()
+    async for replica in serve(WatchedEngine(SimConfig(kv_tokens=1_000), clock), clock, ServerConfig()):
+        status, answer, *_ = await replica.post(path, body)
+        assert status == 400
+        assert re.search("has more than 1[0-9]{2},[0-9]{3} tokens|prompt is too long", json.dumps(answer))
+        status, *_ = await replica.post("/tokenize", {"prompt": "w " * 60_000})
+        assert status == 200
+
+
+async def test_turns_that_cannot_fit_are_not_tokenized() -> None:
+    class Counting(WatchedEngine):
+        most = 0
+
+        def encode_chat(self, messages: list[Message], *arguments: Any, **named: Any) -> list[int]:
+            self.most = max(self.most, len(messages))
+            return super().encode_chat(messages, *arguments, **named)
+
+    turns = [{"role": role, "content": "a"} for _ in range(5_000) for role in ("user", "assistant")]
+    clock = FakeClock()
+    engine = Counting(SimConfig(kv_tokens=1_000), clock)
+    async for replica in serve(engine, clock, ServerConfig()):
+        with clock.running():
+            asked = {"messages": [*turns, {"role": "user", "content": "last"}], "truncation": "auto", "max_tokens": 10}
+            status, answer, *_ = await replica.post("/v1/chat/completions", asked)
+        assert status == 200
+        assert answer["truncation"]["dropped_messages"] > 9_000
+        assert engine.most <= 1_000
+
+
+@pytest.mark.parametrize("name", ["model", "tool_choice"])
+def test_an_error_shows_the_beginning_of_a_value(name: str) -> None:
+    long = "b" * 5_000
+    named = {"type": "function", "function": {"name": long}}
+    tool = {"type": "function", "function": {"name": "a"}}
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [tool], name: named if name == "tool_choice" else long}
+    with pytest.raises(ApiError) as refused:
+        parse("chat", json.dumps(body).encode(), "the-model")
+    assert "b" * 200 in refused.value.message
+    assert len(refused.value.message) < 400
+
+
+FRAGMENTED = """
+import ctypes, os
+from bench.measure.cpu import rss_bytes
+from replica.api.bodies import give_back_memory
+assert hasattr(ctypes.CDLL(None), "malloc_trim")
+pieces = [bytearray(50_000) for _ in range(4000)]
+kept = pieces[::100]
+del pieces
+before = rss_bytes(os.getpid())
+give_back_memory()
+print(before, rss_bytes(os.getpid()))
+"""
+
+
+def test_memory_that_is_free_between_what_is_kept_goes_back() -> None:
+    done = subprocess.run([sys.executable, "-c", FRAGMENTED], capture_output=True, text=True, check=False)
+    if "malloc_trim" in done.stderr:
+        pytest.skip("a C library without malloc_trim")
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert after < before - 150e6
+
+
+async def post(replica: Replica, path: str, body: object) -> tuple[int, Any]:
+    """A large body."""
+    async with replica.http.post(replica.url + path, data=io.BytesIO(json.dumps(body).encode())) as response:
+        return response.status, await response.json()
+
+
+async def test_values_are_counted_before_a_body_is_read() -> None:
+    async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig()):
+        status, answer = await post(replica, "/v1/completions", {"prompt": ["a"] * (MAX_VALUES + 1)})
+        assert status == 400
+        assert "more than the 524,288 values" in str(answer)  # and not: more than 4,096 prompts
+
+
+TOO_LONG = "x " * 4_000_000
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": TOO_LONG}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": TOO_LONG, "arguments": "{}"}}]},
+        {"role": "user", "content": "<|call|>f " + TOO_LONG},
+        {"role": "user", "content": "<|call|>" * 1_000_000},
+    ],
+    ids=["arguments", "name", "call", "calls"],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_all_texts_of_a_message_are_measured(path: str, message: dict[str, Any]) -> None:
+    async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig()):
+        status, answer = await post(replica, path, {"messages": [message], "max_tokens": 1})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_role_that_is_unknown_is_shown_in_short() -> None:
+    async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig()):
+        message = {"role": "X" * 100_000, "content": "Hi"}
+        status, answer, *_ = await replica.post("/v1/chat/completions", {"messages": [message]})
+        assert status == 400
+        assert len(answer["error"]["message"]) < 300
+
+
+async def test_requests_on_one_connection_let_others_have_their_turn() -> None:
+    count = 400
+    async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig()):
+        host, port = replica.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 24)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * count)
+        await reader.readuntil(b"HTTP/1.1 200 ")
+        other_reader, other = await asyncio.open_connection(host, int(port))
+        other.write(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert (await other_reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.write(b"GET /load HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answered_later = (await reader.read()).count(b"HTTP/1.1 200 ")
+        assert answered_later > count // 2
+        writer.close()
+        other.close()
+
+
+async def test_prompts_are_echoed_as_long_as_the_answer_is_of_a_sane_size() -> None:
+    async for replica in serve(WatchedEngine(SimConfig(decode_rate=10_000.0)), None, ServerConfig()):
+        body = {"prompt": [[7] * 60_000] * 5, "n": 128, "temperature": 1, "echo": True, "max_tokens": 1}
+        status, answer = await post(replica, "/v1/completions", body)
+        assert (status, answer["error"]["param"]) == (400, "echo")
+        assert "38,400,000 tokens" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        {"name": ""},
+        {"name": "a</tool_call>"},
+        {"name": "f", "parameters": {"type": "object", "properties": {"a": {"const": "</tool_call>"}}, "required": ["a"]}},
+    ],
+)
+async def test_a_forced_call_can_be_read_again(function: dict[str, Any]) -> None:
+    async for replica in serve(WatchedEngine(SimConfig(decode_rate=10_000.0)), None, ServerConfig()):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"type": "function", "function": function}]}
+        status, answer = await post(replica, "/v1/chat/completions", body | {"tool_choice": "required"})
+        assert (status, answer["error"]["param"]) == (400, "tools")
+        status, _ = await post(replica, "/v1/chat/completions", body)
+        assert status == 200, "that it may be called is no matter"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "one two", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 1}),
+        ("/tokenize", {"prompt": "one two"}),
+    ],
+)
+async def test_a_text_with_a_token_that_the_model_does_not_have_is_refused(path: str, body: dict[str, Any]) -> None:
+    """The tokenizer has more of them, and in the model it would fail all requests of its step."""
+
+    class Small(WatchedEngine):
+        @property
+        def info(self) -> EngineInfo:
+            return replace(super().info, vocab_size=300)
+
+    async for replica in serve(Small(SimConfig()), None, ServerConfig()):
+        status, answer = await post(replica, path, body)
+        assert status == 400
+        assert "the model knows those below 300" in answer["error"]["message"]
