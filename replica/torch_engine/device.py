@@ -41,6 +41,8 @@ def use_fastest_attention(model: Any) -> None:
     """Of the implementations that work with paged memory on the model's device."""
     if model.device.type == "cpu":
         return
+    # Of torch's own ones cuDNN's is out: it plans each new shape, for 40 ms, and each step of an answer has a new shape.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if model.dtype != torch.float32 and model._supports_flash_attn:
         generation, _ = torch.cuda.get_device_capability(model.device)
         # With the package `kernels` transformers fetches them from the Hub where they are not installed.

@@ -13,20 +13,30 @@ from typing import Any
 
 import redis
 
-from bench.measure.ports import free_port
+from bench.measure.ports import free_ports
 from tests.support.tools import missing, tool
 
 
 class RedisServer:
-    """Keeps nothing on disk: after `kill` and `start` it is empty. options: of its configuration."""
+    """Keeps nothing on disk: after `kill` and `start` it is empty. options: of its configuration. cluster: as one of nodes."""
 
-    def __init__(self, folder: Path, *options: str, password: str = "", tls: bool = False, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        password: str = "",
+        tls: bool = False,
+        host: str = "127.0.0.1",
+        cluster: bool = False,
+    ) -> None:
         self.host = host
-        self.port = free_port()
+        self.port, bus = free_ports(2)
         self.password = password
         self._tls = tls
         self._folder = folder
-        self._options = options
+        # Without this the nodes' bus is 10,000 ports above, where the kernel takes those of connections from.
+        clustered = ["--cluster-enabled", "yes", "--cluster-port", str(bus)] if cluster else []
+        self._options = [*options, *clustered]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -100,7 +110,7 @@ def serving(server: RedisServer) -> Iterator[RedisServer]:
 
 
 def make_cluster(server: RedisServer) -> None:
-    """Of one node, started with `--cluster-enabled yes`."""
+    """Of one node, started with `cluster`."""
     with server.client as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         for _ in range(400):

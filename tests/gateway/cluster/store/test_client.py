@@ -121,7 +121,7 @@ async def test_by_its_sentinels(tmp_path: Path) -> None:
 
 
 async def test_a_cluster(tmp_path: Path) -> None:
-    with serving(RedisServer(tmp_path, "--cluster-enabled", "yes")) as store:
+    with serving(RedisServer(tmp_path, cluster=True)) as store:
         make_cluster(store)
         url = {"sharing": {"url": f"redis+cluster://127.0.0.1:{store.port}", "cluster": "a{b}c"}}
         async with FakeReplica() as replica, sharing(replica, **url) as one:
@@ -153,7 +153,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(
     )
     assert named
     more = {"one": "", "cluster": named[2], "database": named[3]}[kind]
-    server = RedisServer(tmp_path, *(["--cluster-enabled", "yes"] if kind == "cluster" else []))
+    server = RedisServer(tmp_path, cluster=kind == "cluster")
     with serving(server) as store, store.client as client:
         if kind == "cluster":
             make_cluster(store)
@@ -185,7 +185,7 @@ class NoLookUps(asyncio.SelectorEventLoop):
 @pytest.mark.parametrize("kind", ["one", "tls", "sentinel", "cluster"])
 def test_names_are_looked_up_by_our_resolver(tmp_path: Path, certificates: Path, kind: str) -> None:
     with contextlib.ExitStack() as running:
-        server = over_tls(certificates) if kind == "tls" else RedisServer(tmp_path, *CLUSTERED[: 2 * (kind == "cluster")])
+        server = over_tls(certificates) if kind == "tls" else RedisServer(tmp_path, cluster=kind == "cluster")
         store = running.enter_context(serving(server))
         port = store.port
         if kind == "cluster":
@@ -309,7 +309,6 @@ def test_the_library_is_the_one_of_the_extra() -> None:
 
 
 NAMES = Names(Resolver())
-CLUSTERED = ("--cluster-enabled", "yes")
 
 
 async def failure(url: str, env: dict[str, str] | None = None, **files: Path) -> tuple[str, str]:
