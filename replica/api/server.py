@@ -33,7 +33,7 @@ from replica.api.responses.requests import no_such_response, parse_responses
 from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
 from replica.api.stream import ClientStream, stream
-from replica.api.validation import ApiError
+from replica.api.validation import ApiError, check_model
 from replica.engine import Engine
 from replica.output.generation import Choices, Delta, Generation, TextOptions
 from replica.output.transcript import PlacedScore
@@ -75,6 +75,7 @@ def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -
             web.post("/v1/responses/input_tokens", server.count_responses),
             web.route("*", "/v1/responses/{id:resp_[^/]*}{rest:.*}", server.stored_response),
             web.get("/v1/models", server.models),
+            web.get("/v1/models/{name:.+}", server.model),
             web.post("/tokenize", server.tokenize),
             web.post("/detokenize", server.detokenize),
             web.get("/health", server.health),
@@ -142,7 +143,14 @@ class Server:
         raise no_such_response(request.match_info["id"])
 
     async def models(self, _: web.Request) -> web.Response:
-        model = {
+        return _json({"object": "list", "data": [self._about_model()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        check_model({"model": request.match_info["name"]}, self._model)
+        return _json(self._about_model())
+
+    def _about_model(self) -> dict[str, object]:
+        return {
             "id": self._model,
             "object": "model",
             "created": self._started,
@@ -151,7 +159,6 @@ class Server:
             "parent": None,
             "max_model_len": self._engine.info.context,
         }
-        return _json({"object": "list", "data": [model]})
 
     async def health(self, _: web.Request) -> web.Response:
         self._check_alive()

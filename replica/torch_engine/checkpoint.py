@@ -36,6 +36,7 @@ from replica.torch_engine.paged import PagedBlocks
 log = logging.getLogger(__name__)
 FORMAT = "warmroute-kv-cache-1"
 Scopes = list[tuple[str | None, str | None]]  # adapter, salt
+NOT_OURS = "the cache is not saved: %s is not a cache file of warmroute"
 TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "keep_until")
 
 
@@ -95,6 +96,8 @@ class Checkpoint:
             return
         except (CheckpointError, OSError) as error:
             log.warning("the cache file %s is not used, the cache starts empty: %s", self._path, error)
+            if not is_ours(self._path):
+                log.warning("%s: name another --cache-file, or remove this one", NOT_OURS % self._path)
             return
         room = blocks.ledger.capacity  # the last ones were used last, and none is without its parent
         numbers = blocks.ledger.adopt(saved.blocks[-room:], blocks.now())
@@ -104,7 +107,7 @@ class Checkpoint:
     def save(self, blocks: PagedBlocks) -> None:
         """Write the idle blocks; a failure is a log line, since the shutdown must continue."""
         if self._path.exists() and not is_ours(self._path):
-            log.warning("the cache is not saved: %s is not a cache file of warmroute", self._path)
+            log.warning(NOT_OURS, self._path)
             return
         idle = blocks.ledger.idle()
         saved = Saved([(self.contents.run(block), block.keep_until) for block in idle], blocks.rows([b.block for b in idle]))

@@ -25,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from replica.cache.blocks import CacheListener
 from replica.engine import SetupError
 from replica.torch_engine.paged import Claim, PagedBlocks, check_signatures
+from replica.torch_engine.sampling.rows import draw_rows
 from replica.torch_engine.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)
@@ -77,14 +78,18 @@ class OutputRouter:
         best, chosen = scores[0].max(dim=-1)
         ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
         jobs = [(row, job) for row, each in enumerate(ids) if (job := self._running.get(each))]
-        sampled = [row for row, job in jobs if job.sampler is not None]
-        tables = dict(zip(sampled, scores[0, sampled].cpu(), strict=True)) if sampled else {}  # one transfer for all
+        samplers = {row: job.sampler for row, job in jobs if job.sampler is not None}
         scores_of_best = best.tolist()
+        drawn = _draw_on_device(scores[0], {row: each for row, each in samplers.items() if math.isfinite(scores_of_best[row])})
+        rest = [row for row in samplers if row not in drawn]
+        tables = dict(zip(rest, scores[0, rest].cpu(), strict=True)) if rest else {}  # one transfer for all
+        if drawn:
+            chosen[list(drawn)] = torch.tensor(list(drawn.values()), device=chosen.device)
         for row, job in jobs:
             try:
                 _check_score(scores_of_best[row])
-                if job.sampler is not None:
-                    chosen[row] = job.sampler.draw(tables[row])
+                if row in tables:
+                    chosen[row] = samplers[row].draw(tables[row])
             except Exception as error:  # noqa: BLE001 - whatever it is, the other requests continue
                 job.claim.tainted = True
                 # This step's output for it comes later, finds no request, and is cancelled.
@@ -156,6 +161,15 @@ def isolate_failures(processor: Any, failed: Callable[[], None]) -> None:
 
 def message_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+def _draw_on_device(scores: torch.Tensor, samplers: Mapping[int, Sampler]) -> dict[int, int]:
+    """The tokens of those rows that are drawn where the scores are: on a GPU, whatever needs nothing of the host."""
+    shapes = {row: shape for row, each in samplers.items() if (shape := each.shape)} if scores.is_cuda else {}
+    if not shapes:
+        return {}
+    uniforms = [samplers[row].uniform() for row in shapes]
+    return dict(zip(shapes, draw_rows(scores[list(shapes)], list(shapes.values()), uniforms), strict=True))
 
 
 def _check_score(best: float) -> None:

@@ -170,12 +170,15 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     ("args", "message"),
     [
         (["--engine", "sim", "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
-        (["--engine", "sim", "--prepare-only"], "has no model to prepare"),
+        (["--engine", "sim", "--prepare-only"], "--prepare-only: the engine sim does not have that: leave that out"),
+        (["--engine", "sim", "--model", "x", "--threads", "999"], "--model, --threads: the engine sim"),
+        (["--engine", "sim", "--random-weights", "x"], "--random-weights: the engine sim"),
+        (["--decode-rate", "9"], "--decode-rate: the engine transformers does not have that: add --engine sim"),
         (["--port", "0", "--block-size", "2"], "--block-size must be at least 4"),
         (["--port", "0", "--kv-tokens", "60"], "at least four blocks"),
         (["--port", "0", "--cache-file", "/no/such/folder/cache"], "there is no folder /no/such/folder"),
-        (["--engine", "sim", "--port", "0", "--cache-file", "cache"], "has nothing to save"),
-        (["--engine", "sim", "--port", "0", "--chat-template", "x.jinja"], "no template"),
+        (["--engine", "sim", "--port", "0", "--cache-file", "cache"], "--cache-file: the engine sim"),
+        (["--engine", "sim", "--port", "0", "--chat-template", "x.jinja"], "--chat-template: the engine sim"),
         (["--engine", "sim", "--port", "0", "--kv-events-replay", "tcp://*:1"], "give both"),
     ],
 )

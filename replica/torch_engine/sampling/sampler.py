@@ -36,20 +36,30 @@ class Sampler:
         self._prompt = frozenset(self._seen.tolist())
         self.scores: list[TokenScore] = []  # one per token, if requested
 
+    @property
+    def shape(self) -> Shape | None:
+        """If a token depends on nothing but the scores, this and `uniform`."""
+        request = self._request
+        more = request.greedy or request.logprobs is not None or self._mask or self._grammar
+        return None if more or _changed(request) or request.min_tokens else self._shape
+
+    def uniform(self) -> float:
+        """The next random number, in [0, 1)."""
+        return self._random.random()
+
     @classmethod
     def if_needed(
         cls, request: Request, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
     ) -> "Sampler | None":
         """None for a request that always takes the best token and wants no scores."""
-        changed = request.presence_penalty or request.frequency_penalty or request.logit_bias or request.repetition_penalty != 1
         masked = len(request.allowed_tokens) or request.bad_words or grammar or request.min_tokens
-        needed = changed or masked or request.logprobs is not None or not request.greedy
+        needed = _changed(request) or masked or request.logprobs is not None or not request.greedy
         return cls(request, grammar, ends, model_ends) if needed else None
 
     def draw(self, scores: torch.Tensor) -> int:
         """One token id from the scores of the whole vocabulary, which are on the CPU. O(vocabulary)."""
         changed = self._penalised(scores.float())
-        token = int(changed.argmax()) if self._request.greedy else draw(changed.numpy(), self._shape, self._random.random())
+        token = int(changed.argmax()) if self._request.greedy else draw(changed.numpy(), self._shape, self.uniform())
         self._count(token)
         if self._grammar is not None:
             self._grammar.advance(token)
@@ -83,6 +93,12 @@ class Sampler:
         if self._mask is not None:
             scores = self._mask.masked(scores)
         return scores if self._grammar is None else self._grammar.masked(scores)
+
+
+def _changed(request: Request) -> bool:
+    """Whether it wants other scores than the model's."""
+    penalties = request.presence_penalty or request.frequency_penalty or request.repetition_penalty != 1
+    return bool(penalties or request.logit_bias)
 
 
 class _Columns:

@@ -30,6 +30,9 @@ async def events(response: aiohttp.ClientResponse) -> list[Any]:
 async def test_openais_client_chats(replica: Replica) -> None:
     async with openai.AsyncOpenAI(base_url=replica.url + "/v1", api_key="none", max_retries=0) as client:
         models = [model.id async for model in client.models.list()]
+        named = await client.models.retrieve("sim")
+        with pytest.raises(openai.NotFoundError, match="The model 'a/b' does not exist; this replica serves 'sim'"):
+            await client.models.retrieve("a/b")
         messages: Any = [{"role": "user", "content": LONG}]
         whole = await client.chat.completions.create(model="sim", messages=messages, max_tokens=12)
         stream = await client.chat.completions.create(
@@ -39,7 +42,7 @@ async def test_openais_client_chats(replica: Replica) -> None:
         text = await client.completions.create(model="sim", prompt=[1, 2, 3], max_tokens=5)
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             await client.chat.completions.create(model="nope", messages=messages)
-    assert models == ["sim"]
+    assert models == [named.id] == ["sim"]
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"

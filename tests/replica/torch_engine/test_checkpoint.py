@@ -192,10 +192,11 @@ async def test_somebody_elses_file_is_left_alone(tmp_path: Path, caplog: pytest.
     weights = model / "model.safetensors"
     before = weights.read_bytes()
     async with running(model, cache_file=weights) as engine:
+        assert "is not a cache file of warmroute: name another --cache-file, or remove this one" in caplog.text  # at the start
         await answer(engine, Request(prompt(50, 1), 1))
+    assert caplog.text.count("is not a cache file of warmroute") == 2  # and at the end
     assert weights.read_bytes() == before
     assert "its format is pt, ours is " in caplog.text
-    assert "is not a cache file of warmroute" in caplog.text
 
 
 async def test_an_engine_that_has_failed_saves_nothing(tmp_path: Path) -> None:

@@ -104,6 +104,23 @@ async def test_seeds_penalties_scores_and_shapes() -> None:
         assert engine.decode((await answer(engine, shaped))[0]) in {"Rome", "Paris"}
 
 
+async def test_what_is_drawn_on_the_gpu_is_what_a_cpu_draws(model: Path) -> None:
+    """In float32, alone and beside others: a mixture of shapes, and one that needs the host for its penalty."""
+    kinds: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"repetition_penalty": 1.2}]
+    requests = [
+        Request(prompt(30, seed), 8, temperature=0.8, seed=seed, ignore_eos=True, **kinds[seed % 5]) for seed in range(20)
+    ]
+    drawn = {}
+    for device, at_once in (("cpu", 1), (DEVICE, 1), (DEVICE, 4)):
+        async with running(model, device=device) as engine:
+            drawn[device, at_once] = [
+                tokens
+                for at in range(0, len(requests), at_once)
+                for tokens, _ in await asyncio.gather(*(answer(engine, each) for each in requests[at : at + at_once]))
+            ]
+    assert drawn["cpu", 1] == drawn[DEVICE, 1] == drawn[DEVICE, 4]
+
+
 async def test_a_restart_is_warm(model: Path, tmp_path: Path) -> None:
     for cached in (0, 396):
         async with running(model, device=DEVICE, cache_file=tmp_path / "cache") as engine:
