@@ -2,7 +2,7 @@
 
 On a GPU the engine is the same as on a CPU. All work of a step is put on one CUDA stream, so that sampling, saving and
 restoring need no synchronization of their own. Neither CUDA graphs nor asynchronous batching are used: a graph is replayed
-without our sampling, which is Python and per request, and a step that begins before the last one's tokens are known cannot
+without our sampling, which is Python, and a step that begins before the last one's tokens are known cannot
 apply penalties or follow a grammar. Flash attention copies a request's blocks together in each step; its kernel that reads
 them in place needs blocks of 256 tokens, which is too coarse for prefixes.
 """

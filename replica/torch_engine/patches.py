@@ -2,8 +2,8 @@
 which block ledger is used. `batching.py` describes how they work together.
 
 Failures. A step that raises (there was no memory for it, say) fails the requests of its batch: their blocks are free again,
-nothing of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises, fail
-one request. What transformers does around a step, and an accelerator that reports an error (it answers only with errors from
+nothing of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises on the
+host, fail one request. What transformers does around a step, and an accelerator that reports an error (it answers only with errors from
 then on), end the engine's thread; `/health` reports that.
 """
 
@@ -73,6 +73,10 @@ class OutputRouter:
         state.status, state.error = RequestStatus.FAILED, message_of(error)
         self.deliver(state.to_generation_output())
 
+    def draws_together(self, scores: torch.Tensor) -> bool:
+        """On a GPU; a CPU is faster with one row after the other (`drawing.py` sorts little)."""
+        return scores.is_cuda
+
     def sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Samples per request; transformers has one configuration for all. One row per request that gets a token."""
         best, chosen = scores[0].max(dim=-1)
@@ -80,7 +84,8 @@ class OutputRouter:
         jobs = [(row, job) for row, each in enumerate(ids) if (job := self._running.get(each))]
         samplers = {row: job.sampler for row, job in jobs if job.sampler is not None}
         scores_of_best = best.tolist()
-        drawn = _draw_on_device(scores[0], {row: each for row, each in samplers.items() if math.isfinite(scores_of_best[row])})
+        sound = {row: each for row, each in samplers.items() if math.isfinite(scores_of_best[row])}
+        drawn = _draw_together(scores[0], sound) if self.draws_together(scores) else {}
         rest = [row for row in samplers if row not in drawn]
         tables = dict(zip(rest, scores[0, rest].cpu(), strict=True)) if rest else {}  # one transfer for all
         if drawn:
@@ -163,9 +168,9 @@ def message_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _draw_on_device(scores: torch.Tensor, samplers: Mapping[int, Sampler]) -> dict[int, int]:
-    """The tokens of those rows that are drawn where the scores are: on a GPU, whatever needs nothing of the host."""
-    shapes = {row: shape for row, each in samplers.items() if (shape := each.shape)} if scores.is_cuda else {}
+def _draw_together(scores: torch.Tensor, samplers: Mapping[int, Sampler]) -> dict[int, int]:
+    """The tokens of the rows that need nothing but their scores, drawn where these are."""
+    shapes = {row: shape for row, each in samplers.items() if (shape := each.shape)}
     if not shapes:
         return {}
     uniforms = [samplers[row].uniform() for row in shapes]

@@ -48,13 +48,17 @@ def spoken_model(folder: Path) -> Path:
 
 class WatchedRouter(OutputRouter):
     """Records the scores of every token that is drawn, by transformers' id of the request, after `spoil` could change them.
-    `manager` is transformers' own, parts of which a test may break."""
+    `manager` is transformers' own, parts of which a test may break. `together`: rows are drawn as on a GPU."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.scores: dict[str, list[torch.Tensor]] = {}
         self.spoil: Callable[[list[str], torch.Tensor], None] = lambda ids, scores: None
         self.manager: Any = None
+        self.together = False
+
+    def draws_together(self, scores: torch.Tensor) -> bool:
+        return self.together or super().draws_together(scores)
 
     def install(self, manager: Any) -> None:
         super().install(manager)

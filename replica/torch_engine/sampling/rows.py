@@ -31,7 +31,7 @@ def shaped_rows(scores: torch.Tensor, shapes: Sequence[Shape]) -> torch.Tensor:
     if all(shape.top_k == 0 and shape.top_p == 1 and shape.min_p == 0 for shape in shapes):
         return chances
     # Stable: of tokens that are equally likely, top-p leaves those with the lower ids.
-    ordered, tokens = chances.sort(-1, descending=True, stable=True)
+    ordered, tokens = chances.sort(dim=-1, descending=True, stable=True)
     size = chances.shape[-1]
     last = _column([min(shape.top_k or size, size) - 1 for shape in shapes], scores, torch.long)
     ordered = ordered * (ordered >= ordered.gather(-1, last))

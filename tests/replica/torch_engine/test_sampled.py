@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from replica.engine import Request, TemplateOverride
+from replica.engine import EngineError, Request, TemplateOverride
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -44,6 +44,26 @@ async def test_a_seed_gives_the_same_tokens_whatever_else_runs(model: Path) -> N
         busy = [asyncio.create_task(answer(engine, other)) for other in others]
         beside = await asyncio.gather(answer(engine, request(1, frequency_penalty=0.5)), *busy)
     assert beside[0][0] == alone[0]
+
+
+async def test_rows_that_are_drawn_together_have_the_same_tokens(model: Path) -> None:
+    """As on a GPU: beside a greedy request, one with a penalty, and one whose scores are no numbers, which fails alone."""
+    kinds: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"repetition_penalty": 1.2}]
+    requests = [Request(PROMPT, 12, temperature=0.9, seed=at, ignore_eos=True, **kinds[at % 5]) for at in range(10)]
+    requests.append(Request(PROMPT, 12, ignore_eos=True))
+    drawn = []
+    for together in (False, True):
+        async with running(model, max_batch=16) as engine:
+            engine.router.together = together
+            drawn.append([tokens for tokens, _ in await asyncio.gather(*(answer(engine, each) for each in requests))])
+            engine.router.spoil = lambda ids, scores: scores[0, ids.index("r12")].fill_(math.nan) if "r12" in ids else None
+            beside, failed = await asyncio.gather(
+                *(answer(engine, request) for request in requests[:2]), return_exceptions=True
+            )
+            assert isinstance(failed, EngineError)
+            assert isinstance(beside, tuple)
+            assert beside[0] == drawn[0][0]
+    assert drawn[0] == drawn[1]
 
 
 async def test_scores_are_the_models(model: Path) -> None:
