@@ -2,9 +2,9 @@
 which block ledger is used. `batching.py` describes how they work together.
 
 Failures. A step that raises (there was no memory for it, say) fails the requests of its batch: their blocks are free again,
-nothing of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises on the
-host, fail one request. What transformers does around a step, and an accelerator that reports an error (it answers only with errors from
-then on), end the engine's thread; `/health` reports that.
+nothing of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises on
+the host, fail one request. What transformers does around a step, and an accelerator that reports an error (it answers only
+with errors from then on), end the engine's thread; `/health` reports that.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class OutputRouter:
 
     def draws_together(self, scores: torch.Tensor) -> bool:
         """On a GPU; a CPU is faster with one row after the other (`drawing.py` sorts little)."""
-        return scores.is_cuda
+        return bool(scores.is_cuda)
 
     def sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Samples per request; transformers has one configuration for all. One row per request that gets a token."""

@@ -32,6 +32,7 @@ STACK: Final = 256 << 20  # bytes; they are only taken where they are used
 MAX_REASON = 300  # characters
 EXACT: Final = 1 << 53  # up to here, floats hold whole numbers
 _BOUNDS: Final = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
+_LITERAL: Final = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/')
 _LARGE: Final = re.compile(r"\d{16}|\d\s*[eE]\s*[+-]?\d")
 
 
@@ -47,6 +48,7 @@ class Grammars:
         from llguidance.hf import from_tokenizer
 
         self._lib, self._ends = llguidance, ends
+        self._special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
         # Compiling takes seconds for the longest ones, and happens in `error`; copying the result takes no time.
         self._compiled = _Compiled(self.compile)
@@ -64,8 +66,8 @@ class Grammars:
 
     def error(self, grammar: Grammar) -> str | None:
         """Why this grammar cannot be followed, None if it can."""
-        if (inexact := _inexact(grammar)) is not None:
-            return inexact
+        if (unfit := self._with_special(grammar) or _inexact(grammar)) is not None:
+            return unfit
         try:
             grammar.compiled = matcher = self._compiled.get(grammar)
             reason: str = matcher.get_error()
@@ -76,6 +78,14 @@ class Grammars:
         except (ValueError, RecursionError) as error:
             reason = str(error)
         return _cut(reason) or None
+
+    def _with_special(self, grammar: Grammar) -> str | None:
+        """llguidance (1.9) lets such a token begin, and then not go on: the answer would fail. In Lark a special token outside
+        of literals is one that the answer shall have."""
+        texts = _LITERAL.findall(grammar.text) if grammar.kind == "lark" else [grammar.text]
+        plain = "\n".join(texts).replace("\\", "")
+        found = next((token for token in self._special if token in plain), None)
+        return found and f"{found} is a special token of this model, which a text cannot have."
 
     def start(self, grammar: Grammar) -> "GrammarState":
         """The state of one answer; the grammar has no `error`."""

@@ -99,6 +99,31 @@ async def test_formats_that_cannot_be_are_refused_in_a_few_words(client: openai.
 BELOW = {"type": "integer", "minimum": -1e19, "maximum": -1e19}  # ended the process
 
 
+TAG = "<|290|>"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"guided_choice": ["yes", f"a{TAG}b"]},
+        {"guided_regex": TAG.replace("|", "\\|")},
+        {"guided_grammar": f'start: "a{TAG}b"'},
+        {"guided_grammar": f"start: /a|{TAG}/"},
+        {"guided_json": {"const": TAG}},
+    ],
+    ids=str,
+)
+async def test_a_text_with_a_special_token_is_refused(client: openai.AsyncOpenAI, extra: dict[str, Any]) -> None:
+    """llguidance would begin it, and fail in its middle."""
+    with pytest.raises(openai.BadRequestError, match=f"{re.escape(TAG)} is a special token of this model, which a text cannot"):
+        await made(client, **extra)
+
+
+async def test_a_special_token_that_a_grammar_asks_for_is_given(client: openai.AsyncOpenAI) -> None:
+    answer = await made(client, guided_grammar=f'start: "a" {TAG} "b"', skip_special_tokens=False, max_tokens=3)
+    assert answer.text == f"a{TAG}b"
+
+
 @pytest.mark.parametrize(
     "body",
     [
