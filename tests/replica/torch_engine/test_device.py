@@ -1,5 +1,6 @@
 """Which device, which attention, how much memory: what of it can be decided without a GPU."""
 
+import contextlib
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,16 +76,16 @@ def test_what_the_gpu_cannot_run_is_not_fetched() -> None:
     assert fastest_attention(8, lambda: True, fetched) == "flash_attention_2"
 
 
-def test_the_attention_that_plans_each_shape_is_not_used_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attention_that_plans_each_shape_is_not_used_on_a_gpu() -> None:
     """H100: a step of an answer took 55 ms with it, 13 ms without."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)
         model: Any = SimpleNamespace(
             device=torch.device("cuda", 0), dtype=torch.float32, config=SimpleNamespace(_attn_implementation="sdpa")
         )
-        use_fastest_attention(model)
+        with contextlib.suppress(AssertionError, RuntimeError):  # here there is no GPU whose name could be logged
+            use_fastest_attention(model)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
