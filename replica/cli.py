@@ -18,7 +18,7 @@ from replica.api.server import ServerConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import foreign, parser
-from replica.process import ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
+from replica.process import INTERRUPTED, ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
 from replica.progress import BarLines
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
-    # Until the server listens, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
+    # Until `serve` has handlers, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _check_engine(args)
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before it served: what was asked for is not there
-        return 130
+        return INTERRUPTED
     return 0 if stopped else 1  # all have died
 
 
