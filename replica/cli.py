@@ -26,6 +26,7 @@ from replica.sim.faults import FaultConfig, fault_sequence, lifetime
 
 if TYPE_CHECKING:
     from replica.cache.kv_events import KvEventPublisher
+    from replica.torch_engine.continuous import ContinuousConfig
     from replica.torch_engine.loading import RandomWeights
 
 REPLICA_PACKAGES = ("torch", "transformers", "accelerate", "gguf", "tqdm")
@@ -157,9 +158,15 @@ def sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimC
 def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, listeners: Items[CacheListener]) -> Engine:
     model = _model(args)
     bound_kernels()
-    from replica.torch_engine.continuous import ContinuousConfig, ContinuousEngine
+    from replica.torch_engine.continuous import ContinuousEngine
 
-    config = ContinuousConfig(
+    return ContinuousEngine(model, continuous_config(args, kv_tokens, max_batch), listeners)
+
+
+def continuous_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> "ContinuousConfig":
+    from replica.torch_engine.continuous import ContinuousConfig
+
+    return ContinuousConfig(
         device=args.device,
         dtype=args.dtype,
         kv_tokens=kv_tokens,
@@ -171,7 +178,6 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, liste
         cache_file=args.cache_file,
         chat_template=_template(args.chat_template),
     )
-    return ContinuousEngine(model, config, listeners)
 
 
 def _template(file: Path | None) -> str | None:
