@@ -18,7 +18,7 @@ from replica.api.server import ServerConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import foreign, parser
-from replica.process import ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
+from replica.process import INTERRUPTED, ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
 from replica.progress import BarLines
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
@@ -26,6 +26,7 @@ from replica.sim.faults import FaultConfig, fault_sequence, lifetime
 
 if TYPE_CHECKING:
     from replica.cache.kv_events import KvEventPublisher
+    from replica.torch_engine.continuous import ContinuousConfig
     from replica.torch_engine.loading import RandomWeights
 
 REPLICA_PACKAGES = ("torch", "transformers", "accelerate", "gguf", "tqdm")
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
-    # Until the server listens, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
+    # Until `serve` has handlers, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _check_engine(args)
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before it served: what was asked for is not there
-        return 130
+        return INTERRUPTED
     return 0 if stopped else 1  # all have died
 
 
@@ -157,9 +158,15 @@ def sim_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> SimC
 def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, listeners: Items[CacheListener]) -> Engine:
     model = _model(args)
     bound_kernels()
-    from replica.torch_engine.continuous import ContinuousConfig, ContinuousEngine
+    from replica.torch_engine.continuous import ContinuousEngine
 
-    config = ContinuousConfig(
+    return ContinuousEngine(model, continuous_config(args, kv_tokens, max_batch), listeners)
+
+
+def continuous_config(args: argparse.Namespace, kv_tokens: int, max_batch: int) -> "ContinuousConfig":
+    from replica.torch_engine.continuous import ContinuousConfig
+
+    return ContinuousConfig(
         device=args.device,
         dtype=args.dtype,
         kv_tokens=kv_tokens,
@@ -171,7 +178,6 @@ def _real_engine(args: argparse.Namespace, kv_tokens: int, max_batch: int, liste
         cache_file=args.cache_file,
         chat_template=_template(args.chat_template),
     )
-    return ContinuousEngine(model, config, listeners)
 
 
 def _template(file: Path | None) -> str | None:

@@ -241,6 +241,10 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether prefixes are cached, which is known once it has started: some models are served without."""
+
     async def start(self) -> None:
         """Begin to serve; `submit` may be called from here on."""
 

@@ -80,10 +80,11 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
         Flag("--random-weights", "CONFIG", None, Path,
              "a model with the configuration in this config.json (or in this folder's) and random weights, to measure "
              "sizes with", default_text="none; transformers only", excludes="model", engine="transformers"),
+        Flag("--prepare-only", None, False, None, "prepare SmolLM2-135M, print its folder and exit", excludes="model",
+             engine="transformers"),
         Flag("--served-model-name", "NAME", None, None, "the name in the API", default_text="smollm2, sim, or the model's own"),
         Flag("--host", None, "127.0.0.1", None, "address to listen on"),
         Flag("--port", None, 9001, _port, "port to listen on; 0 takes any free one"),
-        Flag("--prepare-only", None, False, None, "prepare the model, print its folder and exit", engine="transformers"),
         Flag("--kv-tokens", "TOKENS", None, _positive_int,
              "KV cache capacity", default_text="32768, on a GPU as many as fit; sim: 100000"),
         Flag("--block-size", "TOKENS", 16, _positive_int, "tokens per block of the prefix cache, at least 4"),
@@ -143,8 +144,8 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
     ),
     "KV events in vLLM's format (needs the extra 'events'; they contain prompts)": (
         Flag("--kv-events", "ENDPOINT", None, None,
-             "publish the contents of the cache on this ZMQ endpoint; bound if it has a * or is ipc, such as tcp://*:5557, "
-             "connected to otherwise", default_text="nothing is published"),
+             "publish the contents of the cache on this ZMQ endpoint; bound if it has a * or :: or is ipc, such as "
+             "tcp://*:5557, connected to otherwise", default_text="nothing is published"),
         Flag("--kv-events-replay", "ENDPOINT", None, None,
              "send missed events again to subscribers that request them on this endpoint", default_text="no replay"),
         Flag("--kv-events-topic", "TEXT", "", None, "begins each message, such as kv@HOST:PORT@MODEL", default_text="empty"),

@@ -4,6 +4,10 @@ Theory of operation. A `ReplicaSpec` is a replica before it serves: its socket i
 are refused until its engine is ready. `serve` gives each of them a task; a task ends when the process is to stop, or when its
 replica dies. A replica that dies is cut off as by a crash: open connections are reset, new ones refused. In either case its
 engine is closed, then its other resources. The first one that cannot start ends all of them.
+
+An engine's start may take minutes in threads, which cannot be interrupted, and for which asyncio and the interpreter wait at
+their end. So a process that is stopped before its replicas are ready cancels their starts, closes their resources and ends
+without its threads. One that is interrupted after a stop ends like that at once; another SIGTERM changes nothing.
 """
 
 import asyncio
@@ -29,6 +33,8 @@ SWITCH_S = 0.001  # for how long a thread keeps the interpreter from others that
 KERNELS = 128  # that are kept; those of all steps in a while are fewer
 COLLECT_AFTER = (10_000, 10, 10)  # thresholds of the garbage collector's generations
 SHUTDOWN_S = 2.0  # time for open streams after SIGTERM; a gateway drains a replica before it is stopped
+UNDO_S = 1.0  # time for a start that is cancelled
+INTERRUPTED = 130  # the status of a process that was stopped before it served, and of one that was not let finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +86,37 @@ def favour_event_loop() -> None:
     sys.setswitchinterval(SWITCH_S)
 
 
-async def serve(specs: Items[ReplicaSpec], log: Callable[[str], None], sleep: Sleep = asyncio.sleep) -> bool:
-    """Serve until SIGINT or SIGTERM; False if all have died before. `log` gets a line when a replica is ready, or dies."""
+async def serve(
+    specs: Items[ReplicaSpec], log: Callable[[str], None], sleep: Sleep = asyncio.sleep, end: Callable[[int], object] = os._exit
+) -> bool:
+    """Serve until SIGINT or SIGTERM; False if all have died before. `log` gets a line when a replica is ready, or dies. `end`
+    ends the process at once, with a status."""
     stop = asyncio.Event()
+
+    def interrupted() -> None:
+        if stop.is_set():
+            end(INTERRUPTED)
+        stop.set()
+
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await asyncio.gather(*(_serve_one(spec, stop, log, sleep) for spec in specs))
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    served = await asyncio.gather(*(_serve_one(spec, stop, log, sleep) for spec in specs))
+    if not all(served):
+        end(INTERRUPTED)
     return stop.is_set()
 
 
-async def _serve_one(spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str], None], sleep: Sleep) -> None:
+async def _serve_one(spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str], None], sleep: Sleep) -> bool:
+    """False if it was stopped before it was ready."""
     # No access log: the gateway has one, and a line per request costs more than the simulated engine's work.
     app = create_app(spec.engine, spec.model, spec.config)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S, auto_decompress=False)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(spec.resources.close)
         stack.push_async_callback(runner.cleanup)
-        await runner.setup()
+        if not await _done_before(stop, runner.setup()):
+            return False
         site = web.SockSite(runner, spec.listener, backlog=BACKLOG)
         await site.start()
         name = f"replica {spec.model} ({spec.engine.info.kind})"
@@ -105,21 +124,26 @@ async def _serve_one(spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str]
         log(f"{name} ready on {url}")
         if spec.lifetime_s is None:
             await stop.wait()
-        elif not await _stopped_within(stop, sleep(spec.lifetime_s)):
+        elif await _done_before(stop, sleep(spec.lifetime_s)):
             await site.stop()
             _abort_connections(runner)
             log(f"{name} died on {url} (--fault-death)")
+    return True
 
 
-async def _stopped_within(stop: asyncio.Event, lifetime: Coroutine[Any, Any, object]) -> bool:
-    """Wait for either; True if the process was stopped before the lifetime was over."""
-    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(lifetime)]
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Wait for either. False if the process is stopped first: the work is cancelled then, and waited for at most UNDO_S. Raises
+    what the work raises."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
     finally:
-        for end in ends:
-            end.cancel()
-    return stop.is_set()
+        stopped.cancel()
+        working.cancel()
+        await asyncio.wait((working,), timeout=UNDO_S)
 
 
 def _abort_connections(runner: web.AppRunner) -> None:

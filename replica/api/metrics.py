@@ -9,7 +9,7 @@ was lost.
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -52,16 +52,6 @@ class Metrics:
         self._e2e = histogram("e2e_request_latency_seconds", "From the request's arrival to its end.", E2E_BUCKETS)
         success = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), registry=registry)
         self._ended = {reason: success.labels(model, ENGINE, reason) for reason in FINISHES}
-        info = engine.info
-        config = {
-            "block_size": str(info.block_size),
-            "num_gpu_blocks": str(info.num_blocks),
-            "kv_cache_size_tokens": str(info.block_size * info.num_blocks),
-            "enable_prefix_caching": "True",
-            "engine": ENGINE,
-        }
-        gauge = Gauge("vllm:cache_config_info", "The cache's configuration, as labels.", tuple(config), registry=registry)
-        gauge.labels(*config.values()).set(1)
 
     def first_token(self, prompt_tokens: int, cached_tokens: int, seconds: float) -> None:
         self._queries.inc(prompt_tokens)
@@ -111,6 +101,7 @@ class _Gauges(Collector):
         self._engine, self._labels = engine, (model, ENGINE)
 
     def collect(self) -> Iterable[Metric]:
+        yield self._config()
         load, cache = self._engine.load(), self._engine.cache_counts()
         yield self._gauge("num_requests_running", "Requests in the batch.", load.running)
         yield self._gauge("num_requests_waiting", "Requests waiting to enter the batch.", load.waiting)
@@ -125,6 +116,20 @@ class _Gauges(Collector):
         for state, count in (("held", cache.held), ("idle", cache.idle), ("free", cache.free)):
             blocks.add_metric((*self._labels, state), count)
         yield blocks
+
+    def _config(self) -> GaugeMetricFamily:
+        """Asked at each scrape, for an engine knows only after its start whether it caches."""
+        info = self._engine.info
+        labels = {
+            "block_size": str(info.block_size),
+            "num_gpu_blocks": str(info.num_blocks),
+            "kv_cache_size_tokens": str(info.block_size * info.num_blocks),
+            "enable_prefix_caching": str(self._engine.prefix_caching),
+            "engine": ENGINE,
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "The cache's configuration, as labels.", labels=tuple(labels))
+        family.add_metric(tuple(labels.values()), 1)
+        return family
 
     def _cache_counter(self, name: str, text: str, value: int) -> CounterMetricFamily:
         family = CounterMetricFamily(f"warmroute_cache_{name}", text, labels=LABELS)

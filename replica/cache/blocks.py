@@ -10,10 +10,10 @@ full block has a key, which stands for all tokens up to its end (`prefix.py`). E
 
 `reserve` holds the cached head of a prompt, takes private blocks behind it and promises others, for which room is kept; `grow`
 takes more, promised ones first; `rematch` holds what became cached meanwhile; `commit` makes computed blocks cached; `release`
-gives all back, cached blocks as idle. So a shared block counts once, however many requests are promised the rest. Eviction
-happens when a block is needed, one block at a time: of the idle blocks without retention, or with retention that has passed,
-the least recently used one; if there are none, the one whose retention ends first. So retention is a preference that never
-makes a request wait.
+gives all back, cached blocks as idle. So a shared block counts once, however many requests are promised the rest. What a prompt
+found is counted when its lease takes the first private block: until then more may become cached. Eviction happens when a block
+is needed, one block at a time: of the idle blocks without retention, or with retention that has passed, the least recently used
+one; if there are none, the one whose retention ends first. So retention is a preference that never makes a request wait.
 
 Invariants. A cached block's parent is cached, held if the block is, and otherwise both used later and retained at least as
 long: a lease holds whole prefixes, and releases its tail first. So no block outlives its parent, and tails are evicted before
@@ -47,13 +47,14 @@ class CacheListener(Protocol):
 @dataclass(slots=True, eq=False)
 class Lease:
     """The blocks of one running request, in order; the first `shared` of them are cached. `promised`: how many more it may take
-    for certain."""
+    for certain. `counted`: whether its hits and misses are in the counts."""
 
     prefix: Prefix
     keep_s: float
     blocks: list[int]
     shared: int
     promised: int = 0
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +142,17 @@ class BlockLedger:
         """Hold the cached head of a prompt, take private blocks behind it to make `blocks`, and promise more to make `most`;
         None, and nothing changed, if they do not fit now. Its cached blocks are retained for `keep_s` after the release.
         O(blocks log capacity)."""
-        matchable = min(prefix.matchable, len(prefix.keys))
-        hits = [self._cached[key] for key in prefix.keys[: self.match(prefix.keys[:matchable])]]
+        hits = [self._cached[key] for key in prefix.keys[: self.match(prefix.keys[: prefix.matchable])]]
         need = max(0, blocks - len(hits))
         promised = max(0, most - len(hits) - need)
         if need + promised > self.spare - sum(block.holders == 0 for block in hits):
             return None
         for block in hits:
             self._hold(block)
-        self._hits += len(hits)
-        self._misses += matchable - len(hits)
         self._promised += promised
-        return Lease(prefix, keep_s, [block.block for block in hits] + self._take(need, now), len(hits), promised)
+        lease = Lease(prefix, keep_s, [block.block for block in hits], len(hits), promised)
+        self._extend(lease, need, now)
+        return lease
 
     def grow(self, lease: Lease, blocks: int, now: float) -> bool:
         """Make the lease's blocks at least `blocks`; False, and nothing changed, if they do not fit. O(new log capacity)."""
@@ -160,7 +160,7 @@ class BlockLedger:
         if need - lease.promised > self.spare:
             return False
         self._keep_promise(lease, need)
-        lease.blocks += self._take(need, now)
+        self._extend(lease, need, now)
         return True
 
     def rematch(self, lease: Lease) -> None:
@@ -177,8 +177,6 @@ class BlockLedger:
         self._keep_promise(lease, len(hits))
         lease.blocks += [block.block for block in hits]
         lease.shared += len(hits)
-        self._hits += len(hits)
-        self._misses -= len(hits)
 
     def commit(self, lease: Lease, blocks: int) -> None:
         """The lease's first `blocks` blocks are computed and become cached. `lease.blocks` changes where another lease has
@@ -292,6 +290,14 @@ class BlockLedger:
             heapq.heappush(self._retained, (cached.keep_until, cached.stamp, cached.key))
         else:
             heapq.heappush(self._lru, (cached.stamp, cached.key))
+
+    def _extend(self, lease: Lease, blocks: int, now: float) -> None:
+        """It takes private blocks. From the first one on, what its prompt found is final."""
+        if blocks and not lease.counted:
+            lease.counted = True
+            self._hits += lease.shared
+            self._misses += lease.prefix.matchable - lease.shared
+        lease.blocks += self._take(blocks, now)
 
     def _take(self, blocks: int, now: float) -> list[int]:
         while len(self._free) < blocks:

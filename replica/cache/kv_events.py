@@ -7,7 +7,8 @@ sequence number from 0, keeps it for replay (the last `buffer_steps` batches) an
 then an end marker. A restarted publisher starts at 0, by which followers notice the restart.
 
 A batch is `[seconds, events, rank]`. An event is a map with its type first (vLLM since 0.24) or an array with its type
-first (before). Block hashes are the last 8 bytes of our keys. vLLM calls the medium "GPU" whatever the memory is.
+first (before). Block hashes are the last 8 bytes of our keys. vLLM calls the medium "GPU" whatever the memory is. Its fields of
+LoRA adapters are there, and always null: the replica has none.
 """
 
 import contextlib
@@ -62,8 +63,8 @@ def block_hash(key: Key) -> int:
 
 def stored(run: BlockRun, size: int) -> dict[str, Any]:
     """BlockStored, in the order of the array form."""
-    extra = [name for name in (run.scope.adapter, run.scope.salt) if name is not None]
-    first = run.parent is None  # only a sequence's first block carries its scope
+    # Only a sequence's first block carries its salt.
+    extra = [run.scope.salt] if run.scope.salt is not None and run.parent is None else None
     return {
         "type": "BlockStored",
         "block_hashes": [block_hash(key) for key in run.keys],
@@ -72,8 +73,8 @@ def stored(run: BlockRun, size: int) -> dict[str, Any]:
         "block_size": size,
         "lora_id": None,
         "medium": MEDIUM,
-        "lora_name": run.scope.adapter,
-        "extra_keys": [extra if first and extra and not at else None for at in range(len(run.keys))],
+        "lora_name": None,
+        "extra_keys": [None if at else extra for at in range(len(run.keys))],
         "group_idx": GROUP,
         "kv_cache_spec_kind": KIND,
         "kv_cache_spec_sliding_window": None,

@@ -1,8 +1,8 @@
 """Prompts as blocks, and the keys of the blocks.
 
-A full block's key is the chained hash of its tokens and of the key before it; the first one is chained to the adapter and the
-cache salt. So a key stands for a whole prefix of one tenant, and equal keys mean equal rows of K and V. The hash is
-cryptographic: a tenant who could make two prefixes with the same key could read another tenant's cache.
+A full block's key is the chained hash of its tokens and of the key before it; the first one is chained to the cache salt. So a
+key stands for a whole prefix of one tenant, and equal keys mean equal rows of K and V. The hash is cryptographic: a tenant who
+could make two prefixes with the same key could read another tenant's cache.
 """
 
 from array import array
@@ -16,15 +16,15 @@ KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Separates blocks: the same tokens under another adapter or cache salt are different blocks."""
+    """Separates blocks: the same tokens under another cache salt are different blocks."""
 
-    adapter: str | None = None
     salt: str | None = None
 
     def root(self) -> Key:
-        """The key that the first block's key is chained to."""
-        names = [b"" if name is None else b"=" + name.encode() for name in (self.adapter, self.salt)]
-        return blake2b(b"".join(len(name).to_bytes(4, "big") + name for name in names), digest_size=KEY_BYTES).digest()
+        """The key that the first block's key is chained to. It is hashed in another way than blocks: no salt can be chosen so
+        that its root is a block's key."""
+        name = b"" if self.salt is None else b"=" + self.salt.encode()
+        return blake2b(name, digest_size=KEY_BYTES, person=b"scope").digest()
 
 
 def chained(parent: Key, tokens: "array[int]") -> Key:

@@ -124,6 +124,10 @@ class SimEngine:
         size, blocks = self._cache.size, self._cache.capacity
         return EngineInfo("sim", size * blocks, sim_text.VOCAB_SIZE, size, blocks, sim_text.LONGEST_TOKEN, scores=False)
 
+    @property
+    def prefix_caching(self) -> bool:
+        return True
+
     async def start(self) -> None:
         self._clock = self._clock or asyncio.get_running_loop()
 

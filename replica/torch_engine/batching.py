@@ -29,7 +29,7 @@ from replica.engine import EngineLoad, Request, Sequence
 from replica.torch_engine import attention
 from replica.torch_engine.device import batching_config
 from replica.torch_engine.paged import Claim, PagedBlocks
-from replica.torch_engine.patches import OutputRouter, install_blocks, make_manager, message_of, reset
+from replica.torch_engine.patches import OutputRouter, install_blocks, make_manager, memory_usage, message_of, reset
 from replica.torch_engine.sampling.sampler import Sampler
 
 STOP_TIMEOUT_S = 30.0
@@ -119,11 +119,16 @@ class Batching:
         return sound and not self._manager.is_running()
 
     def load(self) -> EngineLoad:
-        used = self.blocks.ledger.used if self.blocks else self._counted.used
-        return EngineLoad(len(self._running), len(self._waiting), used / self._sizes.num_blocks)
+        return EngineLoad(len(self._running), len(self._waiting), self._usage())
 
     def cache_counts(self) -> CacheCounts:
-        return self.blocks.ledger.counts() if self.blocks else CacheCounts()
+        if self.blocks:
+            return self.blocks.ledger.counts()
+        return CacheCounts(free=round((1 - self._usage()) * self._sizes.num_blocks))
+
+    def _usage(self) -> float:
+        """The share of blocks that running requests hold."""
+        return self.blocks.ledger.used / self._sizes.num_blocks if self.blocks else memory_usage(self._manager)
 
     def failure(self) -> str | None:
         if self._manager is None:

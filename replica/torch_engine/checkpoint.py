@@ -2,9 +2,10 @@
 
 Theory of operation. At a clean shutdown every idle block is written: its rows of K and V, its key, its parent's key, its
 tokens, its scope, and until when it is retained; the least recently used first, as the ledger has them. The file is one
-safetensors file, written beside its final path and then renamed, readable only by its owner: it contains prompts. Its
-header identifies what the rows are valid for: the model (a hash of its configuration and of all weights), the type, the block
-size and the release of transformers, which defines the layout of the rows.
+safetensors file, written beside its final path and then renamed, readable only by its owner: it contains prompts. The rows are
+its last tensor and are written in parts, since all together may be larger than the host's memory. Its header identifies what
+they are valid for: the model (a hash of its configuration and of all weights), the type, the block size and the release of
+transformers, which defines the layout of the rows.
 
 At start the whole file is read and checked before a single block is used: the header matches, the checksum is right, and
 every key is the hash of its tokens. Any problem is one log line, and the cache starts empty. A file that is not one of our
@@ -14,30 +15,30 @@ cache files is left alone at shutdown, too: it may be a model.
 import json
 import logging
 import os
-import tempfile
 from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import torch
 import transformers
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from replica.cache.blocks import IdleBlock
 from replica.cache.prefix import KEY_BYTES, BlockRun, Key, Scope, chained
 from replica.torch_engine.paged import PagedBlocks
+from replica.torch_engine.patches import message_of
 
 log = logging.getLogger(__name__)
-FORMAT = "warmroute-kv-cache-1"
-Scopes = list[tuple[str | None, str | None]]  # adapter, salt
+FORMAT = "warmroute-kv-cache-2"
 NOT_OURS = "the cache is not saved: %s is not a cache file of warmroute"
-TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "keep_until")
+TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "salts", "keep_until")  # salts: JSON
+NAMES = {torch.uint8: "U8", torch.int64: "I64", torch.float64: "F64"}  # safetensors' own
+Retained = tuple[BlockRun, float]  # a run of one block, and the end of its retention
 
 
 class CheckpointError(Exception):
@@ -68,9 +69,9 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Blocks with the end of their retention, in the ledger's order, and their rows."""
+    """Blocks in the ledger's order, and their rows."""
 
-    blocks: list[tuple[BlockRun, float]]
+    blocks: list[Retained]
     rows: torch.Tensor
 
 
@@ -105,16 +106,16 @@ class Checkpoint:
         log.info("%d cached blocks restored from %s", len(numbers), self._path)
 
     def save(self, blocks: PagedBlocks) -> None:
-        """Write the idle blocks; a failure is a log line, since the shutdown must continue."""
-        if self._path.exists() and not is_ours(self._path):
-            log.warning(NOT_OURS, self._path)
-            return
-        idle = blocks.ledger.idle()
-        saved = Saved([(self.contents.run(block), block.keep_until) for block in idle], blocks.rows([b.block for b in idle]))
+        """Write the idle blocks; a failure is a log line. Memory: two parts of the rows."""
         try:
-            write(self._path, self._header, saved)
-        except (OSError, SafetensorError) as error:
-            log.warning("the cache is not saved: %s", error)
+            if self._path.exists() and not is_ours(self._path):
+                log.warning(NOT_OURS, self._path)
+                return
+            idle = blocks.ledger.idle()
+            retained = [(self.contents.run(block), block.keep_until) for block in idle]
+            write(self._path, self._header, retained, blocks.rows([block.block for block in idle]), blocks.row_bytes)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the shutdown continues
+            log.warning("the cache is not saved: %s", message_of(error))
 
 
 def fingerprint(model: Any) -> str:
@@ -129,33 +130,64 @@ def fingerprint(model: Any) -> str:
     return digest.hexdigest()
 
 
-def write(path: Path, header: Mapping[str, str], saved: Saved) -> None:
-    """All or nothing: the file appears by a rename."""
-    runs, block_size = [run for run, _ in saved.blocks], int(header["block_size"])
-    scopes = list(dict.fromkeys(run.scope for run in runs))
-    tensors = {
-        "rows": saved.rows.contiguous(),
+def write(path: Path, header: Mapping[str, str], blocks: Items[Retained], rows: Iterable[torch.Tensor], row_bytes: int) -> None:
+    """All or nothing: the file appears by a rename. `rows`: those of all blocks in their order, in parts of any size. Raises
+    OSError, ValueError, and what `rows` raises."""
+    runs, block_size = [run for run, _ in blocks], int(header["block_size"])
+    scopes = {scope: at for at, scope in enumerate(dict.fromkeys(run.scope for run in runs))}
+    salts = json.dumps([scope.salt for scope in scopes]).encode()
+    tensors = {  # those of bytes last, so that the others are aligned
+        "tokens": torch.tensor([list(run.tokens) for run in runs], dtype=torch.int64).reshape(len(runs), block_size),
+        "scopes": torch.tensor([scopes[run.scope] for run in runs], dtype=torch.int64),
+        "keep_until": torch.tensor([keep_until for _, keep_until in blocks], dtype=torch.float64),
         "keys": _table([run.keys[0] for run in runs]),
         "parents": _table([run.parent or bytes(KEY_BYTES) for run in runs]),
-        "tokens": torch.tensor([list(run.tokens) for run in runs], dtype=torch.int64).reshape(len(runs), block_size),
-        "scopes": torch.tensor([scopes.index(run.scope) for run in runs], dtype=torch.int64),
-        "keep_until": torch.tensor([keep_until for _, keep_until in saved.blocks], dtype=torch.float64),
+        "salts": torch.frombuffer(bytearray(salts), dtype=torch.uint8),
     }
-    about = {
-        **header,
-        "scopes": json.dumps([(scope.adapter, scope.salt) for scope in scopes]),
-        "checksum": _checksum(tensors[name] for name in TENSORS),
-    }
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.unlink(missing_ok=True)  # of a process that was killed while it wrote
     try:
-        save_file(tensors, name, about)
-        with open(name, "rb") as file:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            _fill(file, header, tensors, rows, row_bytes)
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(unfinished, path)
     except BaseException:
-        os.unlink(name)
+        unfinished.unlink(missing_ok=True)
         raise
+
+
+def _fill(
+    file: BinaryIO, header: Mapping[str, str], tensors: dict[str, torch.Tensor], rows: Iterable[torch.Tensor], row_bytes: int
+) -> None:
+    """Write a safetensors file. The checksum in its head is known at the end, but not how long it is."""
+    shapes = tensors | {"rows": torch.empty((len(tensors["keys"]), row_bytes), dtype=torch.uint8, device="meta")}
+    digest, written = xxhash.xxh3_128(), 0
+    file.write(_head({**header, "checksum": digest.hexdigest()}, shapes))
+    for tensor in tensors.values():
+        file.write(_raw(tensor))
+    for part in rows:
+        raw = _raw(part)
+        digest.update(raw)
+        written += file.write(raw)
+    if written != shapes["rows"].nbytes:
+        raise ValueError(f"{written} bytes of rows, not {shapes['rows'].nbytes}")
+    for name in TENSORS[1:]:
+        digest.update(_raw(tensors[name]))
+    file.seek(0)
+    file.write(_head({**header, "checksum": digest.hexdigest()}, shapes))
+    file.flush()
+
+
+def _head(about: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """What a safetensors file begins with: the length of a JSON object, which is a multiple of 8, and that object."""
+    entries: dict[str, object] = {"__metadata__": about}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
@@ -168,9 +200,10 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
             for name, value in header.items():
                 if about.get(name) != value:
                     raise CheckpointError(f"its {name} is {about.get(name, 'missing')}, ours is {value}")
-            rows, keys, parents, tokens, scopes, keep_until = (file.get_tensor(name) for name in TENSORS)
-        if _checksum((rows, keys, parents, tokens, scopes, keep_until)) != about.get("checksum"):
+            tensors = {name: file.get_tensor(name) for name in TENSORS}
+        if _checksum(tensors.values()) != about.get("checksum"):
             raise CheckpointError("its checksum is wrong")
+        rows, keys, parents, tokens, scopes, salts, keep_until = tensors.values()
         if (
             rows.dtype != torch.uint8
             or rows.shape != (len(keys), row_bytes)
@@ -178,7 +211,7 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
             or (keep_until.shape, keep_until.dtype) != ((len(keys),), torch.float64)
         ):
             raise CheckpointError(f"its rows are {tuple(rows.shape)} {rows.dtype}, its tokens {tuple(tokens.shape)}")
-        known = [Scope(adapter, salt) for adapter, salt in msgspec.json.decode(about["scopes"], type=Scopes)]
+        known = [Scope(salt) for salt in msgspec.json.decode(_raw(salts), type=list[str | None])]
         runs = [
             BlockRun((key,), parent if any(parent) else None, array("I", ids), known[scope])
             for key, parent, ids, scope in zip(_keys(keys), _keys(parents), tokens.tolist(), scopes.tolist(), strict=True)

@@ -145,6 +145,10 @@ class ContinuousEngine:
         return self._info
 
     @property
+    def prefix_caching(self) -> bool:
+        return self.batching.blocks is not None
+
+    @property
     def way(self) -> Way | None:
         """None before the start."""
         return self._way
@@ -155,6 +159,8 @@ class ContinuousEngine:
         sizes = replace(self._config.sizes(), share=self._way.share)
         self.batching = Batching(self._model, self._forward, sizes, self._eos, self._sinks, self._make_router)
         await self.batching.start(self._checkpoint.restore if self._checkpoint else None)
+        if self._checkpoint and not self.prefix_caching:
+            log.warning("--cache-file has no effect: %s is served without a prefix cache", self._named())
 
     async def close(self) -> None:
         sound = await self.batching.stop()

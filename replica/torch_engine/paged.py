@@ -18,7 +18,7 @@ Threads: the replaced methods run in the engine's thread, `admit` and `withdraw`
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
@@ -118,13 +118,11 @@ class PagedBlocks:
         size: int = self._allocator.bytes_per_block
         return size
 
-    def rows(self, blocks: Items[int]) -> torch.Tensor:
-        """K and V of these blocks as bytes, one row per block, in host memory. Copied in batches: GPU memory may be full."""
+    def rows(self, blocks: Items[int]) -> Iterator[torch.Tensor]:
+        """K and V of these blocks as bytes, one row per block, in host memory: in parts, it may have no room for all."""
         view = self._allocator._copy_view
-        rows = torch.empty((len(blocks), self.row_bytes), dtype=view.dtype)
         for at in range(0, len(blocks), BATCH):
-            rows[at : at + BATCH] = view[torch.tensor(blocks[at : at + BATCH], device=view.device)]
-        return rows
+            yield view[torch.tensor(blocks[at : at + BATCH], device=view.device)].cpu()
 
     def write(self, blocks: Items[int], rows: torch.Tensor) -> None:
         view = self._allocator._copy_view

@@ -140,6 +140,13 @@ def install_blocks(
     return blocks
 
 
+def memory_usage(manager: Any) -> float:
+    """The share of KV memory that requests hold, 0 to 1, where its blocks are transformers' own. From any thread."""
+    processor = None if manager is None else manager.batch_processor  # none before the start and after the end
+    free: float = 1.0 if processor is None else processor.cache.compute_free_capacity()
+    return 1 - free
+
+
 def reset(manager: Any, blocks: PagedBlocks, timeout_s: float) -> bool:
     """Drop the cache, after cancelled requests are gone and the engine's thread has paused; False if it is in use."""
     blocks.unused.wait(timeout_s)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replica.api.server import ServerConfig
-from replica.cli import main, random_of, served_name, server_config, sim_config
+from replica.cli import continuous_config, main, random_of, served_name, server_config, sim_config
 from replica.flags import parser
 from replica.sim.cost import SimConfig
 from tests.support.paths import ROOT
@@ -196,6 +198,15 @@ def test_models_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--model", "org/name"], ["--random-weights", "config.json"]])
+def test_only_the_bundled_model_is_prepared(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An image that is built with a model of the Hub would have none."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--prepare-only", *flags])
+    assert caught.value.code == 2
+    assert f"argument {flags[0]}: not allowed with argument --prepare-only" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("path", "name"), [("llama-3.1-8b", "llama-3.1-8b"), ("llama-3.1-8b/config.json", "llama-3.1-8b"), ("8b.json", "8b")]
 )
@@ -214,10 +225,9 @@ def test_random_weights_need_a_shape_and_no_model(tmp_path: Path, capsys: pytest
 
 
 def test_the_api_flags_reach_the_server(start: Start) -> None:
-    process = start("--engine", "sim", "--port", "0", "--max-queue", "1", "--max-batch", "1", "--decode-rate", "1")
-    url = ready_url(process)
-    with urllib.request.urlopen(url + "/stats") as response:
-        assert json.load(response)["max_queue"] == 1
+    process = start("--engine", "sim", "--port", "0", "--max-queue", "7")
+    with urllib.request.urlopen(ready_url(process) + "/stats") as response:
+        assert json.load(response)["max_queue"] == 7
 
 
 @pytest.mark.parametrize(
@@ -251,6 +261,29 @@ def test_each_api_flag_is_a_field(flags: list[str], config: ServerConfig) -> Non
 )
 def test_each_flag_of_the_simulation_is_a_field(flags: list[str], config: SimConfig) -> None:
     assert sim_config(parser().parse_args(flags), 64, 2) == config
+
+
+REAL: list[tuple[list[str], dict[str, Any]]] = [
+    ([], {}),
+    (["--device", "cpu", "--dtype", "float32"], {"device": "cpu", "dtype": "float32"}),
+    (["--block-size", "8", "--batch-tokens", "9"], {"block_size": 8, "batch_tokens": 9}),
+    (["--max-model-len", "10", "--threads", "11"], {"max_model_len": 10, "threads": 11}),
+    (["--cache-file", "folder/cache"], {"cache_file": Path("folder/cache")}),
+    (["--chat-template", str(ROOT / "LICENSE")], {"chat_template": (ROOT / "LICENSE").read_text("utf-8")}),
+]
+
+
+@pytest.mark.parametrize(("flags", "given"), REAL)
+def test_each_flag_of_the_real_engine_is_a_field(flags: list[str], given: dict[str, Any]) -> None:
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package)
+    from replica.torch_engine.continuous import ContinuousConfig
+
+    known = {name for _, each in REAL for name in each} | {"kv_tokens", "max_batch"}
+    assert known == {field.name for field in fields(ContinuousConfig)}
+    args = parser().parse_args(flags)
+    default = {"kv_tokens": 64, "max_batch": 2, "threads": parser().get_default("threads")}
+    assert continuous_config(args, 64, 2) == ContinuousConfig(**default | given)
 
 
 def test_each_replica_has_chances_of_its_own_and_the_same_in_every_run() -> None:

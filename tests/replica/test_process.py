@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from replica.cli import main
 from replica.engine import SetupError
-from replica.process import COLLECT_AFTER, SWITCH_S, ReplicaSpec, bind, favour_event_loop, serve
+from replica.process import COLLECT_AFTER, INTERRUPTED, SWITCH_S, ReplicaSpec, bind, favour_event_loop, serve
 from replica.sim.cost import SimConfig
 from tests.replica.fakes import WatchedEngine
 from tests.support.paths import ROOT
@@ -193,6 +194,91 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
     with pytest.raises(asyncio.CancelledError):
         await serving
     assert closed == ["mortal", "other"]
+
+
+class Starting(WatchedEngine):
+    """Its start takes for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(SimConfig())
+        self.starting = asyncio.Event()
+
+    async def start(self) -> None:
+        self.starting.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_stop_before_all_are_ready_is_no_success(number: signal.Signals) -> None:
+    lines: list[str] = []
+    closed: list[str] = []
+    ends: list[int] = []
+    starting = Starting()
+    specs = [ReplicaSpec(engine, "m", bind("127.0.0.1", 0)) for engine in (starting, WatchedEngine(SimConfig()))]
+    for spec in specs:
+        spec.resources.enter_context(spec.listener)
+        spec.resources.callback(closed.append, spec.engine.info.kind)
+    serving = asyncio.create_task(serve(specs, lines.append, end=ends.append))
+    await starting.starting.wait()
+    signal.raise_signal(number)
+    await serving
+    assert ends == [INTERRUPTED]
+    assert closed == ["sim", "sim"]
+    assert len(lines) == 1, "one of them was ready"
+
+
+HANGING = """
+import asyncio, functools, sys, threading
+from replica.process import ReplicaSpec, bind, serve
+from replica.sim.cost import SimConfig
+from replica.sim.engine import SimEngine
+
+say = functools.partial(print, file=sys.stderr, flush=True)
+
+def hang():
+    say("hangs")
+    threading.Event().wait()
+
+class Hanging(SimEngine):
+    async def {phase}(self):
+        await asyncio.to_thread(hang)
+
+spec = ReplicaSpec(Hanging(SimConfig()), "m", bind("127.0.0.1", 0))
+spec.resources.callback(say, "closed")
+asyncio.run(serve([spec], lambda line: say("ready")))
+"""
+
+
+@contextlib.contextmanager
+def hanging(phase: str) -> "Iterator[subprocess.Popen[str]]":
+    """A process whose engine's start or close is in a thread that does not end."""
+    command = [sys.executable, "-c", HANGING.format(phase=phase)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_does_not_wait_for_the_threads_of_a_start(number: signal.Signals) -> None:
+    with hanging("start") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "hangs\n"
+        process.send_signal(number)
+        assert process.wait(60) == INTERRUPTED
+        assert process.stderr.read() == "closed\n"
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupt_after_a_stop_waits_for_nothing(first: signal.Signals) -> None:
+    with hanging("close") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(first)
+        assert process.stderr.readline() == "hangs\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == INTERRUPTED
 
 
 def test_a_socket_that_is_bound_does_not_listen_yet() -> None:

@@ -39,7 +39,29 @@ def test_names_labels_and_buckets_are_vllms() -> None:
     assert all('model_name="m"' in line for line in samples if "cache_config_info" not in line)
     assert 'block_size="16"' in text
     assert 'num_gpu_blocks="100"' in text
+    assert 'enable_prefix_caching="True"' in text
     assert 'vllm:prefix_cache_hits_total{engine="0",model_name="m"} 64.0' in text
     assert 'vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 1.0' in text
     for name, bounds in (("time_to_first_token", TTFT_BOUNDS), ("e2e_request_latency", E2E_BOUNDS)):
         assert re.findall(rf'{name}_seconds_bucket{{engine="0",le="([^"]+)"', text) == bounds.split()
+
+
+class Starting(SimEngine):
+    """Knows only after its start that it caches nothing, as the real engine may."""
+
+    started = False
+
+    @property
+    def prefix_caching(self) -> bool:
+        return not self.started
+
+    async def start(self) -> None:
+        await super().start()
+        self.started = True
+
+
+async def test_an_engine_that_does_not_cache_is_no_prefix_cache_to_a_gateway() -> None:
+    engine = Starting(SimConfig())
+    metrics = Metrics(engine, "m")
+    await engine.start()
+    assert 'enable_prefix_caching="False"' in metrics.text().decode()

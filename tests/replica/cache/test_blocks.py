@@ -65,6 +65,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.known: dict[Key, Known] = {}
         self.leases: list[Lease] = []
         self.promised: dict[int, int] = {}  # by a lease's identity
+        self.counted: set[int] = set()  # likewise
+        self.hits = self.misses = 0
         self.now, self.uses, self.evicted = 0.0, 0, 0
 
     def own(self) -> int:
@@ -112,6 +114,14 @@ class LedgerMachine(RuleBasedStateMachine):
         self.evict_for(need)
         self.leases.append(lease)
         self.promised[id(lease)] = promised
+        self.count(lease, need)
+
+    def count(self, lease: Lease, taken: int) -> None:
+        """With its first private block it is certain what a prompt found."""
+        if taken and id(lease) not in self.counted:
+            self.counted.add(id(lease))
+            self.hits += lease.shared
+            self.misses += lease.prefix.matchable - lease.shared
 
     @rule(branch=st.integers(0, 3), blocks=st.integers(1, 8), more=st.integers(0, 4))
     def promise(self, branch: int, blocks: int, more: int) -> None:
@@ -134,7 +144,6 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(list(self.unstarted())))
         keys = lease.prefix.keys[: lease.prefix.matchable]
         count = next((at for at, key in enumerate(keys) if key not in self.known), len(keys))
-        queries = self.ledger.counts()
         if count - lease.shared > self.promised[id(lease)]:
             with pytest.raises(ValueError, match="was promised"):
                 self.ledger.rematch(lease)
@@ -145,8 +154,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.rematch(lease)
         assert lease.shared == len(lease.blocks) == count
         assert all(self.memory[block] == key for block, key in zip(lease.blocks, keys, strict=False))
-        counts = self.ledger.counts()
-        assert counts.hits + counts.misses == queries.hits + queries.misses
 
     def unstarted(self) -> Iterator[Lease]:
         """Those that have nothing but shared blocks."""
@@ -161,6 +168,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if fits:
             self.evict_for(more)
             self.promised[id(lease)] -= kept
+            self.count(lease, more)
         assert self.ledger.grow(lease, len(lease.blocks) + more, self.now) == fits
 
     @precondition(lambda self: self.leases)
@@ -191,6 +199,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def end(self, lease: Lease) -> None:
         keys = lease.prefix.keys[: lease.shared]
         del self.promised[id(lease)]
+        self.counted.discard(id(lease))
         self.ledger.release(lease, self.now)
         assert (lease.blocks, lease.shared) == ([], 0)
         for key in reversed(keys):
@@ -218,6 +227,7 @@ class LedgerMachine(RuleBasedStateMachine):
         counts = self.ledger.counts()
         held = sum(bool(known.holders) for known in self.known.values())
         assert (counts.held, counts.idle, counts.evicted) == (held, len(self.known) - held, self.evicted)
+        assert (counts.hits, counts.misses) == (self.hits, self.misses)
         assert counts.free == CAPACITY - len(self.known) - self.own()
         assert self.ledger.used == held + self.own()
         assert self.ledger.spare == self.room([])
@@ -327,6 +337,23 @@ def test_two_that_compute_the_same_share_one_copy_afterwards() -> None:
     assert one.blocks == two.blocks
     assert ledger.used == 2
     ledger.check()
+
+
+def test_what_a_prompt_finds_is_counted_once_when_it_is_certain() -> None:
+    """A counter that goes down is a restart to Prometheus."""
+    ledger = BlockLedger(8, 1)
+    one, two = (ledger.reserve(Prefix([1, 2, 3], 1), 0, 0.0, most=4) for _ in range(2))
+    assert one is not None
+    assert two is not None
+    seen = [ledger.counts()]
+    for lease in (one, two):
+        ledger.rematch(lease)
+        seen.append(ledger.counts())
+        for blocks in (3, 4):
+            assert ledger.grow(lease, blocks, 0.0)
+            seen.append(ledger.counts())
+        ledger.commit(lease, 3)
+    assert [(counts.hits, counts.misses) for counts in seen] == [(0, 0), (0, 0), (0, 2), (0, 2), (0, 2), (2, 2), (2, 2)]
 
 
 def test_a_prompts_last_token_is_never_a_hit() -> None:

@@ -152,11 +152,11 @@ def test_what_other_engines_send_is_understood_by_the_follower_that_judges_us(te
     assert [event["type"] for event in events[1:]] in ([], ["BlockRemoved", "AllBlocksCleared"])
 
 
-def test_the_first_block_names_its_adapter_and_salt() -> None:
-    scope = Scope(adapter="french", salt="tenant-a")
+def test_the_first_block_names_its_salt() -> None:
+    scope = Scope(salt="tenant-a")
     prefix = Prefix(range(8), 4, scope)
     first = stored(BlockRun(tuple(prefix.keys), None, prefix.tokens, scope), 4)
-    assert (first["lora_name"], first["extra_keys"]) == ("french", [["french", "tenant-a"], None])
+    assert first["extra_keys"] == [["tenant-a"], None]
     later = stored(BlockRun((prefix.keys[1],), prefix.keys[0], prefix.tokens[4:], scope), 4)
     assert (later["parent_block_hash"], later["extra_keys"]) == (block_hash(prefix.keys[0]), [None])
 

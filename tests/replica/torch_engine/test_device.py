@@ -1,23 +1,20 @@
 """Which device, which attention, how much memory: what of it can be decided without a GPU."""
 
+import asyncio
 import contextlib
-import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from replica.engine import SetupError
+from replica.engine import Request, SetupError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor
-from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
-from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from replica.torch_engine.device import (
     CPU_KV_TOKENS,
@@ -28,7 +25,8 @@ from replica.torch_engine.device import (
     kv_tokens_that_fit,
     use_fastest_attention,
 )
-from tests.replica.tiny import running, tiny_model
+from replica.torch_engine.patches import OutputRouter
+from tests.replica.tiny import answer, running, tiny_model
 
 pytestmark = pytest.mark.model
 
@@ -128,6 +126,31 @@ async def test_a_cache_that_does_not_fit_is_an_error(model: Path) -> None:
             pass
 
 
-def test_the_stream_that_we_take_away_is_the_one_that_transformers_computes_on() -> None:
-    for part in (ContinuousBatchingIOs, ModelRunner, ContinuousBatchProcessor):
-        assert ".compute_stream" in inspect.getsource(part)
+class Stream:
+    """A stream as transformers makes one on a GPU. `waited`: how often somebody waited for it."""
+
+    waited = 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes no other streams than its own")
+async def test_the_stream_that_is_taken_away_is_the_one_that_transformers_computes_on(model: Path) -> None:
+    """A CPU has none: with one given to it, steps are computed and drawn on that one, and waited for."""
+    stream, seen = Stream(), list[object]()
+    async with running(model, device="cpu") as engine:
+        engine.router.manager.batch_processor.inputs_and_outputs.compute_stream = stream
+        engine.router.spoil = lambda ids, scores: seen.append(torch.cpu.current_stream())
+        await answer(engine, Request([1, 2, 3], 3, ignore_eos=True))
+    assert seen == [stream] * 3
+    assert stream.waited >= 3
+
+
+async def test_the_stream_is_taken_away(model: Path) -> None:
+    loaded: Any = LlamaForCausalLM.from_pretrained(model)
+    manager = loaded.init_continuous_batching(GenerationConfig(do_sample=False), batching_config(4, 64, 64, 4))
+    manager.warmup()
+    manager.batch_processor.inputs_and_outputs.compute_stream = Stream()
+    OutputRouter(asyncio.get_running_loop(), lambda outputs: None, {}).install(manager)
+    assert manager.batch_processor.inputs_and_outputs.compute_stream is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from replica.cache.blocks import CacheCounts
 from replica.cache.prefix import Prefix, Scope
 from replica.engine import Request, SetupError
 
@@ -299,13 +300,23 @@ async def test_listeners_know_the_cache(model: Path) -> None:
         assert not follower.held
 
 
-async def test_a_model_with_sliding_windows_is_served_without_a_cache(tmp_path: Path) -> None:
+def sliding_model(folder: Path) -> Path:
     shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "sliding_window": 8}
     config = MistralConfig(**shape, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512)
-    folder = tiny_model(tmp_path, kind=MistralForCausalLM, config=config)
-    async with running(folder) as engine:
+    return tiny_model(folder, kind=MistralForCausalLM, config=config)
+
+
+async def test_a_model_with_sliding_windows_is_served_without_a_cache(tmp_path: Path) -> None:
+    async with running(sliding_model(tmp_path)) as engine:
+        assert not engine.prefix_caching
         for _ in range(2):
             tokens, cached = await answer(engine, Request(prompt(40, 1), 6, ignore_eos=True))
             assert (len(tokens), cached) == (6, 0)
         assert engine.load().kv_usage == 0
+        assert engine.cache_counts() == CacheCounts(free=256)
         assert await engine.reset_prefix_cache()
+        long = engine.submit(Request(prompt(40, 1), 400, ignore_eos=True))
+        await long.next()
+        assert 0 < engine.load().kv_usage < 0.2, "a window of 8 tokens, not the 440 that it might have needed"
+        assert 0.8 * 256 < engine.cache_counts().free < 256
+        long.close()
