@@ -57,10 +57,10 @@ def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
         if prompt.text is not None:
             return _known(engine, engine.encode(prompt.text, prompt.special))
     except PromptError as error:
-        raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", "messages") from None
+        raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", prompt.param) from None
     except PromptTooLong as error:
         raise _too_long(engine, prompt, error.least) from None
-    check_tokens(engine, prompt.tokens or [], "prompt")
+    check_tokens(engine, prompt.tokens or [], prompt.param)
     return prompt.tokens or []
 
 
@@ -129,7 +129,8 @@ def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
     max_tokens = request.max_tokens or min(room, MAX_ANSWER_TOKENS)
     least = request.sampling.min_tokens
     if least > max_tokens:
-        message = f"min_tokens is {least}, but the answer has at most {max_tokens} tokens: lower it, or raise max_tokens."
+        answer = f"the answer has at most {max_tokens} tokens"
+        message = f"min_tokens is {least}, but {answer}: lower it, or raise {request.limit_field}."
         raise ApiError(400, message, "min_tokens")
     sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
     return Request(tokens, max_tokens, scope=request.scope, keep_s=request.keep_s, **sampling), dropped
@@ -148,7 +149,7 @@ def _check_supported(engine: Engine, request: GenerationRequest) -> None:
     grammar = sampling.grammar
     if grammar is None:
         return
-    param, limit = "tool_choice" if grammar.kind == "calls" else "response_format", MAX_FORMAT[grammar.kind]
+    param, limit = "tool_choice" if grammar.kind == "calls" else request.format_field, MAX_FORMAT[grammar.kind]
     if len(grammar.text) > limit:
         raise ApiError(400, f"The format has {len(grammar.text):,} characters; at most {limit:,} can be followed.", param)
     reason = engine.grammar_error(grammar)
@@ -208,7 +209,7 @@ def _length(value: object) -> int:
 def _too_long(engine: Engine, prompt: Prompt, least: int) -> ContextError:
     room = engine.info.context - 1
     message = f"The prompt has more than {least:,} tokens; at most {room} leave room for an answer. Shorten it."
-    return ContextError(message, "prompt" if prompt.messages is None else "messages", least, None, engine.info.context)
+    return ContextError(message, prompt.param, least, None, engine.info.context)
 
 
 def _truncate(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[list[int], int]:
@@ -232,21 +233,19 @@ def _answer_room(engine: Engine, request: GenerationRequest, prompt: Prompt, len
     """Tokens left for the answer behind a prompt of this length. Raises ApiError if that is none, or less than max_tokens."""
     context = engine.info.context
     room = context - length
-    chat = prompt.messages is not None
-    param = "messages" if chat else "prompt"
     if not length:
-        raise ApiError(400, "The prompt has no tokens: there is nothing to continue.", param)
+        raise ApiError(400, "The prompt has no tokens: there is nothing to continue.", prompt.param)
     if room < 1:
-        truncatable = chat and prompt.truncation != "auto"
+        truncatable = prompt.messages is not None and prompt.truncation != "auto"
         advice = "Shorten it, or send truncation: 'auto'" if truncatable else "Shorten it"
         message = f"The prompt has {length} tokens; at most {context - 1} leave room for an answer. {advice}."
-        raise ContextError(message, param, length, None, context)
+        raise ContextError(message, prompt.param, length, None, context)
     if request.max_tokens is not None and request.max_tokens > room:
         message = (
             f"{length} prompt tokens and {request.max_tokens} for the answer are more than the {context} tokens of "
             f"this replica: ask for at most {room}, or shorten the prompt."
         )
-        raise ContextError(message, "max_tokens", length, request.max_tokens, context)
+        raise ContextError(message, request.limit_field, length, request.max_tokens, context)
     return room
 
 
