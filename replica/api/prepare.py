@@ -11,7 +11,7 @@ from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooL
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
-MAX_ECHO = 1 << 18  # tokens of prompts in one answer
+MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
 # Characters of a format. Longer ones take seconds to compile, and many milliseconds a token.
@@ -37,12 +37,13 @@ class ContextError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The engine's requests, the number of messages left out to make the prompts fit, and the positions of the first prompt's
-    marks in tokens."""
+    """The engine's requests, the number of messages left out to make the prompts fit, the positions of the first prompt's
+    marks in tokens, and the text of each prompt if answers begin with it."""
 
     requests: Sequence[Request]
     dropped: int = 0
     marks: tuple[int, ...] = ()
+    echoes: Sequence[str] = ()
 
 
 def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
@@ -90,12 +91,22 @@ def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
     check_tokens(engine, list(request.sampling.logit_bias), "logit_bias")
     request = replace(request, sampling=_masked(engine, request))
     prepared = [_prepared(engine, request, prompt) for prompt in request.prompts]
-    if request.output.echo and (echoed_tokens := request.n * sum(len(one.prompt) for one, _ in prepared)) > MAX_ECHO:
-        raise ApiError(400, f"echo would return {echoed_tokens:,} tokens of prompts; at most {MAX_ECHO:,} are.", "echo")
+    _check_returned(request, sum(len(one.prompt) for one, _ in prepared))
     first, marks = request.prompts[0], tuple[int, ...]()
     if first.marks:
         marks = tuple(_position(engine, first, mark, prepared[0][0].prompt) for mark in first.marks)
-    return Prepared([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks)
+    echoes = [_text(engine, prompt) for prompt in request.prompts] if request.output.echo else []
+    return Prepared([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks, echoes)
+
+
+def _check_returned(request: GenerationRequest, tokens: int) -> None:
+    """`tokens`: of all prompts. Each answer to a completion has its prompt again; those to a chat have it once."""
+    returned = request.n * tokens
+    if request.prompts[0].messages is not None or returned <= MAX_RETURNED:
+        return
+    for name, sent in (("echo", request.output.echo), ("return_token_ids", request.output.token_ids)):
+        if sent:
+            raise ApiError(400, f"{name} would return {returned:,} tokens of prompts; at most {MAX_RETURNED:,} are.", name)
 
 
 def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
@@ -109,7 +120,7 @@ def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens
     return next((at for at, (one, two) in enumerate(zip(begun, tokens, strict=False)) if one != two), len(begun))
 
 
-def echoed(engine: Engine, prompt: Prompt) -> str:
+def _text(engine: Engine, prompt: Prompt) -> str:
     """The text of a completion's prompt."""
     return prompt.text if prompt.text is not None else engine.decode(prompt.tokens or [], special=True)
 
