@@ -23,7 +23,7 @@ FinishReason = Literal["stop", "length"]
 PromptEnd = Literal["answer", "open", "none"]
 GrammarKind = Literal["json", "choice", "regex", "lark", "calls"]
 Message = dict[str, Any]
-GREEDY_BELOW = 1e-3  # a lower temperature would divide scores out of float32's range, and is greedy in effect
+GREEDY_BELOW = 1e-3  # greedy in effect: what scores 0.02 less than the best token would be drawn twice in a billion times
 
 
 class EngineError(Exception):

@@ -1,6 +1,6 @@
 """What the replica's prefix cache saves: the time to the first token of a prompt that is new, and of the same one once more.
 
-    python -m bench.replica.prefix [--sizes 512,2048,8000] [--rounds 3] [--tries 1000] [--threads 1] [--replica "..."] [--quick]
+    python -m bench.replica.prefix [--sizes 512,2048,8000] [--rounds 3] [--tries 1000] [--replica "--threads 1"] [--quick]
 
 Writes prefix.md, prefix.json and (with matplotlib) prefix.png. A real `warmroute replica` in a process of its own, asked over
 HTTP, one request at a time; prompts are random tokens. --replica has further arguments for it, such as a model. A size must fit
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = [int(size) for size in options.sizes.split(",")]
     tokens = max(32_768, 2 * max(sizes))
     chance = random.Random(options.seed)
-    with replica(["--threads", str(options.threads), "--kv-tokens", str(tokens), *shlex.split(options.replica)]) as (url, _):
+    with replica(["--kv-tokens", str(tokens), *shlex.split(options.replica)]) as (url, _):
         measured = measure(url, sizes, options.rounds, chance)
         tries = tried(url, options.tries, chance)
     made = f"Made by `{command('bench.replica.prefix', arguments)}`: {versions()}."
@@ -214,8 +214,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", default="512,2048,8000", metavar="TOKENS", help="of prompts (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tries", type=int, default=1000)
-    parser.add_argument("--threads", type=int, default=1, help="of the replica (default: %(default)s)")
-    parser.add_argument("--replica", default="", metavar="ARGUMENTS", help="further ones for warmroute replica")
+    parser.add_argument(
+        "--replica", default="--threads 1", metavar="ARGUMENTS", help="of warmroute replica (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="512 and 2,048 tokens, two rounds, 50 tries")
     parser.add_argument("--out", type=Path, default=REPORTS)

@@ -1,14 +1,25 @@
-"""A bound on the number of requests that wait for the engine.
+"""Bounds on what clients can make a replica keep: requests that wait for the engine, and the bytes of bodies.
 
 An answer counts as waiting from the moment its request is admitted. The engine does not know of it while its prompt is being
 prepared, nor, if a prompt has several answers, until the first of them has its first token: until then it is counted here,
 by a `Reservation`. Requests waiting in the engine and reserved answers are together never more than `limit`.
+
+What is made of a body, its texts, values and tokens, is some times as large and stays until the request is over. So long does
+a `BodyShare` count its bytes, from the first one that comes. What has not come does not count: else a few clients that announce
+large bodies and send nothing could keep all others out.
 """
 
 from collections.abc import Callable
 
 from replica.api.stats import MINUTE_S
 from replica.api.validation import ApiError
+
+
+def _full(what: str, ahead: int, rate: float) -> ApiError:
+    """`ahead`: requests that have to be answered before there is room; `rate`: answers per second lately."""
+    seconds = min(MINUTE_S, max(1, round(ahead / rate) if rate else 1))
+    message = f"{what} Try again in {seconds} s, or at another replica."
+    return ApiError(503, message, code="queue_full", retry_after_s=seconds)
 
 
 class AdmissionQueue:
@@ -21,22 +32,18 @@ class AdmissionQueue:
     def __repr__(self) -> str:
         return f"<AdmissionQueue {self._waiting()} waiting, {self._reserved} reserved, of {self._limit}>"
 
-    def check(self, answers: int = 1) -> None:
-        """Raises ApiError if there is no room for this number of answers."""
+    def check(self, answers: int = 1, param: str = "n") -> None:
+        """Raises ApiError if there is no room for this number of answers; `param`: the field that asks for so many."""
         if answers > self._limit:
             message = f"{answers} answers in one request are more than the {self._limit} that may wait here: ask for fewer."
-            raise ApiError(400, message, "n")
+            raise ApiError(400, message, param)
         ahead = self._waiting() + self._reserved
-        if ahead + answers <= self._limit:
-            return
-        rate = self._completion_rate()
-        seconds = min(MINUTE_S, max(1, round(ahead / rate) if rate else 1))
-        message = f"{ahead} requests wait already, and {self._limit} may. Try again in {seconds} s, or at another replica."
-        raise ApiError(503, message, code="queue_full", retry_after_s=seconds)
+        if ahead + answers > self._limit:
+            raise _full(f"{ahead} requests wait already, and {self._limit} may.", ahead, self._completion_rate())
 
-    def reserve(self, answers: int) -> "Reservation":
+    def reserve(self, answers: int, param: str = "n") -> "Reservation":
         """Raises as `check` does."""
-        self.check(answers)
+        self.check(answers, param)
         return Reservation(self, answers)
 
     def _change(self, change: int) -> None:
@@ -58,3 +65,46 @@ class Reservation:
     def close(self) -> None:
         self._queue._change(-self._left)
         self._left = 0
+
+
+class BodyBudget:
+    """At most `limit` bytes of bodies longer than `free`, each of which is at most `limit` itself. All methods O(1)."""
+
+    def __init__(self, limit: int, free: int, completion_rate: Callable[[], float]) -> None:
+        self._limit, self._free, self._completion_rate = limit, free, completion_rate
+        self._held = self._bodies = 0
+
+    def __repr__(self) -> str:
+        return f"<BodyBudget {self._held} bytes of {self._bodies} bodies, of {self._limit}>"
+
+    def check(self, size: int, held: int = 0) -> None:
+        """Raises ApiError if there is no room for a body of this size, of which some bytes are `held`."""
+        if size > self._free and self._held - held + size > self._limit:
+            what = f"The requests that are being served have {self._held:,} bytes of bodies, and {self._limit:,} may be here."
+            raise _full(what, self._bodies, self._completion_rate())
+
+    def share(self) -> "BodyShare":
+        """Of one body, to be closed when its request is over."""
+        return BodyShare(self)
+
+    def _change(self, size: int, held: int) -> int:
+        """What is held of a body that now has this size."""
+        now = size if size > self._free else 0
+        self._held += now - held
+        self._bodies += (now > 0) - (held > 0)
+        return now
+
+
+class BodyShare:
+    """The bytes of one body. `close` exactly once."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self._held = budget, 0
+
+    def grow(self, size: int) -> None:
+        """The body has this size by now. Raises ApiError if there is no room for it."""
+        self._budget.check(size, self._held)
+        self._held = self._budget._change(size, self._held)
+
+    def close(self) -> None:
+        self._held = self._budget._change(0, self._held)

@@ -1,16 +1,118 @@
-"""What is looked at in a body before its values are made: how many there are.
+"""Request bodies: how they are read and looked at, within bounds, and the threads in which long ones are worked on.
 
 A JSON value costs some bytes to send and hundreds to hold: a body of 16 MiB could be four million texts, a gigabyte and many
-seconds of this process. So values are counted in the bytes first.
+seconds of this process. So values are counted in the bytes first. The bytes themselves are dropped as soon as the values are
+made; until the request is over they count in the budget of all requests (admission).
 """
 
+import asyncio
 import ctypes
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, TypeVar
 
+from aiohttp import web
+
+from replica.api.admission import BodyBudget, BodyShare
 from replica.api.validation import ApiError
 
+T = TypeVar("T")
+LONG_BODY: Final = 16 * 1024  # bytes; tokenizing them takes about 10 ms
 MAX_VALUES: Final = 1 << 19  # of a body: the token ids of several long prompts
 MAX_CONTAINERS: Final = 1 << 16  # lists and objects among them: the garbage collector stops everything to look at each
+PREPARERS: Final = 4  # threads: three bodies that take long to prepare hold up no fourth
+TRIM_AFTER_S: Final = 2.0  # after a long body has come, which by then is dealt with
+
+
+class Preparers:
+    """Threads for what can take long: streams go on meanwhile, and small requests overtake. They are given only what they can
+    begin at once, so nothing is kept of what waits for them and is given up."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(PREPARERS, "prepare")
+        self._free = asyncio.Semaphore(PREPARERS)
+
+    async def run(self, slow: bool, work: Callable[[], T]) -> T:
+        """What `work` returns: here, or in a thread if it can take long."""
+        if not slow:
+            return work()
+        await self._free.acquire()
+        begun = self._threads.submit(work)
+        begun.add_done_callback(partial(self._done, asyncio.get_running_loop()))  # also if nobody waits for it any more
+        return await asyncio.wrap_future(begun)
+
+    def start(self, work: Callable[[], object]) -> None:
+        """In a thread, when one has time; nobody waits for it."""
+        self._threads.submit(work)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, loop: asyncio.AbstractEventLoop, _: Future[Any]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._free.release)
+
+
+class BodyReader:
+    """Reads the bodies of all requests; one that has not come within `timeout_s` is refused."""
+
+    def __init__(self, preparers: Preparers, budget: BodyBudget, timeout_s: float) -> None:
+        self._preparers, self._budget, self._timeout_s = preparers, budget, timeout_s
+        self._trim: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        if self._trim is not None:
+            self._trim.cancel()
+
+    @asynccontextmanager
+    async def read(self, http: web.Request, parse: Callable[[bytes], T]) -> AsyncIterator[tuple[T, bool]]:
+        """What `parse` makes of the body, and whether it is a long one. Leave it when the request is over. Raises ApiError for
+        a body that is compressed, does not end, or is not to be looked at, or for which there is no room."""
+        share = self._budget.share()
+        try:
+            yield await self._parsed(http, share, parse)
+        finally:
+            share.close()
+
+    async def _parsed(self, http: web.Request, share: BodyShare, parse: Callable[[bytes], T]) -> tuple[T, bool]:
+        if http.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise ApiError(
+                415, "Compressed bodies are not read here: send it without Content-Encoding.", code="unsupported_encoding"
+            )
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                raw = await self._received(http, share)
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come within {self._timeout_s:g} s.", code="request_timeout") from None
+        long = len(raw) > LONG_BODY
+        if long and self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
+        return await self._preparers.run(long, partial(_checked, raw, parse)), long
+
+    async def _received(self, http: web.Request, share: BodyShare) -> bytes:
+        """Not by `http.read`, which would keep the bytes as long as the request."""
+        most = http.client_max_size
+        if (http.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(most)
+        self._budget.check(http.content_length or 0)
+        body = bytearray()
+        while chunk := await http.content.readany():
+            body += chunk
+            if len(body) > most:
+                raise web.HTTPRequestEntityTooLarge(most)
+            share.grow(len(body))
+        return bytes(body)
+
+    def _give_back(self) -> None:
+        self._trim = None
+        self._preparers.start(give_back_memory)
+
+
+def _checked(raw: bytes, parse: Callable[[bytes], T]) -> T:
+    check_size(raw)
+    return parse(raw)
 
 
 def check_size(raw: bytes) -> None:

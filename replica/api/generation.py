@@ -25,6 +25,8 @@ OPENAI_RETENTION_S: Mapping[str, float] = {"in_memory": 0.0, "in-memory": 0.0, "
 MAX_STOPS = 16
 MAX_STOP = 1024  # characters of a stop string
 MAX_SALT = 1024
+# vLLM's field, in all APIs: requests share cached blocks only with those of the same salt.
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")]
 
 
 class CacheOptions(Struct, kw_only=True):
@@ -106,7 +108,8 @@ class OutputOptions:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A checked request body: `n` answers to each prompt. `needs_scores`: the fields sent that only an engine with token
-    scores can apply. `bad_words` become tokens of `sampling` when it is prepared."""
+    scores can apply. `bad_words` become tokens of `sampling` when it is prepared. `limit_field`, `format_field`: where
+    `max_tokens` and the grammar of `sampling` came from, for errors."""
 
     prompts: list[Prompt]
     n: int
@@ -120,3 +123,5 @@ class GenerationRequest:
     needs_scores: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    limit_field: str = "max_tokens"
+    format_field: str = "response_format"

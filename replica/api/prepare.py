@@ -11,7 +11,7 @@ from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooL
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
-MAX_ECHO = 1 << 18  # tokens of prompts in one answer
+MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
 # Characters of a format. Longer ones take seconds to compile, and many milliseconds a token.
@@ -37,12 +37,13 @@ class ContextError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The engine's requests, the number of messages left out to make the prompts fit, and the positions of the first prompt's
-    marks in tokens."""
+    """The engine's requests, the number of messages left out to make the prompts fit, the positions of the first prompt's
+    marks in tokens, and the text of each prompt if answers begin with it."""
 
     requests: Sequence[Request]
     dropped: int = 0
     marks: tuple[int, ...] = ()
+    echoes: Sequence[str] = ()
 
 
 def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
@@ -57,10 +58,10 @@ def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
         if prompt.text is not None:
             return _known(engine, engine.encode(prompt.text, prompt.special))
     except PromptError as error:
-        raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", "messages") from None
+        raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", prompt.param) from None
     except PromptTooLong as error:
         raise _too_long(engine, prompt, error.least) from None
-    check_tokens(engine, prompt.tokens or [], "prompt")
+    check_tokens(engine, prompt.tokens or [], prompt.param)
     return prompt.tokens or []
 
 
@@ -90,12 +91,22 @@ def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
     check_tokens(engine, list(request.sampling.logit_bias), "logit_bias")
     request = replace(request, sampling=_masked(engine, request))
     prepared = [_prepared(engine, request, prompt) for prompt in request.prompts]
-    if request.output.echo and (echoed_tokens := request.n * sum(len(one.prompt) for one, _ in prepared)) > MAX_ECHO:
-        raise ApiError(400, f"echo would return {echoed_tokens:,} tokens of prompts; at most {MAX_ECHO:,} are.", "echo")
+    _check_returned(request, sum(len(one.prompt) for one, _ in prepared))
     first, marks = request.prompts[0], tuple[int, ...]()
     if first.marks:
         marks = tuple(_position(engine, first, mark, prepared[0][0].prompt) for mark in first.marks)
-    return Prepared([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks)
+    echoes = [_text(engine, prompt) for prompt in request.prompts] if request.output.echo else []
+    return Prepared([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks, echoes)
+
+
+def _check_returned(request: GenerationRequest, tokens: int) -> None:
+    """`tokens`: of all prompts. Each answer to a completion has its prompt again; those to a chat have it once."""
+    returned = request.n * tokens
+    if request.prompts[0].messages is not None or returned <= MAX_RETURNED:
+        return
+    for name, sent in (("echo", request.output.echo), ("return_token_ids", request.output.token_ids)):
+        if sent:
+            raise ApiError(400, f"{name} would return {returned:,} tokens of prompts; at most {MAX_RETURNED:,} are.", name)
 
 
 def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
@@ -109,7 +120,7 @@ def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens
     return next((at for at, (one, two) in enumerate(zip(begun, tokens, strict=False)) if one != two), len(begun))
 
 
-def echoed(engine: Engine, prompt: Prompt) -> str:
+def _text(engine: Engine, prompt: Prompt) -> str:
     """The text of a completion's prompt."""
     return prompt.text if prompt.text is not None else engine.decode(prompt.tokens or [], special=True)
 
@@ -129,7 +140,8 @@ def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
     max_tokens = request.max_tokens or min(room, MAX_ANSWER_TOKENS)
     least = request.sampling.min_tokens
     if least > max_tokens:
-        message = f"min_tokens is {least}, but the answer has at most {max_tokens} tokens: lower it, or raise max_tokens."
+        answer = f"the answer has at most {max_tokens} tokens"
+        message = f"min_tokens is {least}, but {answer}: lower it, or raise {request.limit_field}."
         raise ApiError(400, message, "min_tokens")
     sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
     return Request(tokens, max_tokens, scope=request.scope, keep_s=request.keep_s, **sampling), dropped
@@ -148,7 +160,7 @@ def _check_supported(engine: Engine, request: GenerationRequest) -> None:
     grammar = sampling.grammar
     if grammar is None:
         return
-    param, limit = "tool_choice" if grammar.kind == "calls" else "response_format", MAX_FORMAT[grammar.kind]
+    param, limit = "tool_choice" if grammar.kind == "calls" else request.format_field, MAX_FORMAT[grammar.kind]
     if len(grammar.text) > limit:
         raise ApiError(400, f"The format has {len(grammar.text):,} characters; at most {limit:,} can be followed.", param)
     reason = engine.grammar_error(grammar)
@@ -208,7 +220,7 @@ def _length(value: object) -> int:
 def _too_long(engine: Engine, prompt: Prompt, least: int) -> ContextError:
     room = engine.info.context - 1
     message = f"The prompt has more than {least:,} tokens; at most {room} leave room for an answer. Shorten it."
-    return ContextError(message, "prompt" if prompt.messages is None else "messages", least, None, engine.info.context)
+    return ContextError(message, prompt.param, least, None, engine.info.context)
 
 
 def _truncate(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[list[int], int]:
@@ -232,21 +244,19 @@ def _answer_room(engine: Engine, request: GenerationRequest, prompt: Prompt, len
     """Tokens left for the answer behind a prompt of this length. Raises ApiError if that is none, or less than max_tokens."""
     context = engine.info.context
     room = context - length
-    chat = prompt.messages is not None
-    param = "messages" if chat else "prompt"
     if not length:
-        raise ApiError(400, "The prompt has no tokens: there is nothing to continue.", param)
+        raise ApiError(400, "The prompt has no tokens: there is nothing to continue.", prompt.param)
     if room < 1:
-        truncatable = chat and prompt.truncation != "auto"
+        truncatable = prompt.messages is not None and prompt.truncation != "auto"
         advice = "Shorten it, or send truncation: 'auto'" if truncatable else "Shorten it"
         message = f"The prompt has {length} tokens; at most {context - 1} leave room for an answer. {advice}."
-        raise ContextError(message, param, length, None, context)
+        raise ContextError(message, prompt.param, length, None, context)
     if request.max_tokens is not None and request.max_tokens > room:
         message = (
             f"{length} prompt tokens and {request.max_tokens} for the answer are more than the {context} tokens of "
             f"this replica: ask for at most {room}, or shorten the prompt."
         )
-        raise ContextError(message, "max_tokens", length, request.max_tokens, context)
+        raise ContextError(message, request.limit_field, length, request.max_tokens, context)
     return room
 
 

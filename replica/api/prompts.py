@@ -45,7 +45,7 @@ class ChatPromptFields(Struct, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt before it is tokenized. Exactly one of messages, text, tokens is set. `marks`: beginnings of the conversation
-    whose length in tokens is asked for, None for the whole."""
+    whose length in tokens is asked for, None for the whole. `param`: the field that it came from, for errors."""
 
     messages: list[Message] | None = None
     tools: list[Any] | None = None
@@ -55,6 +55,7 @@ class Prompt:
     text: str | None = None
     tokens: list[int] | None = None
     marks: tuple[list[Message] | None, ...] = ()
+    param: str = "messages"
     special: bool = True  # whether a text gets the tokenizer's own special tokens around it
 
 
@@ -157,8 +158,8 @@ def _end(fields: ChatPromptFields) -> PromptEnd:
 
 def _text_prompt(prompt: object) -> Prompt:
     if isinstance(prompt, str) and prompt:
-        return Prompt(text=prompt)
+        return Prompt(text=prompt, param="prompt")
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return Prompt(tokens=prompt)
+        return Prompt(tokens=prompt, param="prompt")
     message = "prompt must be a text or a list of token ids (integers), or a list of such prompts, and none of them empty."
     raise ApiError(400, message, "prompt")

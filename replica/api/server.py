@@ -1,55 +1,52 @@
 """The HTTP server of a replica: the APIs of OpenAI and Anthropic over an engine.
 
-Theory of operation. The phases of a generation: parse the body (completions, messages, responses), reserve room in the queue
-(admission), make the engine's requests (prepare), begin the choices (output/generation), write their text (stream, or `_whole`)
-as the API's encoder has it. What can take long to read or prepare, a large body or a grammar, is prepared in other threads:
-meanwhile streams continue, and small requests overtake. Reservation and choices are closed in one `finally` each;
-aiohttp cancels a handler whose client has left, so a disconnect ends there too.
+Theory of operation. The phases of a generation: read and parse the body (bodies; completions, messages, responses), reserve
+room in the queue (admission), make the engine's requests (prepare), begin the choices (output/generation), write their text
+(stream, or `_whole`) as the API's encoder has it. What can take long to read, prepare or write, a large body, a grammar or a
+long answer, is done in other threads: meanwhile streams continue, and small requests overtake. The body's share of memory,
+the reservation and the choices are closed in one block each; aiohttp cancels a handler whose client has left, so a disconnect
+ends there too.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 import orjson
 from aiohttp import web
 
-from replica.api.admission import AdmissionQueue, Reservation
-from replica.api.bodies import check_size, give_back_memory
+from replica.api.admission import AdmissionQueue, BodyBudget, Reservation
+from replica.api.bodies import LONG_BODY, BodyReader, Preparers
 from replica.api.completions.requests import parse, parse_detokenize, parse_tokenize
 from replica.api.errors import api_headers, errors, name_of
 from replica.api.generation import AnswerContext, GenerationRequest
 from replica.api.messages.requests import parse_count as parse_messages_count
 from replica.api.messages.requests import parse_messages
 from replica.api.metrics import Metrics, Recorder
-from replica.api.prepare import Prepared, check_tokens, echoed, prepare, prompt_tokens, with_seed
+from replica.api.prepare import Prepared, check_tokens, prepare, prompt_tokens, with_seed
 from replica.api.prompts import Prompt
 from replica.api.responses.requests import no_such_response, parse_responses
 from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
-from replica.api.stream import ClientStream, stream
+from replica.api.stream import ClientStream, sending, stream
 from replica.api.validation import ApiError, check_model
 from replica.engine import Engine
 from replica.output.generation import Choices, Delta, Generation, TextOptions
 from replica.output.transcript import PlacedScore
 
-T = TypeVar("T")
-LONG_BODY = 16 * 1024  # bytes; tokenizing them takes about 10 ms
-TRIM_AFTER_S = 2.0  # after a long body has come, which by then is dealt with
-MANY_SCORES = 512  # tokens of an answer; writing them down takes longer than others should wait
-PREPARERS = 4  # threads: three bodies that take long to prepare hold up no fourth
+BODIES_TOGETHER = 16  # largest ones: what is in the bodies of all requests that are here at once
+LONG_ANSWER = 1 << 16  # characters and token ids; writing more of them down takes longer than others should wait
+SCORE = 128  # of them, which writing down the scores of a token is like: it has up to twenty others beside it
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`max_queue`: most requests waiting for the engine. `coalesce_s`: for how long text is collected before it is sent,
-    except for the first. A client that takes no bytes for `send_timeout_s` is disconnected, one whose body has not come within
-    `body_timeout_s` is refused. `events`: where KV events are published, empty if they are not."""
+    """`max_queue`: most requests waiting for the engine. `coalesce_s`: for how long a stream's text is collected before it is
+    sent, except for the first. A client that takes no bytes for `send_timeout_s` is disconnected, one whose body has not come
+    within `body_timeout_s` is refused. `events`: where KV events are published, empty if they are not."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_queue: int = 1024
@@ -63,7 +60,7 @@ class ServerConfig:
 def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -> web.Application:
     """The application; it starts and closes the engine."""
     config = config or ServerConfig()
-    app = web.Application(middlewares=[errors], client_max_size=config.max_body_bytes)
+    app = web.Application(middlewares=[sending(config.send_timeout_s), errors], client_max_size=config.max_body_bytes)
     server = Server(engine, model, config)
     app.add_routes(
         [
@@ -106,17 +103,18 @@ class Server:
         self._metrics = Metrics(engine, model)
         self._recorder = Recorder(self._metrics, self._stats)
         self._started = int(time.time())
-        self._queue = AdmissionQueue(
-            lambda: engine.load().waiting, config.max_queue, lambda: self._stats.rate("answers", MINUTE_S, _now())
-        )
-        self._preparers = ThreadPoolExecutor(PREPARERS, "prepare")
+        self._queue = AdmissionQueue(lambda: engine.load().waiting, config.max_queue, self._answers_per_second)
+        self._preparers = Preparers()
+        budget = BodyBudget(BODIES_TOGETHER * config.max_body_bytes, LONG_BODY, self._answers_per_second)
+        self._bodies = BodyReader(self._preparers, budget, config.body_timeout_s)
         self._generating = 0
-        self._trim: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        if self._trim is not None:
-            self._trim.cancel()
-        self._preparers.shutdown(wait=False, cancel_futures=True)
+        self._bodies.close()
+        self._preparers.close()
+
+    def _answers_per_second(self) -> float:
+        return self._stats.rate("answers", MINUTE_S, _now())
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(partial(parse, "chat"), request)
@@ -183,11 +181,10 @@ class Server:
             raise ApiError(503, f"The engine has stopped: {reason}. Restart this replica.", code="engine_dead")
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        raw = await self._body(http)
-        return await self._run(len(raw) > LONG_BODY, lambda: self._tokenized(raw))
+        async with self._bodies.read(http, lambda raw: parse_tokenize(raw, self._model)) as ((prompt, strings), long):
+            return await self._preparers.run(long, lambda: self._tokenized(prompt, strings))
 
-    def _tokenized(self, raw: bytes) -> web.Response:
-        prompt, strings = parse_tokenize(raw, self._model)
+    def _tokenized(self, prompt: Prompt, strings: bool) -> web.Response:
         self._check_template(prompt)
         tokens = prompt_tokens(self._engine, prompt)
         spelled = self._engine.token_strings(tokens) if strings else None
@@ -195,11 +192,10 @@ class Server:
         return _json({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled})
 
     async def detokenize(self, http: web.Request) -> web.Response:
-        raw = await self._body(http)
-        return await self._run(len(raw) > LONG_BODY, lambda: self._detokenized(raw))
+        async with self._bodies.read(http, lambda raw: parse_detokenize(raw, self._model)) as (tokens, long):
+            return await self._preparers.run(long, lambda: self._detokenized(tokens))
 
-    def _detokenized(self, raw: bytes) -> web.Response:
-        tokens = parse_detokenize(raw, self._model)
+    def _detokenized(self, tokens: list[int]) -> web.Response:
         check_tokens(self._engine, tokens, "tokens")
         return _json({"prompt": self._engine.decode(tokens, special=True)})
 
@@ -217,54 +213,27 @@ class Server:
         began = _now()
         self._check_alive()
         self._queue.check()
-        raw = await self._body(http)
-        request = await self._run(len(raw) > LONG_BODY, lambda: read(raw, self._model))
-        self._check_alive()
-        for prompt in request.prompts:
-            self._check_template(prompt)
-        reservation = self._queue.reserve(len(request.prompts) * request.n)
-        self._generating += 1
-        try:
-            tokenising = _now()
-            slow = len(raw) > LONG_BODY or request.sampling.grammar is not None or bool(request.bad_words)
-            prepared = await self._run(slow, lambda: prepare(self._engine, request))
-            self._stats.phase("tokenise", _now() - tokenising, _now())
+        async with self._bodies.read(http, lambda raw: read(raw, self._model)) as (request, long):
             self._check_alive()
-            return await self._answer(_Admitted(http, request, prepared, reservation, began))
-        finally:
-            self._generating -= 1
-            reservation.close()
+            for prompt in request.prompts:
+                self._check_template(prompt)
+            reservation = self._queue.reserve(len(request.prompts) * request.n, "n" if request.n > 1 else "prompt")
+            self._generating += 1
+            try:
+                tokenising = _now()
+                slow = long or request.sampling.grammar is not None or bool(request.bad_words)
+                prepared = await self._preparers.run(slow, lambda: prepare(self._engine, request))
+                self._stats.phase("tokenise", _now() - tokenising, _now())
+                self._check_alive()
+                return await self._answer(_Admitted(http, request, prepared, reservation, began))
+            finally:
+                self._generating -= 1
+                reservation.close()
 
     async def _count(self, read: Callable[[bytes, str], Prompt], http: web.Request) -> int:
         """The tokens of the prompt in a body."""
-        raw = await self._body(http)
-        prompt = await self._run(len(raw) > LONG_BODY, lambda: read(raw, self._model))
-        return len(await self._run(len(raw) > LONG_BODY, lambda: prompt_tokens(self._engine, prompt)))
-
-    async def _body(self, http: web.Request) -> bytes:
-        """Raises ApiError for one that is compressed, does not end, or is not to be looked at."""
-        if http.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise ApiError(
-                415, "Compressed bodies are not read here: send it without Content-Encoding.", code="unsupported_encoding"
-            )
-        try:
-            async with asyncio.timeout(self._config.body_timeout_s):
-                raw = await http.read()
-        except TimeoutError:
-            message = f"The body did not come within {self._config.body_timeout_s:g} s."
-            raise ApiError(408, message, code="request_timeout") from None
-        await self._run(len(raw) > LONG_BODY, lambda: check_size(raw))
-        if len(raw) > LONG_BODY and self._trim is None:
-            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
-        return raw
-
-    def _give_back(self) -> None:
-        self._trim = None
-        self._preparers.submit(give_back_memory)
-
-    async def _run(self, slow: bool, work: Callable[[], T]) -> T:
-        """Here, or in a preparing thread if it can take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparers, work) if slow else work()
+        async with self._bodies.read(http, lambda raw: read(raw, self._model)) as (prompt, long):
+            return len(await self._preparers.run(long, lambda: prompt_tokens(self._engine, prompt)))
 
     async def _answer(self, admitted: "_Admitted") -> web.StreamResponse:
         request, headers = admitted.request, _headers(admitted, self._engine.info.scores)
@@ -275,8 +244,7 @@ class Server:
             if request.output.stream:
                 return await stream(choices, encoder, client)
             answers = await _whole(choices)
-            long = sum(len(answer.scores) for answer in answers) > MANY_SCORES
-            body = await self._run(long, lambda: encoder.whole(answers, choices.usage()))
+            body = await self._preparers.run(_is_long(admitted, answers), lambda: encoder.whole(answers, choices.usage()))
             return web.Response(body=body, content_type="application/json", headers=headers)
         except ConnectionError:
             raise
@@ -289,8 +257,9 @@ class Server:
 
     def _begin(self, admitted: "_Admitted", index: int) -> Generation:
         request, (prompt, nth) = admitted.request, divmod(index, admitted.request.n)
-        echo = echoed(self._engine, request.prompts[prompt]) if request.output.echo else ""
-        options = TextOptions(request.stops, request.output.special, echo, self._config.coalesce_s)
+        echo = admitted.prepared.echoes[prompt] if request.output.echo else ""
+        coalesce_s = self._config.coalesce_s if request.output.stream else 0.0
+        options = TextOptions(request.stops, request.output.special, echo, coalesce_s)
         admitted.reservation.submitted()
         wanted = with_seed(admitted.prepared.requests[prompt], nth)
         return Generation(self._engine, self._recorder, wanted, options, admitted.began)
@@ -350,6 +319,15 @@ async def _whole(choices: Choices) -> list[Delta]:
         replace(end, text="".join(text), tokens=ids, scores=score)
         for end, text, ids, score in zip(ends, texts, tokens, scores, strict=True)
     ]
+
+
+def _is_long(admitted: _Admitted, answers: Sequence[Delta]) -> bool:
+    """Whether the body of whole answers takes long to write."""
+    length = sum(len(answer.text) + SCORE * len(answer.scores) for answer in answers)
+    if admitted.request.output.token_ids:
+        prompts = sum(len(request.prompt) for request in admitted.prepared.requests)
+        length += admitted.request.n * prompts + sum(len(answer.tokens) for answer in answers)
+    return length > LONG_ANSWER
 
 
 def _json(body: Mapping[str, object], headers: dict[str, str] | None = None) -> web.Response:

@@ -1,14 +1,17 @@
-"""A streamed response.
+"""How responses reach the client, whole or as a stream.
 
-The headers are sent with the first token, so a failure before that is a plain error with its own status; a later failure is
-an event in the stream. A client that takes no bytes for too long is disconnected, and its request freed.
+The headers of a stream are sent with the first token, so a failure before that is a plain error with its own status; a later
+failure is an event in the stream. A client that takes no bytes for too long is disconnected, whatever it is sent: a stream ends
+with its request, a whole body is dropped.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import aclosing
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from replica.api.generation import Encoder
 from replica.api.stats import Stats
@@ -16,7 +19,57 @@ from replica.api.validation import ApiError
 from replica.engine import EngineError
 from replica.output.generation import Choices
 
+PIECE = 1 << 17  # bytes of a whole body; aiohttp waits for the client after each that is longer than 64 KiB
 log = logging.getLogger(__name__)
+
+
+def sending(timeout_s: float) -> Middleware:
+    """Sends the responses that are no streams; aiohttp would wait for a client that reads nothing as long as it is connected.
+    The outermost middleware."""
+
+    @web.middleware
+    async def send(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = await handler(request)
+        if not isinstance(response, web.Response):
+            return response
+        try:
+            return await _sent(request, response, timeout_s)
+        except ConnectionError:
+            return response  # which aiohttp cannot send either
+
+    return send
+
+
+async def _sent(http: web.Request, response: web.Response, timeout_s: float) -> web.StreamResponse:
+    """In pieces, each within the time: a client that reads slowly may take all of a long body."""
+    body = response.body
+    if not isinstance(body, bytes) or len(body) <= PIECE or http.method == "HEAD":
+        await _in_time(http, timeout_s, _send(http, response))
+        return response
+    pieces, view = web.StreamResponse(status=response.status, headers=response.headers), memoryview(body)
+    pieces.content_length = len(body)
+    await _in_time(http, timeout_s, pieces.prepare(http))
+    last = (len(body) - 1) // PIECE * PIECE
+    for at in range(0, last, PIECE):
+        await _in_time(http, timeout_s, pieces.write(view[at : at + PIECE]))
+    await _in_time(http, timeout_s, pieces.write_eof(body[last:]))
+    return pieces
+
+
+async def _send(http: web.Request, response: web.Response) -> None:
+    await response.prepare(http)
+    await response.write_eof()
+
+
+async def _in_time(http: web.Request, timeout_s: float, writing: Awaitable[object]) -> None:
+    """Raises ConnectionError if the client does not take in time what is written: it is disconnected."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await writing
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()
+        raise ConnectionResetError(f"the client took nothing for {timeout_s:g} s") from None
 
 
 class ClientStream:
@@ -36,19 +89,17 @@ class ClientStream:
         """Returns when there is room for more. Raises ConnectionError if the client takes nothing for too long."""
         began = _now()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                if not self.opened:
-                    await self.response.prepare(self._http)
-                if data:
-                    await self.response.write(data)
-                if last:
-                    await self.response.write_eof()
-        except TimeoutError:
-            if self._http.transport is not None:
-                self._http.transport.abort()
-            raise ConnectionResetError(f"the client took nothing for {self._timeout_s:g} s") from None
+            await _in_time(self._http, self._timeout_s, self._write(data, last))
         finally:
             self._waited_s += _now() - began
+
+    async def _write(self, data: bytes, last: bool) -> None:
+        if not self.opened:
+            await self.response.prepare(self._http)
+        if data:
+            await self.response.write(data)
+        if last:
+            await self.response.write_eof()
 
     def close(self) -> None:
         if self.opened:

@@ -22,6 +22,21 @@ MAX_IGNORED = 20  # field names in the header; a body may have thousands
 MAX_SHOWN = 200  # characters of a value in an error
 MAX_NESTING = 250  # levels of JSON; answers have a request's values a little deeper inside
 _DEEPER = 4  # lists around a value: orjson writes 254 levels
+# Values with which a field asks for nothing but what is done anyway: defaults of OpenAI's, Anthropic's and vLLM's APIs.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("echo", "include_stop_str_in_output", "store", "use_beam_search"), (False,)),
+    **dict.fromkeys(("bad_words", "documents", "functions", "include", "mcp_servers", "tools"), ([],)),
+    **dict.fromkeys(("length_penalty", "repetition_penalty"), (1,)),
+    **dict.fromkeys(("logit_bias", "metadata"), ({},)),
+    **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty", "priority"), (0,)),
+    "modalities": (["text"],),
+    **dict.fromkeys(("parallel_tool_calls", "spaces_between_special_tokens"), (True,)),
+    "service_tier": ("auto", "default"),
+    "text.verbosity": ("medium",),
+    "thinking": ({"type": "disabled"},),
+    "tool_choice.disable_parallel_tool_use": (False,),
+    "top_k": (0, -1),
+}
 _SAFE_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _PATH = re.compile(r" - at (?:`key` in )?`\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -86,13 +101,14 @@ def check_model(body: Mapping[str, Any], model: str) -> None:
 
 
 def ignored_fields(body: Mapping[str, Any], supported: frozenset[str]) -> tuple[str, ...]:
-    """The fields of a body that have a value and are not supported, as far as they can be in a header."""
-    names = (name for name in body.keys() - supported if is_set(body[name]))
+    """The fields of a body that ask for something and are not supported, as far as they can be in a header."""
+    names = (name for name in body.keys() - supported if asks(name, body[name]))
     return tuple(sorted(name for name in names if _SAFE_NAME.fullmatch(name)))[:MAX_IGNORED]
 
 
-def is_set(value: object) -> bool:
-    return value not in (None, False, 0, {}, [], "")
+def asks(name: str, value: object) -> bool:
+    """Whether a field with this value asks for something. An unknown one does also with false, 0 or an empty text."""
+    return value is not None and value not in NEUTRAL.get(name, ())
 
 
 def shown(value: object) -> str:

@@ -1,12 +1,13 @@
 """A simulated replica on a loopback socket."""
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from multidict import CIMultiDictProxy
 
 from replica.api.server import ServerConfig, create_app
@@ -35,8 +36,12 @@ class Replica:
         return float(lines[0].rsplit(" ", 1)[1])
 
 
-async def serve(engine: WatchedEngine, clock: FakeClock | None, config: ServerConfig | None = None) -> AsyncIterator[Replica]:
+async def serve(
+    engine: WatchedEngine, clock: FakeClock | None, config: ServerConfig | None = None, around: Sequence[Middleware] = ()
+) -> AsyncIterator[Replica]:
+    """`around`: what sees each request before the server, and its response after that."""
     app = create_app(engine, "sim", config or ServerConfig(max_body_bytes=100_000))
+    app.middlewares[:0] = around
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))

@@ -15,9 +15,9 @@ from replica.api.completions.answer import CompletionAnswer
 from replica.api.completions.encoder import Kind
 from replica.api.completions.response_format import AnswerFields, grammar_of
 from replica.api.generation import (
-    MAX_SALT,
     MAX_STOP,
     MAX_STOPS,
+    CacheSalt,
     GenerationRequest,
     OutputOptions,
     RetentionFields,
@@ -25,9 +25,9 @@ from replica.api.generation import (
 )
 from replica.api.prompts import ChatPromptFields, Prompt, chat_prompt, chat_tool_use, text_prompts
 from replica.api.tools import ToolUse
-from replica.api.validation import ApiError, Flag, TokenIds, check_model, checked, ignored_fields, is_set, read_object
+from replica.api.validation import ApiError, Flag, TokenIds, asks, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
-from replica.engine import Sampling
+from replica.engine import GREEDY_BELOW, Grammar, Sampling
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for a completion without max_tokens
 MAX_CHOICES = 128
@@ -93,10 +93,7 @@ class GenerationFields(AnswerFields, kw_only=True):
         ]
         | None
     ) = None
-    # vLLM's field: requests share cached blocks only with those of the same salt.
-    cache_salt: (
-        Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")] | None
-    ) = None
+    cache_salt: CacheSalt | None = None
     skip_special_tokens: Flag | None = None
     return_token_ids: Flag | None = None
 
@@ -145,11 +142,13 @@ def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
         prompts, logprobs, output = [chat_prompt(prompted)], _chat_logprobs(chat), _output(chat)
         fields: GenerationFields = chat
         tools, max_tokens = chat_tool_use(prompted), chat.max_completion_tokens or chat.max_tokens
+        limit_field = "max_completion_tokens" if chat.max_completion_tokens else "max_tokens"
     else:
         fields = text = checked(body, CompletionFields)
         prompts, logprobs, output = text_prompts(text.prompt), text.logprobs, _completion_output(text)
-        tools, max_tokens = ToolUse(), text.max_tokens or DEFAULT_COMPLETION_TOKENS
-    sampling = _sampling(fields, logprobs, tools)
+        tools, max_tokens, limit_field = ToolUse(), text.max_tokens or DEFAULT_COMPLETION_TOKENS, "max_tokens"
+    format_field, grammar = grammar_of(fields, tools.forced)
+    sampling = _sampling(fields, logprobs, grammar)
     n = _choices(fields, sampling)
     return GenerationRequest(
         prompts=prompts,
@@ -162,8 +161,10 @@ def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
         scope=Scope(salt=fields.cache_salt),
         keep_s=checked(body, RetentionFields).keep_s,
         bad_words=tuple(fields.bad_words or ()),
-        needs_scores=tuple(name for name in _NEEDS_SCORES if name in body and is_set(body[name])),
+        needs_scores=tuple(name for name in _NEEDS_SCORES if asks(name, body.get(name))),
         ignored=ignored_fields(body, SUPPORTED[kind]),
+        limit_field=limit_field,
+        format_field=format_field,
     )
 
 
@@ -177,7 +178,8 @@ def parse_tokenize(raw: bytes, model: str) -> tuple[Prompt, bool]:
     text = checked(body, TokenizeTextBody)
     if not isinstance(text.prompt, str):
         raise ApiError(400, "Send messages (a list), or a prompt (a string).", "prompt")
-    return Prompt(text=text.prompt, special=text.add_special_tokens is not False), bool(text.return_token_strs)
+    special = text.add_special_tokens is not False
+    return Prompt(text=text.prompt, param="prompt", special=special), bool(text.return_token_strs)
 
 
 def parse_detokenize(raw: bytes, model: str) -> list[int]:
@@ -221,11 +223,12 @@ def _choices(fields: GenerationFields, sampling: Sampling) -> int:
     if fields.best_of not in (None, n):
         raise ApiError(400, "best_of is not supported: leave it out, n answers are made.", "best_of")
     if n > 1 and sampling.greedy:
-        raise ApiError(400, "n above 1 without a temperature would give the same answer n times: send a temperature.", "n")
+        message = f"n above 1 needs a temperature of at least {GREEDY_BELOW:g}: below it, this gives the same answer n times."
+        raise ApiError(400, message, "n")
     return n
 
 
-def _sampling(fields: GenerationFields, logprobs: int | None, tools: ToolUse) -> Sampling:
+def _sampling(fields: GenerationFields, logprobs: int | None, grammar: Grammar | None) -> Sampling:
     return Sampling(
         # Greedy by default: the same prompt then gives the same answer, which makes caches comparable.
         temperature=fields.temperature or 0.0,
@@ -241,7 +244,7 @@ def _sampling(fields: GenerationFields, logprobs: int | None, tools: ToolUse) ->
         stop_tokens=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,
-        grammar=grammar_of(fields, tools.forced),
+        grammar=grammar,
         allowed_tokens=fields.allowed_token_ids or (),
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from replica.api.validation import ApiError, Flag, is_set, json_text, kind_of
+from replica.api.validation import ApiError, Flag, asks, json_text, kind_of
 from replica.engine import Grammar
 
 FIELDS = ("response_format", "guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs")
@@ -70,26 +70,28 @@ class AnswerFields(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, description="an integer of at least 0")] | None = None
 
 
-def grammar_of(fields: AnswerFields, call: Grammar | None = None) -> Grammar | None:
-    """The constraint in a body, if any; `call`: the one of a forced tool call. Raises ApiError."""
-    found = [*_from_response_format(fields.response_format), *([call] if call else [])]
+def grammar_of(fields: AnswerFields, call: Grammar | None = None) -> tuple[str, Grammar | None]:
+    """The constraint in a body, if any, behind the field that it comes from; `call`: the one of a forced tool call. Raises
+    ApiError."""
+    found = [("response_format", one) for one in _from_response_format(fields.response_format)]
+    found += [("tool_choice", call)] if call else []
     found += _guided(fields)
     if len(found) > 1:
         fields_of_formats = ", ".join((*FIELDS, "a tool_choice that forces a call"))
-        raise ApiError(400, f"Only one format per request: send one of {fields_of_formats}.", "response_format")
+        raise ApiError(400, f"Only one format per request: send one of {fields_of_formats}.", found[1][0])
     for name in ("ignore_eos", "min_tokens"):
         if found and getattr(fields, name):
             raise ApiError(400, f"The format decides where the answer ends: leave out {name}.", name)
     for name in MASKS:
         if found and getattr(fields, name):
             raise ApiError(400, f"The format decides which tokens are allowed: leave out {name}.", name)
-    return found[0] if found else None
+    return found[0] if found else ("response_format", None)
 
 
 def refuse_constraints(body: Mapping[str, Any]) -> None:
     """For an API that has none of these fields: an answer that ignored them would be wrong. Raises ApiError."""
     for name in (*FIELDS, *MASKS):
-        if is_set(body.get(name)):
+        if asks(name, body.get(name)):
             raise ApiError(400, f"{name} is not a field of this API: send it to /v1/chat/completions, or leave it out.", name)
 
 
@@ -104,22 +106,23 @@ def _from_response_format(wanted: ResponseFormat | str | None) -> Iterator[Gramm
         yield json_grammar(described.schema, "response_format.json_schema.schema")
 
 
-def _guided(fields: AnswerFields) -> Iterator[Grammar]:
+def _guided(fields: AnswerFields) -> Iterator[tuple[str, Grammar]]:
+    """Each with the field that it comes from."""
     outputs = fields.structured_outputs or StructuredOutputs()
     if outputs.json_object:
-        yield Grammar("json", ANY_OBJECT)
+        yield "structured_outputs.json_object", Grammar("json", ANY_OBJECT)
     for name, schema in (("guided_json", fields.guided_json), ("structured_outputs.json", outputs.json)):
         if schema is not None:
-            yield json_grammar(schema, name)
-    for choice in (fields.guided_choice, outputs.choice):
+            yield name, json_grammar(schema, name)
+    for name, choice in (("guided_choice", fields.guided_choice), ("structured_outputs.choice", outputs.choice)):
         if choice is not None:
-            yield Grammar("choice", orjson.dumps(choice).decode())
-    for regex in (fields.guided_regex, outputs.regex):
+            yield name, Grammar("choice", orjson.dumps(choice).decode())
+    for name, regex in (("guided_regex", fields.guided_regex), ("structured_outputs.regex", outputs.regex)):
         if regex is not None:
-            yield Grammar("regex", regex)
-    for text in (fields.guided_grammar, outputs.grammar):
+            yield name, Grammar("regex", regex)
+    for name, text in (("guided_grammar", fields.guided_grammar), ("structured_outputs.grammar", outputs.grammar)):
         if text is not None:
-            yield Grammar("lark", text)
+            yield name, Grammar("lark", text)
 
 
 def json_grammar(schema: dict[str, Any] | bool | str, name: str) -> Grammar:

@@ -1,8 +1,8 @@
 """Bodies of Anthropic's Messages API in, checked `GenerationRequest`s out.
 
 A field that is known and not supported (`thinking`, `context_management`, ...) is no error: it is listed for the header
-`x-warmroute-ignored`. So are tools that Anthropic's servers would run. `cache_salt`, `cache_retention`, `seed` and `ignore_eos`
-are as in chats.
+`x-warmroute-ignored`. So are tools that Anthropic's servers would run, and `disable_parallel_tool_use`. `cache_salt`,
+`cache_retention`, `seed` and `ignore_eos` are as in chats.
 """
 
 from functools import partial
@@ -11,13 +11,21 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from replica.api.completions.response_format import json_grammar, refuse_constraints
-from replica.api.generation import MAX_SALT, MAX_STOP, MAX_STOPS, RETENTION_S, GenerationRequest, OutputOptions, Retention
+from replica.api.generation import (
+    MAX_STOP,
+    MAX_STOPS,
+    RETENTION_S,
+    CacheSalt,
+    GenerationRequest,
+    OutputOptions,
+    Retention,
+)
 from replica.api.messages.answer import MessageAnswer
 from replica.api.messages.cache_control import CacheMarks
 from replica.api.messages.conversation import Conversation
 from replica.api.prompts import Prompt
 from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
-from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, is_set, read_object
+from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
 from replica.engine import Grammar, PromptEnd, Sampling
 
@@ -28,6 +36,7 @@ Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 class ToolChoice(Struct, kw_only=True):
     type: Annotated[Literal["auto", "any", "tool", "none"], Meta(description="'auto', 'any', 'tool' or 'none'")]
     name: Annotated[str, Meta(description="a string")] | None = None
+    disable_parallel_tool_use: Flag | None = None
 
 
 class PromptFields(Struct, kw_only=True):
@@ -58,9 +67,7 @@ class MessagesFields(PromptFields, kw_only=True):
     output_config: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     seed: Annotated[int, Meta(description="an integer")] | None = None
     ignore_eos: Flag | None = None
-    cache_salt: (
-        Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")] | None
-    ) = None
+    cache_salt: CacheSalt | None = None
     cache_retention: Annotated[Retention, Meta(description="one of '5m', '1h', or left out")] | None = None
 
 
@@ -90,6 +97,7 @@ def parse_messages(raw: bytes, model: str) -> GenerationRequest:
         keep_s=max(marks.keep_s, RETENTION_S[fields.cache_retention] if fields.cache_retention else 0.0),
         needs_scores=("top_k",) if fields.top_k else (),
         ignored=_ignored(body, fields),
+        format_field="output_config.format",
     )
 
 
@@ -175,7 +183,9 @@ def _format(fields: MessagesFields) -> Grammar | None:
 
 def _ignored(body: dict[str, Any], fields: MessagesFields) -> tuple[str, ...]:
     output = fields.output_config or {}
-    partly = ["output_config"] if any(is_set(value) for name, value in output.items() if name != "format") else []
+    partly = ["output_config"] if any(value is not None for name, value in output.items() if name != "format") else []
     kinds = {tool["type"] for tool in fields.tools or [] if isinstance(tool.get("type"), str)} - {"custom"}
-    unread = ignored_fields({f"tools.{kind}": True for kind in kinds}, frozenset())
-    return (*ignored_fields(body, SUPPORTED), *partly, *unread)
+    inner: dict[str, Any] = {f"tools.{kind}": True for kind in kinds}
+    if fields.tool_choice is not None:
+        inner["tool_choice.disable_parallel_tool_use"] = fields.tool_choice.disable_parallel_tool_use
+    return (*ignored_fields(body, SUPPORTED), *partly, *ignored_fields(inner, frozenset()))

@@ -2,8 +2,9 @@
 
 A replica stores nothing, so each request brings its whole input, and what refers to stored state is refused, as vLLM does with
 its store off; `store` is accepted and has no effect. A gateway can keep the state. A field that is known and not supported
-(`reasoning`, `max_tool_calls`, ...) is no error: it is listed for the header `x-warmroute-ignored`, as are tools that are not
-functions. `cache_salt`, `cache_retention`, `seed`, `top_k` and `ignore_eos` are as in chats.
+(`reasoning`, `include`, `text.verbosity`, ...) is no error: it is listed for the header `x-warmroute-ignored`, as are tools
+that are not functions, and the list of tools in a `tool_choice`. `cache_salt`, `cache_retention`, `seed`, `top_k` and
+`ignore_eos` are as in chats.
 """
 
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from replica.api.completions.response_format import ANY_OBJECT, json_grammar, refuse_constraints
-from replica.api.generation import MAX_SALT, GenerationRequest, OutputOptions, RetentionFields
+from replica.api.generation import CacheSalt, GenerationRequest, OutputOptions, RetentionFields
 from replica.api.prompts import Prompt, Truncation
 from replica.api.responses.answer import ResponseAnswer
 from replica.api.responses.conversation import conversation
@@ -43,6 +44,7 @@ class NamedFunction(Struct, kw_only=True):
     type: Annotated[str, Meta(description="a string")]
     name: Annotated[str, Meta(description="a string")] | None = None
     mode: Any = None
+    tools: Any = None
 
 
 class PromptFields(Struct, kw_only=True):
@@ -65,20 +67,16 @@ class ResponsesFields(PromptFields, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1, description="a number above 0, up to 1")] | None = None
     text: Annotated[TextFields, Meta(description="an object such as {'format': {'type': 'text'}}")] | None = None
     metadata: Annotated[dict[str, Any], Meta(description="an object")] | None = None
-    parallel_tool_calls: Flag | None = None
     store: Flag | None = None
     background: Flag | None = None
     prompt: Any = None
     user: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    include: Any = None
     top_k: Annotated[int, Meta(ge=-1, description="an integer: at least 1, or 0 or -1 for all tokens")] | None = None
     seed: Annotated[int, Meta(description="an integer")] | None = None
     ignore_eos: Flag | None = None
-    cache_salt: (
-        Annotated[str, Meta(min_length=1, max_length=MAX_SALT, description=f"a string of 1 to {MAX_SALT} characters")] | None
-    ) = None
+    cache_salt: CacheSalt | None = None
 
 
 SUPPORTED = frozenset([*ResponsesFields.__struct_fields__, *RetentionFields.__struct_fields__])
@@ -105,7 +103,9 @@ def parse_responses(raw: bytes, model: str) -> GenerationRequest:
         scope=Scope(salt=fields.cache_salt),
         keep_s=checked(body, RetentionFields).keep_s,
         needs_scores=("top_k",) if fields.top_k and fields.top_k > 0 else (),
-        ignored=(*ignored_fields(body, SUPPORTED), *_unread_tools(fields)),
+        ignored=(*ignored_fields(body, SUPPORTED), *_ignored_within(body, fields)),
+        limit_field="max_output_tokens",
+        format_field="text.format",
     )
 
 
@@ -132,7 +132,7 @@ def _prompt(fields: PromptFields) -> Prompt:
     if not messages:
         raise ApiError(400, "input must have at least one message.", "input")
     tools = [function_tool(one["name"], one.get("description"), one.get("parameters")) for one in _functions(fields)]
-    return Prompt(messages=messages, tools=tools or None, truncation=fields.truncation or "disabled")
+    return Prompt(messages=messages, param="input", tools=tools or None, truncation=fields.truncation or "disabled")
 
 
 def _functions(fields: PromptFields) -> list[dict[str, Any]]:
@@ -150,9 +150,14 @@ def _functions(fields: PromptFields) -> list[dict[str, Any]]:
     return found
 
 
-def _unread_tools(fields: PromptFields) -> tuple[str, ...]:
+def _ignored_within(body: dict[str, Any], fields: ResponsesFields) -> tuple[str, ...]:
+    """What is not honoured of the fields that are."""
     kinds = {tool["type"] for tool in fields.tools or []} - {"function"}
-    return ignored_fields({f"tools.{kind}": True for kind in kinds}, frozenset())
+    inner: dict[str, Any] = {f"tools.{kind}": True for kind in kinds}
+    inner |= {f"text.{name}": value for name, value in (body.get("text") or {}).items() if name != "format"}
+    if isinstance(fields.tool_choice, NamedFunction):
+        inner["tool_choice.tools"] = fields.tool_choice.tools
+    return ignored_fields(inner, frozenset())
 
 
 def _tool_use(fields: PromptFields) -> ToolUse:
@@ -200,7 +205,7 @@ def _echo(fields: ResponsesFields, body: dict[str, Any]) -> dict[str, Any]:
     return {
         "instructions": fields.instructions,
         "metadata": fields.metadata or {},
-        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "parallel_tool_calls": True,
         "temperature": fields.temperature or 0.0,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": fields.tools or [],
@@ -210,6 +215,6 @@ def _echo(fields: ResponsesFields, body: dict[str, Any]) -> dict[str, Any]:
         "previous_response_id": None,
         "service_tier": "default",
         "store": False,
-        "text": body.get("text") or {"format": {"type": "text"}},
+        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
         "truncation": fields.truncation or "disabled",
     }

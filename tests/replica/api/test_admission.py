@@ -1,10 +1,10 @@
-"""Whatever comes and goes, no more are waiting and on their way than there are queue."""
+"""Whatever comes and goes, no more wait and are on their way than there are queue, and no more bytes are here than may be."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.api.admission import AdmissionQueue, Reservation
+from replica.api.admission import AdmissionQueue, BodyBudget, Reservation
 from replica.api.validation import ApiError
 
 
@@ -39,8 +39,8 @@ def test_there_are_never_more_than_may_wait(steps: list[tuple[str, int]]) -> Non
 
 def test_what_can_never_fit_is_the_requests_mistake() -> None:
     with pytest.raises(ApiError, match="more than the 3 that may wait") as caught:
-        AdmissionQueue(lambda: 0, 3, lambda: 0.0).reserve(4)
-    assert caught.value.status == 400
+        AdmissionQueue(lambda: 0, 3, lambda: 0.0).reserve(4, "prompt")
+    assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 
 @pytest.mark.parametrize(("pace", "seconds"), [(0.0, 1), (2.0, 5), (100.0, 1), (0.01, 60)])
@@ -48,3 +48,42 @@ def test_when_to_come_again_follows_the_pace(pace: float, seconds: int) -> None:
     with pytest.raises(ApiError, match=f"Try again in {seconds} s") as caught:
         AdmissionQueue(lambda: 10, 10, lambda: pace).check()
     assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_full", seconds)
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 40)), max_size=60))
+def test_there_are_never_more_bytes_than_may_be(steps: list[tuple[int, int]]) -> None:
+    """Eight bodies of up to 30 bytes, of which the first four are free; a greater size ends one, and so does a refusal."""
+    budget = BodyBudget(50, 4, lambda: 0.0)
+    shares, sizes = [budget.share() for _ in range(8)], [0] * 8
+    for which, size in steps:
+        others = sum(one for at, one in enumerate(sizes) if at != which and one > 4)
+        sizes[which] = 0
+        if size <= 30 and (size <= 4 or others + size <= 50):
+            shares[which].grow(size)
+            sizes[which] = size
+        else:
+            if size <= 30:
+                with pytest.raises(ApiError, match=r"50 may be here\. Try again in 1 s") as caught:
+                    shares[which].grow(size)
+                assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_full", 1)
+            shares[which].close()
+            shares[which] = budget.share()
+        long = [one for one in sizes if one > 4]
+        assert repr(budget) == f"<BodyBudget {sum(long)} bytes of {len(long)} bodies, of 50>"
+    for share in shares:
+        share.close()
+    assert repr(budget) == "<BodyBudget 0 bytes of 0 bodies, of 50>"
+
+
+def test_when_to_come_again_follows_the_bodies_that_are_here() -> None:
+    budget = BodyBudget(50, 4, lambda: 0.5)
+    shares = [budget.share() for _ in range(2)]
+    for share in shares:
+        share.grow(20)
+    with pytest.raises(ApiError, match=r"have 40 bytes of bodies, and 50 may be here\. Try again in 4 s"):
+        budget.check(11)
+    budget.check(10)
+    budget.check(4)
+    for share in shares:
+        share.close()
+    budget.check(50)

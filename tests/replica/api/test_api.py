@@ -1,7 +1,6 @@
 """What a request may ask for, over real sockets: tokens, limits, endings, several answers, small packets."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -221,27 +220,6 @@ async def test_the_queue_is_bounded_for_bodies_that_come_together() -> None:
         assert statuses.count(503) == 12 - statuses.count(200)
 
 
-async def test_a_client_that_never_reads_is_left() -> None:
-    engine = WatchedEngine(SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=1e6))
-    async for replica in serve(engine, None, ServerConfig(send_timeout_s=0.2)):
-        with socket.socket() as narrow:
-            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            narrow.setblocking(False)
-            loop = asyncio.get_running_loop()
-            await loop.sock_connect(narrow, ("127.0.0.1", int(replica.url.rpartition(":")[2])))
-            body = b'{"prompt": "Hi", "max_tokens": 300000, "ignore_eos": true, "stream": true}'
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            await loop.sock_sendall(narrow, head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            await engine.submitted.wait()
-            while (await get(replica, "/load"))["server_load"]:
-                pass
-            got = b""
-            while data := await loop.sock_recv(narrow, 1 << 16):
-                got = got[-100:] + data
-            assert b"[DONE]" not in got
-        assert (await replica.post(CHAT, chat("Hi")))[0] == 200
-
-
 async def test_stats_show_what_was_done_and_where_the_time_went(replica: Replica) -> None:
     for _ in range(2):
         await replica.post(CHAT, chat("Hi " * 200, max_tokens=10, ignore_eos=True))
@@ -269,6 +247,13 @@ async def test_coalescing_sends_the_first_token_at_once_and_then_fewer_packets()
     assert plain == merged
     assert first_merged == first
     assert few < 10 < many
+
+
+async def test_an_answer_that_is_no_stream_is_not_held_back() -> None:
+    async for replica in serve(WatchedEngine(SimConfig(decode_rate=200.0)), None, ServerConfig(coalesce_s=30.0)):
+        async with asyncio.timeout(10):
+            status, *_ = await replica.post("/v1/completions", {"prompt": "Hi", "max_tokens": 5, "ignore_eos": True})
+        assert status == 200
 
 
 async def test_unknown_fields_are_named_not_refused(replica: Replica) -> None:

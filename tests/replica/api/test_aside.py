@@ -9,7 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from replica.api.server import LONG_BODY, ServerConfig
+from replica.api.bodies import LONG_BODY
+from replica.api.server import ServerConfig
 from replica.engine import Grammar, Message, PromptEnd, Request, Sequence, TemplateOverride
 from replica.sim.cost import SimConfig
 from tests.replica.api.test_server import chat

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import re
 import subprocess
 import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.api.bodies import MAX_CONTAINERS, MAX_VALUES, check_size, signs_within
+from replica.api.bodies import LONG_BODY, MAX_CONTAINERS, MAX_VALUES, PREPARERS, Preparers, check_size, signs_within
 from replica.api.completions.requests import parse
 from replica.api.server import ServerConfig
 from replica.api.validation import ApiError
@@ -271,14 +276,6 @@ async def test_requests_on_one_connection_let_others_have_their_turn() -> None:
         other.close()
 
 
-async def test_prompts_are_echoed_as_long_as_the_answer_is_of_a_sane_size() -> None:
-    async for replica in serve(WatchedEngine(SimConfig(decode_rate=10_000.0)), None, ServerConfig()):
-        body = {"prompt": [[7] * 60_000] * 5, "n": 128, "temperature": 1, "echo": True, "max_tokens": 1}
-        status, answer = await post(replica, "/v1/completions", body)
-        assert (status, answer["error"]["param"]) == (400, "echo")
-        assert "38,400,000 tokens" in answer["error"]["message"]
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -316,3 +313,132 @@ async def test_a_text_with_a_token_that_the_model_does_not_have_is_refused(path:
         status, answer = await post(replica, path, body)
         assert status == 400
         assert "the model knows those below 300" in answer["error"]["message"]
+
+
+def long_body(**fields: Any) -> dict[str, Any]:
+    """Almost as long as a body may be where that is 100,000 bytes; sixteen may be here then."""
+    return {"prompt": "Hi", "max_tokens": 1, "padding": "x" * 99_900} | fields
+
+
+def in_pieces(body: dict[str, Any]) -> AsyncIterator[bytes]:
+    """Its length is not announced."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        data = json.dumps(body).encode()
+        for at in range(0, len(data), 10_000):
+            yield data[at : at + 10_000]
+
+    return pieces()
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_large_bodies_are_bounded_together(announced: bool) -> None:
+    """Until their requests are over, however many may wait; small ones come in."""
+    clock = FakeClock()
+    engine = WatchedEngine(SimConfig(max_batch=4), clock)
+
+    async def ask(replica: Replica) -> tuple[int, Any, str | None]:
+        body = io.BytesIO(json.dumps(long_body()).encode()) if announced else in_pieces(long_body())
+        async with replica.http.post(replica.url + "/v1/completions", data=body) as response:
+            return response.status, await response.json(), response.headers.get("Retry-After")
+
+    async for replica in serve(engine, clock, ServerConfig(max_body_bytes=100_000)):
+        asking = [asyncio.create_task(ask(replica)) for _ in range(16)]
+        for _ in asking:
+            await engine.submissions.acquire()
+        status, answer, retry_after = await ask(replica)
+        assert (status, answer["error"]["code"], retry_after) == (503, "queue_full", "1")
+        small = asyncio.create_task(replica.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1}))
+        with clock.running():
+            assert {status for status, *_ in await asyncio.gather(*asking)} == {200}
+            assert (await small)[0] == 200
+            assert (await ask(replica))[0] == 200
+
+
+async def test_bytes_that_have_not_come_keep_nobody_out() -> None:
+    async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig(max_body_bytes=100_000)):
+        host, port = replica.url.removeprefix("http://").split(":")
+        waiting = []
+        for _ in range(40):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 100000\r\n\r\n")
+            assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+            waiting.append(writer)
+        assert (await post(replica, "/v1/completions", long_body()))[0] == 200
+        for writer in waiting:
+            writer.close()
+
+
+async def test_a_body_that_is_announced_too_long_is_refused_at_once() -> None:
+    async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig(max_body_bytes=100_000)):
+        host, port = replica.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100001\r\n\r\n{")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+
+async def test_nothing_is_kept_of_what_waits_for_a_thread_and_is_given_up() -> None:
+    class Work:
+        def __call__(self) -> None:
+            pass
+
+    preparers, gate = Preparers(), threading.Event()
+    blocked = [asyncio.create_task(preparers.run(True, lambda: gate.wait(60))) for _ in range(PREPARERS)]
+    await asyncio.sleep(0)  # all threads have something to do
+    work = Work()
+    kept = weakref.ref(work)
+    waiting = asyncio.create_task(preparers.run(True, work))
+    del work
+    await asyncio.sleep(0)
+    assert kept() is not None
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    del waiting
+    gc.collect()
+    assert kept() is None
+    assert not any(task.done() for task in blocked)
+    gate.set()
+    assert await asyncio.gather(*blocked) == [True] * PREPARERS
+    assert await preparers.run(True, lambda: 5) == 5
+    preparers.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        (1, {"prompt": "Hi", "max_tokens": 20_000}),
+        (15, {"prompt": [7] * 5_000, "n": 15, "temperature": 1, "max_tokens": 1, "return_token_ids": True}),
+    ],
+    ids=["text", "token ids"],
+)
+async def test_a_long_answer_is_written_beside_the_event_loop(answers: int, asked: dict[str, Any]) -> None:
+    """It waits until a thread has time for it; short ones do not."""
+    gate, busy, loop = threading.Event(), asyncio.Semaphore(0), asyncio.get_running_loop()
+
+    class Gated(WatchedEngine):
+        def encode(self, text: str, special: bool = True) -> list[int]:
+            if len(text) > LONG_BODY:
+                loop.call_soon_threadsafe(busy.release)
+                assert gate.wait(60), "the event loop waits for this thread"
+            return super().encode(text, special)
+
+    clock = FakeClock()
+    engine = Gated(SimConfig(), clock)
+    async for replica in serve(engine, clock, ServerConfig()):
+        ask = partial(post, replica, "/v1/completions")
+        large = {"prompt": "x" * LONG_BODY + "x", "max_tokens": 1}
+        slow = [asyncio.create_task(ask(large)) for _ in range(PREPARERS)]
+        for _ in slow:
+            await busy.acquire()
+        with clock.running():
+            long = asyncio.create_task(ask(asked | {"ignore_eos": True}))
+            for _ in range(answers):
+                await engine.submissions.acquire()
+            while await replica.metric("num_requests_running{"):
+                pass
+            for _ in range(5):
+                assert (await ask({"prompt": "Hi", "max_tokens": 1}))[0] == 200
+            assert not long.done()
+            gate.set()
+            assert [status for status, _ in await asyncio.gather(long, *slow)] == [200] * (1 + PREPARERS)

@@ -60,6 +60,7 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, message: str) ->
         ({"top_p": 0}, "top_p", "above 0"),
         ({"seed": 1.5}, "seed", "must be an integer"),
         ({"n": 2}, "n", "the same answer n times"),
+        ({"n": 2, "temperature": 0.0005}, "n", "a temperature of at least 0.001"),
         ({"n": 0, "temperature": 1}, "n", "from 1 to 128, got 0"),
         ({"best_of": 2}, "best_of", "leave it out"),
         ({"top_k": -2}, "top_k", "at least 1, or 0 or -1"),
@@ -76,7 +77,7 @@ def test_bodies_that_are_no_chat(raw: bytes, param: str | None, message: str) ->
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "together with tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": TOOLS}, "tool_choice", "names the function"),
         ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", "'auto', 'none', 'required' or"),
-        ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"}, "response_format", "Only one format"),
+        ({"tool_choice": "required", "tools": TOOLS, "guided_regex": "a"}, "guided_regex", "Only one format"),
         ({"tools": [nested(500)]}, "tools", "nested too deeply"),
         ({"guided_json": nested(500)}, "guided_json", "nested too deeply"),
         ({"messages": [{"role": "user", "tool_calls": nested(500)}]}, "messages", "nested too deeply"),
@@ -217,9 +218,41 @@ def test_messages_in_all_their_forms() -> None:
 
 def test_what_is_not_honoured_is_named() -> None:
     checked = call(presence_penalty=0.5, logit_bias={}, suffix="x", echo=True, prompt_logprobs=0, unknown_field=1)
-    assert checked.ignored == ("echo", "suffix", "unknown_field")
+    assert checked.ignored == ("echo", "prompt_logprobs", "suffix", "unknown_field")
     assert checked.needs_scores == ("presence_penalty",)
     assert call("completion", messages=[1]).ignored == ("messages",)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"parallel_tool_calls": False}, {"made_up": False}, {"made_up": 0}, {"made_up": ""}, {"made_up": []}]
+)
+def test_a_field_can_ask_for_something_with_any_value(fields: dict[str, Any]) -> None:
+    assert call(**fields).ignored == tuple(fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"made_up": None},
+        {"parallel_tool_calls": True, "store": False, "service_tier": "auto", "metadata": {}, "echo": False},
+        {"include_stop_str_in_output": False, "spaces_between_special_tokens": True, "length_penalty": 1.0},
+    ],
+)
+def test_what_is_done_anyway_is_not_named(fields: dict[str, Any]) -> None:
+    assert call(**fields).ignored == ()
+
+
+def test_only_what_changes_scores_needs_scores() -> None:
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_k": -1, "min_p": 0}
+    assert call(logit_bias={}, **neutral).needs_scores == ()
+    assert call(repetition_penalty=1.5, top_k=1).needs_scores == ("repetition_penalty", "top_k")
+
+
+def test_errors_will_name_the_fields_that_were_sent() -> None:
+    assert (call().limit_field, call(max_tokens=5).limit_field) == ("max_tokens", "max_tokens")
+    assert call(max_completion_tokens=5).limit_field == "max_completion_tokens"
+    assert call("completion", guided_regex="a").format_field == "guided_regex"
+    assert (call().prompts[0].param, call("completion").prompts[0].param) == ("messages", "prompt")
 
 
 def test_names_of_ignored_fields_are_safe_in_a_header_and_few() -> None:

@@ -32,7 +32,9 @@ TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
     ],
 )
 def test_what_is_asked_for(body: dict[str, Any], grammar: Grammar | None) -> None:
-    assert grammar_of(checked(body, AnswerFields)) == grammar
+    field, found = grammar_of(checked(body, AnswerFields))
+    assert found == grammar
+    assert field.partition(".")[0] == next(iter(body), "response_format")
 
 
 @pytest.mark.parametrize(

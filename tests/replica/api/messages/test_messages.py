@@ -9,9 +9,12 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from replica.api.server import ServerConfig
 from replica.sim import text as sim_text
+from replica.sim.cost import SimConfig
 from tests.replica.api.clients import anthropics
-from tests.replica.conftest import Replica
+from tests.replica.conftest import Replica, serve
+from tests.replica.fakes import FakeClock, WatchedEngine
 
 LONG = "Tell me about the prefix cache of a replica, at some length and with patience. " * 20
 TOOLS: Any = [{"name": "find", "description": "Finds it.", "input_schema": {"type": "object"}}]
@@ -213,7 +216,25 @@ async def test_mistakes(client: anthropic.AsyncAnthropic, fields: Any, error: An
     assert caught.value.body["request_id"] == caught.value.request_id
 
 
-async def test_a_full_queue_and_an_unknown_path(replica: Replica) -> None:
+async def test_a_full_queue() -> None:
+    clock = FakeClock()
+    engine = WatchedEngine(SimConfig(max_batch=1), clock)
+    async for replica in serve(engine, clock, ServerConfig(max_queue=1)):
+        asking = []
+        for _ in range(2):  # one runs, one waits
+            asking.append(asyncio.create_task(replica.post("/v1/messages", asked("Hi"))))
+            await engine.submissions.acquire()
+        status, body, headers = await replica.post("/v1/messages", asked("Hi"))
+        error: Any = body["error"]
+        assert (status, body["type"], error["type"]) == (503, "error", "overloaded_error")
+        assert error["message"] == "1 requests wait already, and 1 may. Try again in 1 s, or at another replica."
+        assert headers["Retry-After"] == "1"
+        assert headers["request-id"] == body["request_id"]
+        with clock.running():
+            assert [status for status, *_ in await asyncio.gather(*asking)] == [200, 200]
+
+
+async def test_a_dead_engine_and_an_unknown_path(replica: Replica) -> None:
     replica.engine.broken = "out of memory"
     status, body, headers = await replica.post("/v1/messages", asked("Hi"))
     error: Any = body["error"]
@@ -251,3 +272,10 @@ async def test_what_is_not_honoured_is_named(replica: Replica) -> None:
     for output in ({}, {"output_config": {}}, {"output_config": {"effort": None}}):
         _, _, headers = await replica.post("/v1/messages", asked("Hi", **output))
         assert "x-warmroute-ignored" not in headers
+    choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
+    _, _, headers = await replica.post("/v1/messages", asked("Hi", tools=TOOLS, tool_choice=choice, stream_tokens=False))
+    assert headers["x-warmroute-ignored"] == "stream_tokens,tool_choice.disable_parallel_tool_use"
+    choice["disable_parallel_tool_use"] = False
+    thinking = {"type": "disabled"}
+    _, _, headers = await replica.post("/v1/messages", asked("Hi", tools=TOOLS, tool_choice=choice, thinking=thinking))
+    assert "x-warmroute-ignored" not in headers

@@ -82,6 +82,24 @@ def test_tools_are_those_of_a_chat_and_others_are_named() -> None:
     assert request.ignored == ("reasoning", "tools.custom", "tools.web_search")
 
 
+def test_what_is_not_honoured_is_named() -> None:
+    asked = call(
+        parallel_tool_calls=False,
+        include=["message.output_text.logprobs"],
+        text={"verbosity": "low"},
+        tools=[TOOL],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    )
+    assert asked.ignored == ("include", "parallel_tool_calls", "text.verbosity", "tool_choice.tools")
+    form = {"format": {"type": "text"}, "verbosity": "medium"}
+    assert call(parallel_tool_calls=True, include=[], text=form, store=True, service_tier="auto").ignored == ()
+
+
+def test_errors_will_name_the_fields_that_were_sent() -> None:
+    asked = call()
+    assert (asked.prompts[0].param, asked.limit_field, asked.format_field) == ("input", "max_output_tokens", "text.format")
+
+
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "name": "f"}, {"type": "allowed_tools", "mode": "required"}]
 )

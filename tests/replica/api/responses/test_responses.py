@@ -94,6 +94,14 @@ async def test_a_whole_answer_at_the_token_limit_is_incomplete(client: openai.As
     assert whole.output[0].status == "incomplete"  # type: ignore[union-attr]
 
 
+async def test_a_response_repeats_of_its_request_what_holds(replica: Replica) -> None:
+    form = {"type": "text"}
+    body = asked("Hi", parallel_tool_calls=False, text={"format": form, "verbosity": "low"}, metadata={"a": "b"})
+    _, answer, headers = await replica.post("/v1/responses", body)
+    assert (answer["parallel_tool_calls"], answer["text"], answer["metadata"]) == (True, {"format": form}, {"a": "b"})
+    assert headers["x-warmroute-ignored"] == "parallel_tool_calls,text.verbosity"
+
+
 async def test_calls_and_the_agents_loop(client: openai.AsyncOpenAI, replica: Replica) -> None:
     body = asked([{"role": "user", "content": f"Look for it.\n{CALLS}"}], tools=TOOLS, max_output_tokens=200)
     whole = await client.responses.create(**body)

@@ -1,0 +1,100 @@
+"""Errors name the fields that the client has sent; what comes back of prompts is bounded, and made once."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from replica.api.bodies import LONG_BODY
+from replica.api.server import ServerConfig
+from replica.sim.cost import SimConfig
+from tests.replica.conftest import Replica, serve
+from tests.replica.fakes import WatchedEngine
+
+CHAT, COMPLETION, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+MANY = "x y " * 6000
+LARK = 'start: "a"'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": MANY}]}, "messages"),
+        (COMPLETION, {"prompt": MANY}, "prompt"),
+        (COMPLETION, {"prompt": [-1]}, "prompt"),
+        (COMPLETION, {"prompt": ["a"] * 2000}, "prompt"),
+        (COMPLETION, {"prompt": ["a"] * 200, "n": 100, "temperature": 1}, "n"),
+        (RESPONSES, {"input": MANY}, "input"),
+        (CHAT, {"messages": HI, "max_tokens": 9000}, "max_tokens"),
+        (CHAT, {"messages": HI, "max_completion_tokens": 9000}, "max_completion_tokens"),
+        (COMPLETION, {"prompt": "Hi", "max_tokens": 9000}, "max_tokens"),
+        (RESPONSES, {"input": "Hi", "max_output_tokens": 9000}, "max_output_tokens"),
+        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": HI, "guided_grammar": LARK}, "guided_grammar"),
+        (CHAT, {"messages": HI, "guided_grammar": "a" * 40_000}, "guided_grammar"),
+        (COMPLETION, {"prompt": "Hi", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        (RESPONSES, {"input": "Hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
+    ],
+)
+async def test_an_error_names_the_field_that_was_sent(replica: Replica, path: str, body: dict[str, Any], param: str) -> None:
+    status, answer, _ = await replica.post(path, body)
+    error: Any = answer["error"]
+    assert (status, error["param"]) == (400, param), error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "w " * 150_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "w " * 150_000}]}, "messages"),
+        ("/v1/responses/input_tokens", {"input": "w " * 150_000}, "input"),
+        (RESPONSES, {"input": "word " * 40_000}, "input"),
+    ],
+)
+async def test_so_does_one_that_comes_before_all_is_tokenized(path: str, body: dict[str, Any], param: str) -> None:
+    async for replica in serve(WatchedEngine(SimConfig(kv_tokens=1_000)), None, ServerConfig()):
+        status, answer, _ = await replica.post(path, body)
+        error: Any = answer["error"]
+        assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("name", ["echo", "return_token_ids"])
+async def test_prompts_come_back_as_long_as_the_answer_is_of_a_sane_size(name: str) -> None:
+    async for replica in serve(WatchedEngine(SimConfig(decode_rate=10_000.0, prefill_rate=1e6)), None, ServerConfig()):
+        body = {"prompt": [[7] * 3_000] * 5, "n": 128, "temperature": 1, name: True, "max_tokens": 1}
+        status, answer, _ = await replica.post(COMPLETION, body)
+        error: Any = answer["error"]
+        assert (status, error["param"]) == (400, name)
+        assert "1,920,000 tokens of prompts; at most 262,144" in error["message"]
+        status, answer, _ = await replica.post(COMPLETION, body | {"n": 2})
+        assert status == 200
+
+
+async def test_a_chat_has_its_prompt_once() -> None:
+    async for replica in serve(WatchedEngine(SimConfig(decode_rate=10_000.0, prefill_rate=1e6)), None, ServerConfig()):
+        body = {"messages": [{"role": "user", "content": "x " * 3_000}], "n": 128, "temperature": 1, "max_tokens": 1}
+        status, answer, _ = await replica.post(CHAT, body | {"return_token_ids": True})
+        assert status == 200
+        ids: Any = answer["prompt_token_ids"]
+        assert 128 * len(ids) > 262_144
+
+
+async def test_a_prompt_of_tokens_becomes_a_text_once_and_beside_the_event_loop() -> None:
+    class Listening(WatchedEngine):
+        decoded_by: list[threading.Thread]
+
+        def decode(self, tokens: list[int], special: bool = False) -> str:
+            if len(tokens) > 1:
+                self.decoded_by.append(threading.current_thread())
+            return super().decode(tokens, special)
+
+    engine = Listening(SimConfig(decode_rate=10_000.0, prefill_rate=1e6))
+    engine.decoded_by = []
+    async for replica in serve(engine, None, ServerConfig()):
+        body = {"prompt": [[7] * LONG_BODY, [8] * 10], "n": 4, "temperature": 1, "echo": True, "max_tokens": 1}
+        status, answer, _ = await replica.post(COMPLETION, body)
+        choices: Any = answer["choices"]
+        assert (status, len(choices)) == (200, 8)
+        assert len(engine.decoded_by) == 2
+        assert threading.main_thread() not in engine.decoded_by
