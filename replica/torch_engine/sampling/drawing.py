@@ -1,8 +1,7 @@
 """Drawing one token from the scores of a vocabulary, in time that is linear in its size.
 
-What may be drawn is decided by a border: the least likely token that top-k or top-p leaves. To find it nothing is sorted but
-the few tokens near it. The order of positive floats is that of their bit patterns, so the upper bits of the chances are bins:
-the counts of the bins, and the least and the greatest chance that each can have, say in which ones the border must be.
+What may be drawn is decided by a border: the least likely token that top-k or top-p leaves. To find it the chances are parted
+into likelier and less likely ones, and so is the part that has the border, until that is small enough to be sorted.
 
 One uniform number is drawn, and the token is where the sum of the chances, in the order of the vocabulary, passes it. So a draw
 depends on the scores, the settings and that number alone.
@@ -20,9 +19,9 @@ Chances = NDArray[np.float32]
 """Of each token, in the order of the vocabulary; not normalised: the best one has 1. 0: it is not drawn."""
 
 HEAD: Final = 1024  # no more tokens than that can each have a 1024th of the mass
-SORTED: Final = 4096  # tokens that are sorted at once
+SORTED: Final = 4096  # tokens that are sorted and not parted
+TOP: Final = 16  # the first part is the likeliest 16th: mostly the border is there; the others are halves
 BLOCK: Final = 1024  # chances that are summed at once
-BIN_BITS: Final = 16  # lower bits of a chance that are not part of its bin: 128 bins from one power of 2 to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ def shaped(scores: NDArray[np.float32], shape: Shape) -> Chances:
     """The chances. In this order: temperature, top_k, top_p of the mass that top_k leaves, min_p."""
     chances: Chances = np.exp((scores - scores.max()) * np.float32(1 / shape.temperature))
     if 0 < shape.top_k < len(chances):
-        border, _ = _border(chances, shape.top_k, by_mass=False)
-        chances = chances * (chances >= border)
+        last = len(chances) - shape.top_k
+        chances = chances * (chances >= np.partition(chances, last)[last])
     if shape.top_p < 1:
         chances = chances * _nucleus(chances, shape.top_p)
     if shape.min_p > 0:
@@ -61,45 +60,30 @@ def _nucleus(chances: Chances, top_p: float) -> NDArray[np.bool_]:
     target = top_p * mass
     head = chances[chances >= np.float32(mass / HEAD)]
     enough = head.sum(dtype=np.float64) >= target
-    border, equal = _border(head if enough else chances, target, by_mass=True)
+    border, equal = _border(head if enough else chances, target)
     inside = chances >= border
     inside[np.flatnonzero(chances == border)[equal:]] = False
     return inside
 
 
-def _border(chances: Chances, target: float, *, by_mass: bool) -> tuple[np.float32, int]:
-    """The chance of the last token that is needed, the likeliest first, until their count (or their mass) reaches the target;
-    and how many tokens of just this chance are needed. If all together do not reach it, all are needed.
+def _border(chances: Chances, target: float) -> tuple[np.float32, int]:
+    """The chance of the last token that is needed, the likeliest first, until their mass reaches the target; and how many
+    tokens of just this chance are needed. If all together do not reach it, all are needed.
     """
-    before = 0.0
-    if len(chances) > SORTED:
-        bins = chances.view(np.uint32) >> np.uint32(BIN_BITS)
-        first, last = _bracket(chances, bins, target, by_mass=by_mass)
-        likelier = bins > first
-        before = float((chances * likelier).sum(dtype=np.float64)) if by_mass else int(likelier.sum())
-        chances = chances[(bins <= first) & (bins >= last)]
-    ordered = np.sort(chances)[::-1]
-    sums = before + (ordered.cumsum(dtype=np.float64) if by_mass else np.arange(1, len(ordered) + 1))
+    rest, needed, mass, share = chances, 0, 0.0, TOP  # `needed` tokens with this mass are likelier than the rest
+    while len(rest) > SORTED:
+        cut = len(rest) - len(rest) // share
+        parted = np.partition(rest, cut)
+        with_top = mass + float(parted[cut:].sum(dtype=np.float64))
+        if with_top >= target:
+            rest = parted[cut:]
+        else:
+            rest, needed, mass = parted[:cut], needed + len(rest) - cut, with_top
+        share = 2
+    ordered = np.sort(rest)[::-1]
+    sums = mass + ordered.cumsum(dtype=np.float64)
     at = min(int(np.searchsorted(sums, target)), len(ordered) - 1)
-    return ordered[at], at + 1 - int(np.count_nonzero(ordered > ordered[at]))
-
-
-def _bracket(chances: Chances, bins: NDArray[np.uint32], target: float, *, by_mass: bool) -> tuple[int, int]:
-    """The border is in one of these bins, or in one between them: the likeliest one, the least likely one.
-
-    It is in the last bin for which all bins below have no more than what the target leaves. That is compared, not what the bins
-    above have: it is little where top-p is near 1, and so is the error then.
-    """
-    counts = np.bincount(bins)
-    if not by_mass:
-        below = counts.cumsum() - counts
-        only = int(np.searchsorted(below, len(chances) - target, side="right")) - 1
-        return only, only
-    edges = (np.arange(len(counts) + 1, dtype=np.uint32) << BIN_BITS).view(np.float32).astype(np.float64)
-    left = float(chances.sum(dtype=np.float64)) - target
-    most, least = (counts * each for each in (edges[1:], edges[:-1]))
-    last, first = (int(np.searchsorted(each.cumsum() - each, left, side="right")) - 1 for each in (most, least))
-    return first, max(0, last)
+    return ordered[at], needed + at + 1 - int(np.count_nonzero(chances > ordered[at]))
 
 
 def _passed(chances: Chances, uniform: float) -> int:
