@@ -24,9 +24,8 @@ def test_the_exact_lru() -> None:
 
 def test_ours_is_within_a_point_of_the_exact_lru_and_transformers_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--blocks", "256", "--requests", "250", "--at-once", "1"])
-    rows = re.findall(
-        r"^\| \w+ \| 1 \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)% \| [+-][\d.]+ \| ([\d.]+)% \|$", capsys.readouterr().out, re.MULTILINE
-    )
+    columns = r"^\| \w+ \| 1 \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)% \| [+-][\d.]+ \| ([\d.]+)% \|$"
+    rows = re.findall(columns, capsys.readouterr().out, re.MULTILINE)
     assert len(rows) == 3
     for exact, together, ours, transformers in (map(float, row) for row in rows):
         assert exact == together, "of one at a time"
