@@ -1,14 +1,17 @@
 """The simulated engine on a clock that stands still: exact times, exact hits, nothing left behind."""
 
 import itertools
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from replica.cache.prefix import Scope
 from replica.engine import EngineError, EngineLoad, Request, Sequence
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
@@ -71,6 +74,50 @@ async def test_the_answer_is_cached_too(length: int, cached: int) -> None:
     follow_up = engine.submit(Request([*range(64), *answer, 1, 2, 3], 1))
     clock.advance(1)
     assert follow_up.cached_tokens == cached
+
+
+async def test_answers_to_one_prompt_are_cached_each_with_its_own_tokens() -> None:
+    engine, clock = engine_of()
+    prompt = list(range(64))
+    sequences = [engine.submit(Request(prompt, 40, ignore_eos=True, temperature=1.0, seed=seed)) for seed in (1, 2)]
+    clock.advance(1)
+    engine.check()
+    answers = [(await sequence.next()).tokens for sequence in sequences]
+    assert answers[0] != answers[1]
+    for answer in answers:
+        follow_up = engine.submit(Request([*prompt, *answer, 1], 1))
+        clock.advance(1)
+        assert follow_up.cached_tokens == 96, "but for the last token of the answer, which was never computed"
+    salted = engine.submit(Request(prompt, 1, Scope(salt="a")))
+    clock.advance(1)
+    assert salted.cached_tokens == 0
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 90_000}, {"min_tokens": 2_000}])
+async def test_answers_that_wait_take_no_memory_for_their_tokens(options: dict[str, Any]) -> None:
+    """Nor each for the blocks of their prompt: together these would be 80 MB."""
+    engine, _ = engine_of(kv_tokens=100_000)
+    prompt = list(range(8_000))
+    tracemalloc.start()
+    try:
+        sequences = [engine.submit(Request(prompt, 90_000, temperature=1.0, seed=seed, **options)) for seed in range(100)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert engine.load().waiting == len(sequences) - 1
+    assert peak < 1 << 20
+
+
+async def test_an_answer_whose_length_is_not_known_has_room_for_the_longest() -> None:
+    engine, clock = engine_of(itertools.repeat(Fault(breaks=0.999)), kv_tokens=16_000)
+    sequence = engine.submit(Request(list(range(16)), 5_000, min_tokens=2_000))
+    clock.advance(0.02)
+    assert engine.load().kv_usage == pytest.approx((16 + 5_000) / 16_000, abs=0.001)
+    clock.advance(100)
+    assert len((await sequence.next()).tokens) == 1_998, "it breaks before it could have ended"
+    with pytest.raises(EngineError):
+        await sequence.next()
+    engine.check()
 
 
 async def test_prefill_is_first_come_first_served_and_the_second_of_two_equal_prompts_hits() -> None:
