@@ -187,7 +187,12 @@ class Sequence:
 
     def __repr__(self) -> str:
         state = "failed" if self._error else self._finish or ("closed" if self.ended else "open")
-        return f"<Sequence {state}, {len(self.request.prompt)} prompt tokens, {len(self._tokens)} not taken>"
+        return f"<Sequence {state}, {len(self.request.prompt)} prompt tokens, {self.pending} not taken>"
+
+    @property
+    def pending(self) -> int:
+        """Tokens that were pushed and not taken yet."""
+        return len(self._tokens)
 
     def push(self, tokens: Iterable[int], finish: FinishReason | None = None, scores: Iterable[TokenScore] = ()) -> None:
         """Add new tokens, the last ones if `finish` is set."""

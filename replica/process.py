@@ -2,8 +2,8 @@
 
 Theory of operation. A `ReplicaSpec` is a replica before it serves: its socket is bound but does not listen yet, so connections
 are refused until its engine is ready. `serve` gives each of them a task; a task ends when the process is to stop, or when its
-replica dies. A replica that dies is cut off as by a crash: open connections are reset, new ones refused. In either case its
-engine is closed, then its other resources. The first one that cannot start ends all of them.
+replica dies. A replica that dies is cut off as by a crash: open connections are closed in mid-answer, new ones refused. In
+either case its engine is closed, then its other resources. The first one that cannot start ends all of them.
 
 An engine's start may take minutes in threads, which cannot be interrupted, and for which asyncio and the interpreter wait at
 their end. So a process that is stopped before its replicas are ready cancels their starts, closes their resources and ends
@@ -147,7 +147,7 @@ async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -
 
 
 def _abort_connections(runner: web.AppRunner) -> None:
-    """Reset every connection, with unsent data."""
+    """Close every connection now; data that is not sent yet is dropped."""
     for connection in runner.server.connections if runner.server else ():
         if connection.transport is not None:
             connection.transport.abort()

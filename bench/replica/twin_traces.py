@@ -148,7 +148,7 @@ def first_tokens(config: SimConfig, arrivals: list[Arrival]) -> list[float]:
 
     def listen() -> None:
         for number, sequence in list(silent.items()):
-            if ", 0 not taken" not in repr(sequence):
+            if sequence.pending:
                 found[number] = clock.now - arrivals[number].at
                 del silent[number]
 

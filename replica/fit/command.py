@@ -9,6 +9,7 @@ import importlib.util
 import json
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from statistics import fmean
 
@@ -19,8 +20,9 @@ from replica.fit.solve import Fit, solve
 ROUNDS = 3
 _TEXT = (
     "Measure a running replica that is otherwise idle, and print the flags of `warmroute replica --engine sim` that make the "
-    "simulated engine as fast. Takes five to ten minutes on a CPU, and sends about 160,000 tokens of random text, more if "
-    "long prompts are quick."
+    f"simulated engine as fast. There are {ROUNDS} rounds of the same measurements, with a line on stderr for each: new "
+    "prompts, each twice as long as the last until that took 1.5 s; up to 32 streams at once; one prompt that is four times "
+    "as long as all others; new prompts beside streams. A round takes minutes on a CPU, and ends with the time that it took."
 )
 
 
@@ -50,8 +52,10 @@ def main(argv: list[str]) -> int:
 
 async def _measure(url: str, model: str | None) -> Measurements:
     async with Measurer(url, model, _log) as measurer:
-        for _ in range(ROUNDS):
+        for number in range(1, ROUNDS + 1):
+            began = time.monotonic()
             await measurer.measure()
+            _log(f"round {number} of {ROUNDS} took {time.monotonic() - began:.0f} s")
     return measurer.measured
 
 

@@ -155,6 +155,8 @@ class Measurer:
         if length < 2 * known:
             return
         text = self._replica.text(length)
+        most_s = (length / known) ** 2 * self._lengths[known]  # if attention were all that takes time
+        self._log(f"one much longer prompt, which may take {most_s:.0f} s")
         await self._new_and_again(text, length)
         for batch in (1, 4):
             if batch <= (self.measured.max_batch or batch) and batch * length <= tokens // 2:
@@ -198,7 +200,8 @@ class Measurer:
         await asyncio.wait((streams, asyncio.create_task(begun.wait())), return_when=asyncio.FIRST_COMPLETED)
         answer, others = await self._replica.generate(self._replica.text(prompt), 2), await streams
         if any(other.times[-1] < answer.times[0] for other in others):
-            return  # a stream ended before the prompt did
+            self._log("not used: a stream ended before the prompt was computed")
+            return
         usual = median(gap for other in others for gap in other.gaps(0, answer.sent))
         during = [
             end - begin for begin, end in pairwise(others[0].times) if end > answer.sent and begin + end < 2 * answer.times[0]

@@ -76,12 +76,14 @@ def solve(measured: Measurements) -> Fit:
 
 
 def chunk_of(samples: Items[MixedSample]) -> int:
-    """The roundest chunk size (tokens) that explains how many of a stream's steps each prompt has made longer; 0: none.
+    """The roundest chunk size (tokens) that explains how many of a stream's steps each prompt has made longer; 0: none, or not
+    known.
 
-    A prompt that is computed in one step only shows that a chunk is not smaller than it.
+    A prompt that is computed in one step only shows that a chunk is not smaller than it. A token of each stream is in a chunk,
+    too: prompts beside several streams count only if there are no others. What no chunk size explains does not count.
     """
-    low, high = 1, 1 << 30
-    for sample in (sample for sample in samples if sample.batch == 1):
+    low, high = 0, 1 << 30
+    for sample in [sample for sample in samples if sample.batch == 1] or samples:
         steps = sample.long_gaps
         if not steps:
             return 0
@@ -89,7 +91,7 @@ def chunk_of(samples: Items[MixedSample]) -> int:
         at_most = (sample.prompt - 1) // (steps - 1) if steps > 1 else 1 << 30
         if max(low, at_least) <= min(high, at_most):
             low, high = max(low, at_least), min(high, at_most)
-    if not samples:
+    if not low:
         return 0
     unit = 1 << (high.bit_length() - 1)
     while -(-low // unit) * unit > high:

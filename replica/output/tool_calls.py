@@ -1,4 +1,4 @@
-"""Tool calls in an answer's text, in the form that Hermes began and the templates of Qwen and SmolLM ask for:
+"""Tool calls in an answer's text, in the form that Hermes began and the templates of Qwen ask for:
 
     <tool_call>
     {"name": "find", "arguments": {"what": "it"}}
@@ -29,7 +29,8 @@ Part = str | Call
 
 
 class ToolCallReader:
-    """`push` text as it comes, then `finish` once. O(text), but for an unfinished call: it is searched with each `push`."""
+    """`push` text as it comes, then `finish` once. A `push` is O(its text + what is held), and searches only the new part of an
+    unfinished call."""
 
     def __init__(self) -> None:
         self._held = ""

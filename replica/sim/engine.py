@@ -11,12 +11,15 @@ The head of the queue is admitted when a step has tokens to spare, the batch has
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once.
 
+An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
+
 Time comes from the clock (the event loop, or a test's), injected faults from `faults`: the same requests at the same times
 give the same answers at the same times.
 """
 
 import asyncio
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
@@ -24,7 +27,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from replica.cache.blocks import BlockLedger, CacheCounts, CacheListener, Lease
-from replica.cache.prefix import Prefix
 from replica.engine import (
     Detokenizer,
     EngineInfo,
@@ -39,6 +41,7 @@ from replica.engine import (
     counted,
 )
 from replica.sim import text as sim_text
+from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
@@ -60,15 +63,13 @@ class Clock(Protocol):
 @dataclass(slots=True, eq=False)
 class _Job:
     sequence: Sequence
-    prefix: Prefix
-    answer: list[int]
-    stops: bool  # else it ends by max_tokens
+    task: Task
+    answer: Answer
     queued_at: float
     fails_after: int | None  # tokens
     fault: str
     lease: Lease | None = None
     computed: int = 0
-    emitted: int = 0
 
     @property
     def left(self) -> int:
@@ -76,7 +77,7 @@ class _Job:
 
     @property
     def context(self) -> int:
-        return self.computed + self.emitted
+        return self.computed + len(self.answer.tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +115,7 @@ class SimEngine:
         self._lanes = list(dict.fromkeys((self._prompts, self._answers)))
         self._timer: Timer | None = None
         self._jobs: dict[Sequence, _Job] = {}
+        self._tasks: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()  # by their prompt's id
 
     def __repr__(self) -> str:
         busy, waiting = len(self._prefilling), len(self._waiting) + len(self._late)
@@ -190,20 +192,24 @@ class SimEngine:
             assert self._decoding.keys() >= set(lane.decoding)
 
     def submit(self, request: Request) -> Sequence:
-        """O(prompt + answer)."""
-        sequence = Sequence(request, self.cancel)
-        tokens, stops = _answer(request)
-        cut = next((at for at in range(request.min_tokens, len(tokens)) if tokens[at] in request.stop_tokens), None)
-        if cut is not None:
-            del tokens[cut + 1 :]
-        now, fault, prefix = self._now(), next(self._faults), Prefix(request.prompt, self._cache.size, request.scope)
-        job = _Job(sequence, prefix, tokens, stops, now, fault.fails_after(len(tokens)), ERROR if fault.fails else BREAK)
+        """O(prompt)."""
+        sequence, task = Sequence(request, self.cancel), self._task(request)
+        answer, now, fault = Answer(task, request), self._now(), next(self._faults)
+        job = _Job(sequence, task, answer, now, fault.fails_after(answer.least), ERROR if fault.fails else BREAK)
         self._jobs[sequence] = job
         if fault.delay_s:
             self._late[job] = self._call_at(now + fault.delay_s / self._config.speed, self._arrived, job)
         else:
             self._enqueue(job)
         return sequence
+
+    def _task(self, request: Request) -> Task:
+        """Shared with the other answers to this prompt that are not over."""
+        key = id(request.prompt)
+        task = self._tasks.get(key)
+        if task is None or not task.covers(request):
+            task = self._tasks[key] = Task.of(request, self._cache.size)
+        return task
 
     def _arrived(self, job: _Job) -> None:
         del self._late[job]
@@ -281,8 +287,8 @@ class SimEngine:
             return None
         job = self._waiting[0]
         request, size = job.sequence.request, self._cache.size
-        blocks = -(-(len(request.prompt) + len(job.answer)) // size)
-        job.lease = self._cache.reserve(job.prefix, blocks, when, request.keep_s / self._config.speed)
+        blocks = -(-(len(request.prompt) + job.answer.most) // size)
+        job.lease = self._cache.reserve(job.task.prefix, blocks, when, request.keep_s / self._config.speed)
         if job.lease is None:
             return None
         self._waiting.popleft()
@@ -308,22 +314,20 @@ class SimEngine:
             self._emit(job, rounds)
 
     def _emit(self, job: _Job, count: int) -> None:
-        due = min(job.emitted + count, len(job.answer))
-        if job.fails_after is not None and due > job.fails_after:
-            if job.emitted == job.fails_after:
+        sequence, answer = job.sequence, job.answer
+        if job.fails_after is not None:
+            count = min(count, job.fails_after - len(answer.tokens))
+            if not count:
                 self._forget(job)
-                job.sequence.fail(job.fault)
+                sequence.fail(job.fault)
                 return
-            due = job.fails_after
-        fresh, job.emitted = job.answer[job.emitted : due], due
-        if due < len(job.answer):
-            job.sequence.push(fresh)
-            return
-        self._forget(job)
-        if fresh[-1] in job.sequence.request.stop_tokens:
-            job.sequence.end(fresh)
+        fresh = answer.take(count)
+        if answer.finish is not None:
+            self._forget(job)
+        if answer.stopped:
+            sequence.end(fresh)
         else:
-            job.sequence.push(fresh, "stop" if job.stops else "length")
+            sequence.push(fresh, answer.finish)
 
     def cancel(self, sequence: Sequence) -> None:
         """Called when a sequence is closed before its end. O(waiting + running)."""
@@ -347,22 +351,7 @@ class SimEngine:
         if job.lease is None:
             return
         if self._decoding.pop(job, True) is None:
-            job.prefix.extend(job.answer[: max(0, job.emitted - 1)])  # the last token's K and V are not computed
-            self._cache.commit(job.lease, len(job.prefix.keys))
+            # The last token's K and V are not computed.
+            job.lease.prefix = job.task.prefix_of(job.answer.tokens[:-1])
+            self._cache.commit(job.lease, len(job.lease.prefix.keys))
         self._cache.release(job.lease, self._now())
-
-
-def _answer(request: Request) -> tuple[list[int], bool]:
-    """The tokens of a call if one is asked for, else of an ordinary answer; and whether it ends before max_tokens."""
-    grammar = request.grammar
-    call = sim_text.forced_call(grammar.text) if grammar else sim_text.requested_calls(request.prompt)
-    if call:
-        return call[: request.max_tokens], len(call) <= request.max_tokens
-    return sim_text.answer(
-        request.prompt, request.max_tokens, endless=request.ignore_eos, least=request.min_tokens, seed=_seed(request)
-    )
-
-
-def _seed(request: Request) -> int:
-    """A greedy answer depends only on its prompt; so does one without a seed, since nothing here is random."""
-    return 0 if request.greedy else (request.seed or 0) % (1 << 32)

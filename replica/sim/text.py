@@ -54,9 +54,10 @@ _SPELLED, _SPACE = 0b101 << 29, 1 << 28
 _BREAKS = frozenset(map(_id, "\n\t "))  # after these, no space before a word
 _FIRST = tuple(_id(word) for word in _WORDS)
 _NEXT = tuple(_id(" " + word) for word in _WORDS)
+DRAWN = frozenset((*_FIRST, *_NEXT))  # the tokens of ordinary answers
 # A pseudo-random number, of what and a state. A crc32 alone is not enough: similar states have similar ones.
 _draw = xxhash.xxh32_intdigest
-_BYTES = {token: array("I", [token]).tobytes() for token in (*_FIRST, *_NEXT)}
+_BYTES = {token: array("I", [token]).tobytes() for token in DRAWN}
 
 
 def encode(text: str, most: int | None = None) -> list[int]:
@@ -180,16 +181,33 @@ class WordDetokenizer:
         return ""
 
 
+class Drawing:
+    """The tokens that continue a text, drawn one after the other. All that it keeps is a hash of the tokens before."""
+
+    __slots__ = ("_state", "_words")
+
+    def __init__(self, before: Items[int], seed: int = 0) -> None:
+        """O(tokens before)."""
+        self._state = zlib.crc32(array("I", before), seed)
+        self._words = _FIRST if before and before[-1] in _BREAKS else _NEXT
+
+    def next(self) -> int:
+        """O(1)."""
+        token = self._words[_draw(b"word", self._state) % len(self._words)]
+        self._state, self._words = zlib.crc32(_BYTES[token], self._state), _NEXT
+        return token
+
+    def ends(self) -> bool:
+        """Whether an answer ends here by itself: at one token in 48. O(1)."""
+        return _draw(b"end", self._state) % MEAN_ANSWER_TOKENS == 0
+
+
 def answer(prompt: Items[int], max_tokens: int, *, endless: bool, least: int = 0, seed: int = 0) -> tuple[list[int], bool]:
-    """The answer's tokens, and whether it ended before `max_tokens`: after 48 tokens on average, at least `least`, never if it
-    is `endless`. O(prompt + answer)."""
-    state = zlib.crc32(array("I", prompt), seed)
-    words = _FIRST if prompt and prompt[-1] in _BREAKS else _NEXT
-    tokens: list[int] = []
+    """An ordinary answer's tokens, and whether it ended before `max_tokens`: after 48 tokens on average, at least `least`,
+    never if it is `endless`. O(prompt + answer). For checks of a replica's answers: the engine draws its own when due."""
+    drawing, tokens = Drawing(prompt, seed), list[int]()
     while len(tokens) < max_tokens:
-        token = words[_draw(b"word", state) % len(words)]
-        tokens.append(token)
-        state, words = zlib.crc32(_BYTES[token], state), _NEXT
-        if not endless and len(tokens) >= least and _draw(b"end", state) % MEAN_ANSWER_TOKENS == 0:
+        tokens.append(drawing.next())
+        if not endless and len(tokens) >= least and drawing.ends():
             return tokens, True
     return tokens, False

@@ -2,9 +2,9 @@
 
 Theory of operation. The plain model, without a cache and before anything of it is replaced, reads some texts at once (`expect`)
 and so scores every token of their ends. The engine gets their beginnings as prompts, and a sampler that draws the known tokens
-one by one (`_Dictated`): its scores at each step have to be the plain model's. One text is computed cold, in two chunks and
-across blocks; its beginning again from the prefix cache; and then it runs beside another one. So one plain pass is enough for
-each text, and no tie can lead the two apart.
+one by one (`_Dictated`): its scores at each step have to be the plain model's. One text is computed cold, in several chunks
+and across blocks; its beginning again from the prefix cache; and then it runs beside another one. So one plain pass is enough
+for each text, and no tie can lead the two apart.
 
 A row of scores is right if its error (root mean square) is small beside the spread of the plain model's scores, and its best
 token is the plain model's or tied with it. In 16-bit types some rows may be off: rounding can make a router choose another

@@ -18,14 +18,16 @@ def test_the_exact_lru() -> None:
     assert exact_lru([one, two, three, one], 4) == Found(160, 0, 4)
     assert exact_lru([one, two, one, three, one], 4).ratio == 64 / 200
     assert exact_lru([[1] * 32, [1] * 32], 4).hits == 16, "the last token is always computed"
+    assert exact_lru([one, one, two, one], 4, at_once=2) == Found(160, 32, 0), "the first two find nothing"
+    assert exact_lru([one, one, one], 4, at_once=2).hits == 32
 
 
 def test_ours_is_within_a_point_of_the_exact_lru_and_transformers_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--blocks", "256", "--requests", "250", "--at-once", "1"])
-    rows = re.findall(
-        r"^\| \w+ \| 1 \| ([\d.]+)% \| ([\d.]+)% \| [+-][\d.]+ \| ([\d.]+)% \|$", capsys.readouterr().out, re.MULTILINE
-    )
+    columns = r"^\| \w+ \| 1 \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)% \| [+-][\d.]+ \| ([\d.]+)% \|$"
+    rows = re.findall(columns, capsys.readouterr().out, re.MULTILINE)
     assert len(rows) == 3
-    for exact, ours, transformers in (map(float, row) for row in rows):
+    for exact, together, ours, transformers in (map(float, row) for row in rows):
+        assert exact == together, "of one at a time"
         assert ours > exact - 1
         assert transformers < exact - 5

@@ -45,6 +45,7 @@ def test_a_simulated_replica_is_measured_from_end_to_end(capsys: pytest.CaptureF
     options = parser().parse_args(command[2:])
     assert (options.engine, options.kv_tokens, options.block_size, options.max_batch) == ("sim", 1600, 16, 4)
     assert "a new prompt of 64 tokens, and again" in err
+    assert re.search(r"^round 1 of 3 took \d+ s\n(.+\n)+round 3 of 3 took \d+ s$", err, re.MULTILINE)
 
 
 USAGE: Mapping[str, Any] = MappingProxyType(

@@ -58,6 +58,8 @@ async def test_a_context_that_is_much_longer_is_measured_too() -> None:
     (decoded,) = (sample for sample in found.decodes if sample.context > longest)
     assert decoded.batch == 1
     assert sum(line.endswith("behind this prompt") for line in lines) == 1
+    first_s = next(sample.seconds for sample in found.prefills if sample.prompt * LONGER == longest and not sample.cached)
+    assert f"one much longer prompt, which may take {LONGER**2 * first_s:.0f} s" in lines
     config = solve(found).config
     assert abs(config.context_s / CONFIG.context_s - 1) < 0.02
     assert config.attention_dense == 0

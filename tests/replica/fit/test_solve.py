@@ -105,6 +105,24 @@ def test_the_roundest_chunk_that_explains_the_long_gaps(long_gaps: tuple[int, in
     assert chunk_of([]) == 0
 
 
+def test_a_chunk_that_only_several_streams_show_is_found_beside_them() -> None:
+    """The streams beside which the two longest prompts were measured had ended too early."""
+    found = measured(costing())
+    found.mixed = [sample for sample in found.mixed if sample.batch > 1]
+    fit = solve(found)
+    assert fit.config.prefill_chunk == CHUNK
+    assert all(abs(sample.error) < 0.01 for sample in fit.samples), fit.samples
+
+
+def test_steps_that_no_chunk_explains_give_none() -> None:
+    """Thirty long steps while 40 tokens were computed: something else was slow."""
+    found = measured(costing(prefill_chunk=0))
+    found.mixed = [MixedSample(40, 1, 76, 1.0, 30)]
+    fit = solve(found)
+    assert fit.config.prefill_chunk == 0
+    assert "beside" not in {sample.kind for sample in fit.samples}
+
+
 def test_streams_that_take_no_time_are_refused() -> None:
     found = measured(costing())
     found.decodes = [DecodeSample(batch, 76, 1e-12) for batch in (1, 2, 4)]

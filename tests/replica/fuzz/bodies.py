@@ -13,6 +13,8 @@ from replica.api.responses.requests import SUPPORTED as RESPONSES
 from scripts.fuzzing.bodies import BROKEN, VALUES
 
 LARGEST: Final = 17 << 20
+LONGEST_ANSWER: Final = 98_000  # tokens; the simulated engine has a context of 100,000
+LONG_S: Final = 3.0  # of a long answer that is read
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 FIELDS: Final[Mapping[str, frozenset[str]]] = {
     CHAT: SUPPORTED["chat"],
@@ -31,11 +33,12 @@ SMALL: Final[list[Any]] = [
 
 
 class Sent(NamedTuple):
-    """A request. kind: of which outcomes are counted."""
+    """A request. kind: of which outcomes are counted. leave_s: the client stays no longer, None: until the end."""
 
     kind: str
     path: str
     body: bytes
+    leave_s: float | None = None
 
 
 def request(chance: Random) -> Sent:
@@ -45,7 +48,7 @@ def request(chance: Random) -> Sent:
         if chance.random() < 0.4 and path not in ("/tokenize", "/detokenize"):
             body["stream"] = True
         body = json.dumps(body).encode()
-    return Sent(kind, path, body[:LARGEST])
+    return Sent(kind, path, body[:LARGEST], LONG_S if kind == "long" else None)
 
 
 def size(chance: Random) -> int:
@@ -248,6 +251,17 @@ def _sampled(chance: Random, length: int) -> tuple[str, dict[str, Any]]:
     return COMPLETION, body
 
 
+def _long(chance: Random, length: int) -> tuple[str, dict[str, Any]]:
+    """Answers of up to the whole context, and up to 128 of them, that do not end by themselves before."""
+    path, tokens = chance.choice([CHAT, COMPLETION, "/v1/messages", "/v1/responses"]), min(length, LONGEST_ANSWER)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = good(path, chance) | {limit: tokens, "ignore_eos": True}
+    if path in (CHAT, COMPLETION):
+        body |= {"n": chance.choice([1, 8, 128]), "temperature": 1.0}
+        body |= chance.choice([{}, {"ignore_eos": False, "min_tokens": tokens}])
+    return path, body
+
+
 def _spelled(chance: Random, length: int) -> tuple[str, dict[str, Any]]:
     path = chance.choice(["/tokenize", "/detokenize"])
     if path == "/tokenize":
@@ -265,5 +279,6 @@ KINDS: Final[Mapping[str, Callable[[Random, int], tuple[str, dict[str, Any] | by
     "tools": _tools,
     "format": _format,
     "sampled": _sampled,
+    "long": _long,
     "spelled": _spelled,
 }

@@ -1,8 +1,9 @@
 """A replica in a process of its own, clients that send it random bodies, and what must hold of both.
 
-What must hold: every answer is complete, and no server's error (but the documented one, of a format that cannot be followed
-any further); an error has its API's shape and is short. /health is never silent for `SILENT_S` of the replica's own doing. At
-the end no block is held, all can be freed, and the memory is what it was after the first bodies, or little more.
+What must hold: every answer is complete (`replies`), and no server's error (but the documented one, of a format that cannot be
+followed any further); an error has its API's shape and is short. /health is never silent for `SILENT_S` of the replica's own
+doing. At the end no block is held, all can be freed, and the memory is what it was after the first bodies, or little more: both
+times when nothing runs and large bodies are forgotten, so that no leak can hide beside the memory of what is in flight.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -25,13 +27,15 @@ from bench.measure.cpu import rss_bytes
 from bench.measure.machine import ROOT
 from bench.soak.health import OK, Answer
 from tests.replica.fuzz.bodies import Sent, request
+from tests.replica.fuzz.replies import Reply, missing
 
 SILENT_S: Final = 0.2
 LONGEST_ERROR: Final = 2048  # bytes
 ANSWER_S: Final = 120.0
 READY_S: Final = 300.0
-WARM_SHARE: Final = 0.3  # of the time; the memory after it is what the end is compared with
-MORE_MB: Final = 64
+WARM_SHARE: Final = 0.5  # of the time; the memory after it is what the end is compared with
+RETURNED_S: Final = 3.0  # a replica gives memory back 2 s after large bodies
+MORE_MB: Final = 96  # what the allocators make of bodies of all sizes is a little more each time, for some minutes
 _READY: Final = re.compile(rb" on http://127\.0\.0\.1:(\d+)")
 DOCUMENTED: Final = "cannot follow this format any further"
 
@@ -72,8 +76,8 @@ class Found:
             f"/health: asked {len(self.health)} times, silent for {self.silent_s * 1e3:.0f} ms at most "
             f"({took * 1e3:.0f} ms with what other processes took; {late} above {SILENT_S * 1e3:.0f} ms)",
             *(f"  took {one.took_s:.3f} s, of which others {one.ready_s:.3f}" for one in self._slowest()),
-            f"memory: {self.warm_mb:.0f} MB after the first bodies, {self.peak_mb:.0f} MB at most, "
-            f"{self.end_mb:.0f} MB at the end",
+            f"memory: {self.warm_mb:.0f} MB at rest after the first bodies, {self.peak_mb:.0f} MB at most, "
+            f"{self.end_mb:.0f} MB at rest at the end",
             f"memory, the least in each tenth of the time: {', '.join(f'{mb:.0f}' for mb in self._tenths())}",
             *(f"  {count:>7}  {kind}" for kind, count in sorted(self.outcomes.items())),
             *(f"WRONG: {each}" for each in self.wrong),
@@ -95,10 +99,10 @@ class Replica:
 
 
 @contextlib.contextmanager
-def replica(log: Path, *options: str) -> Iterator[Replica]:
-    """One that is ready; it is stopped at the end."""
+def replica(log: Path, *options: str, module: str = "tests.replica.fuzz.server") -> Iterator[Replica]:
+    """One that is ready; it is stopped at the end. module: what is started."""
     with log.open("wb") as out:
-        command = [sys.executable, "-m", "tests.replica.fuzz.server", "--port", "0", *options]
+        command = [sys.executable, "-m", module, "--port", "0", *options]
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out)
     try:
         until = time.monotonic() + READY_S
@@ -116,31 +120,35 @@ def replica(log: Path, *options: str) -> Iterator[Replica]:
             process.wait()
 
 
-async def ask(port: int, sent: Sent, *, get: bool = False, leave_s: float | None = None) -> tuple[int, bytes]:
-    """The status and the body of an answer; status 0: there was none. leave_s: the client leaves then."""
+async def ask(port: int, sent: Sent, *, get: bool = False, leave_s: float | None = None) -> Reply:
+    """leave_s: the client leaves then."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     except OSError:
-        return 0, b"cannot connect"
+        return Reply(0, b"cannot connect")
     try:
         lines = [f"{'GET' if get else 'POST'} {sent.path} HTTP/1.1", "Host: a", "Connection: close"]
         head = "\r\n".join([*lines, f"Content-Length: {len(sent.body)}", "", ""])
         async with asyncio.timeout(leave_s or ANSWER_S):
             writer.write(head.encode() + sent.body)
-            data = await reader.read(-1)
+            return Reply.of(await received(reader))
     except TimeoutError:
-        return (-1 if leave_s else 0), b"no answer in time"
-    except ConnectionError:
-        data = b""
-        with contextlib.suppress(ConnectionError):  # a body that was refused unread
-            data = await reader.read(-1)
+        return Reply(-1 if leave_s else 0, b"no answer in time")
     finally:
         writer.transport.abort()
-    answered, _, body = data.partition(b"\r\n\r\n")
-    return (int(answered[9:12]) if answered.startswith(b"HTTP/1.1 ") else 0), body
 
 
-def judge(found: Found, sent: Sent, status: int, body: bytes) -> None:
+async def received(reader: asyncio.StreamReader) -> bytes:
+    """All that comes, also before a reset: a replica may refuse a body unread."""
+    data = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(1 << 20):
+            data += part
+    return bytes(data)
+
+
+def judge(found: Found, sent: Sent, reply: Reply) -> None:
+    status, body = reply.status, reply.body
     found.outcomes[f"{sent.kind}: {status if status > 0 else 'left'}"] += 1
     found.bytes += len(sent.body)
     if status == -1:
@@ -151,40 +159,34 @@ def judge(found: Found, sent: Sent, status: int, body: bytes) -> None:
         if DOCUMENTED.encode() not in body and b"queue_full" not in body:
             found.blame(sent, f"{status} {body[:300]!r}")
     elif status >= 400:
-        if len(body) > LONGEST_ERROR:
-            found.blame(sent, f"an error of {len(body)} bytes: {body[:200]!r}")
-        try:
-            error = json.loads(body)["error"]
-        except (ValueError, KeyError, TypeError):
-            found.blame(sent, f"{status} in no API's shape: {body[:200]!r}")
-        else:
-            wanted = {"type", "message"} if "/v1/messages" in sent.path else {"message", "type", "param", "code"}
-            if set(error) != wanted:
-                found.blame(sent, f"{status} in another API's shape: {body[:200]!r}")
+        _judge_error(found, sent, reply)
+    if status == 200 and (lacking := missing(sent.path, reply)):
+        found.blame(sent, f"a 200 that lacks {lacking}")
+
+
+def _judge_error(found: Found, sent: Sent, reply: Reply) -> None:
+    status, body = reply.status, reply.body
+    if len(body) > LONGEST_ERROR:
+        found.blame(sent, f"an error of {len(body)} bytes: {body[:200]!r}")
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        found.blame(sent, f"{status} in no API's shape: {body[:200]!r}")
+    else:
+        wanted = {"type", "message"} if "/v1/messages" in sent.path else {"message", "type", "param", "code"}
+        if set(error) != wanted:
+            found.blame(sent, f"{status} in another API's shape: {body[:200]!r}")
 
 
 async def fuzz(server: Replica, seconds: float, seed: int, clients: int = 4) -> Found:
-    found, begun = Found(), time.monotonic()
-
-    async def client(number: int) -> None:
-        chance = Random(f"{seed} {number}")
-        while time.monotonic() - begun < seconds and server.process.poll() is None:
-            sent = await asyncio.to_thread(request, chance)
-            leave_s = chance.choice([None, None, None, chance.uniform(0.01, 2), 20.0])
-            judge(found, sent, *await ask(server.port, sent, leave_s=leave_s))
-
-    async def memory() -> None:
-        while server.process.poll() is None:
-            mb = server.mb
-            found.memory.append(mb)
-            found.peak_mb = max(found.peak_mb, mb)
-            if time.monotonic() - begun < WARM_SHARE * seconds:
-                found.warm_mb = max(found.warm_mb, mb)
-            await asyncio.sleep(0.1)
-
-    watching = [asyncio.create_task(memory()), asyncio.create_task(_watch(server, found))]
+    """seconds: for how long bodies are sent."""
+    found, chances = Found(), [Random(f"{seed} {number}") for number in range(clients)]
+    watching = [asyncio.create_task(_weigh(server, found)), asyncio.create_task(_watch(server, found))]
     try:
-        await asyncio.gather(*map(client, range(clients)))
+        await _send(server, found, chances, WARM_SHARE * seconds)
+        if server.process.poll() is None:
+            found.warm_mb = await _mb_at_rest(server)
+        await _send(server, found, chances, (1 - WARM_SHARE) * seconds)
         await _settle(server, found)
     finally:
         for task in watching:
@@ -196,6 +198,28 @@ async def fuzz(server: Replica, seconds: float, seed: int, clients: int = 4) -> 
     if failed:
         found.wrong.append(f"/health answered {dict(failed)}")
     return found
+
+
+async def _send(server: Replica, found: Found, chances: Sequence[Random], seconds: float) -> None:
+    """Each client sends one body after the other, until time is up."""
+    until = time.monotonic() + seconds
+
+    async def client(chance: Random) -> None:
+        while time.monotonic() < until and server.process.poll() is None:
+            sent = await asyncio.to_thread(request, chance)
+            leave_s = chance.choice([None, None, None, chance.uniform(0.01, 2), 20.0])
+            if sent.leave_s is not None:
+                leave_s = min(leave_s or sent.leave_s, sent.leave_s)
+            judge(found, sent, await ask(server.port, sent, leave_s=leave_s))
+
+    await asyncio.gather(*map(client, chances))
+
+
+async def _weigh(server: Replica, found: Found) -> None:
+    while server.process.poll() is None:
+        found.memory.append(server.mb)
+        found.peak_mb = max(found.peak_mb, found.memory[-1])
+        await asyncio.sleep(0.1)
 
 
 async def _watch(server: Replica, found: Found) -> None:
@@ -226,13 +250,23 @@ async def _settle(server: Replica, found: Found) -> None:
         or blocks["idle"] + blocks["free"] != blocks["total"]
     ):
         found.wrong.append(f"not idle at the end: {stats['batch']} run, {stats['queue']} wait, {stats['cache']}")
-    _, reset = await ask(server.port, Sent("", "/reset_prefix_cache", b""))
+    found.end_mb = await _mb_at_rest(server, found.warm_mb + MORE_MB)
+    if found.end_mb > found.warm_mb + MORE_MB:
+        found.wrong.append(f"{found.end_mb:.0f} MB at the end, {found.warm_mb:.0f} MB after the first bodies")
+    reset = (await ask(server.port, Sent("", "/reset_prefix_cache", b""))).body
     blocks = (await _stats(server))["cache"]["blocks"]
     if b"true" not in reset or blocks["free"] != blocks["total"]:
         found.wrong.append(f"blocks are lost: {reset!r} {blocks}")
-    found.end_mb = server.mb
-    if found.end_mb > found.warm_mb + MORE_MB:
-        found.wrong.append(f"{found.end_mb:.0f} MB at the end, {found.warm_mb:.0f} MB after the first bodies")
+
+
+async def _mb_at_rest(server: Replica, enough_mb: float = 0.0) -> float:
+    """The least memory within RETURNED_S once nothing runs, or less than `enough_mb` earlier."""
+    await _idle(server)
+    until, least = time.monotonic() + RETURNED_S, math.inf
+    while time.monotonic() < until and least > enough_mb:
+        least = min(least, server.mb)
+        await asyncio.sleep(0.1)
+    return least
 
 
 async def _idle(server: Replica) -> dict[str, Any]:
@@ -246,9 +280,9 @@ async def _idle(server: Replica) -> dict[str, Any]:
 
 
 async def _stats(server: Replica) -> dict[str, Any]:
-    status, body = await ask(server.port, Sent("", "/stats", b""), get=True)
-    assert status == 200, body
-    found: dict[str, Any] = json.loads(body)
+    reply = await ask(server.port, Sent("", "/stats", b""), get=True)
+    assert reply.status == 200, reply
+    found: dict[str, Any] = json.loads(reply.body)
     return found
 
 

@@ -1,14 +1,17 @@
 """The simulated engine on a clock that stands still: exact times, exact hits, nothing left behind."""
 
 import itertools
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from replica.cache.prefix import Scope
 from replica.engine import EngineError, EngineLoad, Request, Sequence
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
@@ -27,7 +30,7 @@ async def timeline(sequence: Sequence, clock: FakeClock, seconds: float, step: f
     times: list[float] = []
     for at in range(1, round(seconds / step) + 1):
         clock.advance(step)
-        if "0 not taken" not in repr(sequence):
+        if sequence.pending:
             times += [round(at * step, 6)] * len((await sequence.next()).tokens)
     return times
 
@@ -40,7 +43,7 @@ async def test_prefill_takes_its_time_then_tokens_come_at_the_decode_rate() -> N
     engine, clock = engine_of()
     sequence = engine.submit(request(320))
     clock.advance(0.319)
-    assert "0 not taken" in repr(sequence)
+    assert sequence.pending == 0
     clock.advance(0.001)
     assert len((await sequence.next()).tokens) == 1
     for finish in (None, None, "length"):
@@ -71,6 +74,50 @@ async def test_the_answer_is_cached_too(length: int, cached: int) -> None:
     follow_up = engine.submit(Request([*range(64), *answer, 1, 2, 3], 1))
     clock.advance(1)
     assert follow_up.cached_tokens == cached
+
+
+async def test_answers_to_one_prompt_are_cached_each_with_its_own_tokens() -> None:
+    engine, clock = engine_of()
+    prompt = list(range(64))
+    sequences = [engine.submit(Request(prompt, 40, ignore_eos=True, temperature=1.0, seed=seed)) for seed in (1, 2)]
+    clock.advance(1)
+    engine.check()
+    answers = [(await sequence.next()).tokens for sequence in sequences]
+    assert answers[0] != answers[1]
+    for answer in answers:
+        follow_up = engine.submit(Request([*prompt, *answer, 1], 1))
+        clock.advance(1)
+        assert follow_up.cached_tokens == 96, "but for the last token of the answer, which was never computed"
+    salted = engine.submit(Request(prompt, 1, Scope(salt="a")))
+    clock.advance(1)
+    assert salted.cached_tokens == 0
+
+
+@pytest.mark.parametrize("options", [{"ignore_eos": True}, {"min_tokens": 90_000}, {"min_tokens": 2_000}])
+async def test_answers_that_wait_take_no_memory_for_their_tokens(options: dict[str, Any]) -> None:
+    """Nor each for the blocks of their prompt: together these would be 80 MB."""
+    engine, _ = engine_of(kv_tokens=100_000)
+    prompt = list(range(8_000))
+    tracemalloc.start()
+    try:
+        sequences = [engine.submit(Request(prompt, 90_000, temperature=1.0, seed=seed, **options)) for seed in range(100)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert engine.load().waiting == len(sequences) - 1
+    assert peak < 1 << 20
+
+
+async def test_an_answer_whose_length_is_not_known_has_room_for_the_longest() -> None:
+    engine, clock = engine_of(itertools.repeat(Fault(breaks=0.999)), kv_tokens=16_000)
+    sequence = engine.submit(Request(list(range(16)), 5_000, min_tokens=2_000))
+    clock.advance(0.02)
+    assert engine.load().kv_usage == pytest.approx((16 + 5_000) / 16_000, abs=0.001)
+    clock.advance(100)
+    assert len((await sequence.next()).tokens) == 1_998, "it breaks before it could have ended"
+    with pytest.raises(EngineError):
+        await sequence.next()
+    engine.check()
 
 
 async def test_prefill_is_first_come_first_served_and_the_second_of_two_equal_prompts_hits() -> None:
@@ -178,7 +225,7 @@ async def test_chunks_of_a_prompt_and_tokens_of_answers_share_the_steps() -> Non
     await decoding.next()
     prefilling = engine.submit(request(200, answer=4, start=1000))
     clock.advance(0.259)  # the step that it meets, and five of 40 ms for the chunk and 10 ms for the token
-    assert "0 not taken" in repr(prefilling)
+    assert prefilling.pending == 0
     assert len((await decoding.next()).tokens) == 5
     clock.advance(0.001)
     assert len((await prefilling.next()).tokens) == 1
@@ -191,7 +238,7 @@ async def test_a_prompt_that_is_alone_takes_the_same_time_in_chunks() -> None:
     engine, clock = engine_of(prefill_chunk=50)
     sequence = engine.submit(request(320))
     clock.advance(0.319)
-    assert "0 not taken" in repr(sequence)
+    assert sequence.pending == 0
     clock.advance(0.001)
     assert len((await sequence.next()).tokens) == 1
 
@@ -226,11 +273,11 @@ async def test_what_is_new_of_several_prompts_shares_a_step() -> None:
     clock.advance(0.029)
     assert len((await first.next()).tokens) == 1
     clock.advance(0.109)  # 40 + 40 + 20 tokens, and a token of the first one
-    assert ["0 not taken" in repr(other) for other in others] == [True, True, True]
+    assert [other.pending for other in others] == [0, 0, 0]
     clock.advance(0.001)
-    assert ["0 not taken" in repr(other) for other in others] == [False, False, True]
+    assert [other.pending for other in others] == [1, 1, 0]
     clock.advance(0.030)
-    assert "0 not taken" not in repr(others[2])
+    assert others[2].pending == 1
     engine.check()
 
 
@@ -240,7 +287,7 @@ async def test_a_prompt_waits_for_the_end_of_the_step_that_it_meets() -> None:
     clock.advance(0.013)  # 3 ms into a step of 10
     prompt = engine.submit(request(20, start=1000))
     clock.advance(0.007 + 0.029)
-    assert "0 not taken" in repr(prompt)
+    assert prompt.pending == 0
     clock.advance(0.001)
     assert prompt.queued_s == pytest.approx(0.007)
     assert [len((await sequence.next()).tokens) for sequence in (decoding, prompt)] == [3, 1]
@@ -251,9 +298,9 @@ async def test_context_costs_time_cached_or_not() -> None:
     for cached, seconds in ((0, 0.320), (304, 0.016)):
         sequence = engine.submit(request(320, answer=1))
         clock.advance(seconds + 0.0315)
-        assert (sequence.cached_tokens, "0 not taken" in repr(sequence)) == (cached, True)
+        assert (sequence.cached_tokens, sequence.pending) == (cached, 0)
         clock.advance(0.001)
-        assert "1 not taken" in repr(sequence)
+        assert sequence.pending == 1
 
 
 async def test_steps_that_a_late_timer_has_missed_are_done_each_at_its_time() -> None:
@@ -270,7 +317,7 @@ async def test_speed_divides_all_times() -> None:
     engine, clock = engine_of(itertools.repeat(Fault(delay_s=1.0)), speed=10)
     sequence = engine.submit(request(320))
     clock.advance(0.131)
-    assert "0 not taken" in repr(sequence)
+    assert sequence.pending == 0
     assert await timeline(sequence, clock, 0.004, 0.001) == [0.001, 0.003, 0.003]
     engine.check()
 
@@ -299,7 +346,7 @@ async def test_a_late_request_waits_without_being_in_the_way() -> None:
     clock.advance(0.16)
     assert len((await soon.next()).tokens) == 1
     clock.advance(0.499)
-    assert "0 not taken" in repr(late)
+    assert late.pending == 0
     clock.advance(0.001)
     assert len((await late.next()).tokens) == 1
     assert late.queued_s == pytest.approx(0.5)
