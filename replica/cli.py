@@ -106,6 +106,8 @@ def _events(args: argparse.Namespace, index: int) -> "Iterator[KvEventPublisher 
     if args.kv_events is None:
         if args.kv_events_replay is not None:
             raise SetupError("--kv-events-replay sends again what --kv-events has published: give both")
+        if args.kv_events_topic:
+            raise SetupError("--kv-events-topic begins the messages of --kv-events: give both")
         yield None
         return
     missing = [name for name in EVENTS_PACKAGES if importlib.util.find_spec(name) is None]

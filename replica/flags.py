@@ -42,7 +42,9 @@ def _positive_int(text: str) -> int:
 
 
 def _whole(text: str) -> int:
-    return 0 if text == "0" else _positive_int(text)
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text!r}")
 
 
 def _share(text: str) -> float:
@@ -60,7 +62,10 @@ def _positive(text: str) -> float:
 
 
 def _not_negative(text: str) -> float:
-    return 0.0 if text in ("0", "0.0") else _positive(text)
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {text!r}")
 
 
 def _cpus() -> int:

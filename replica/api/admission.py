@@ -1,12 +1,15 @@
-"""Bounds on what clients can make a replica keep: requests that wait for the engine, and the bytes of bodies.
+"""Bounds on what clients can make a replica keep: requests that wait for the engine, the bytes of bodies, and those of whole
+answers that have not been taken yet.
 
 An answer counts as waiting from the moment its request is admitted. The engine does not know of it while its prompt is being
 prepared, nor, if a prompt has several answers, until the first of them has its first token: until then it is counted here,
 by a `Reservation`. Requests waiting in the engine and reserved answers are together never more than `limit`.
 
 What is made of a body, its texts, values and tokens, is some times as large and stays until the request is over. So long does
-a `BodyShare` count its bytes, from the first one that comes. What has not come does not count: else a few clients that announce
+a `BodyShare` count its bytes, from the first one that comes; once its prompts are tokens, no more than fits these. What has not come does not count: else a few clients that announce
 large bodies and send nothing could keep all others out.
+
+A whole answer is not dropped if there is no room for it: it counts while it is sent, and no new request is read meanwhile.
 """
 
 from collections.abc import Callable
@@ -68,7 +71,8 @@ class Reservation:
 
 
 class BodyBudget:
-    """At most `limit` bytes of bodies longer than `free`, each of which is at most `limit` itself. All methods O(1)."""
+    """At most `limit` bytes of bodies longer than `free`, each of which is at most `limit` itself, and of answers. All methods
+    O(1)."""
 
     def __init__(self, limit: int, free: int, completion_rate: Callable[[], float]) -> None:
         self._limit, self._free, self._completion_rate = limit, free, completion_rate
@@ -79,12 +83,12 @@ class BodyBudget:
 
     def check(self, size: int, held: int = 0) -> None:
         """Raises ApiError if there is no room for a body of this size, of which some bytes are `held`."""
-        if size > self._free and self._held - held + size > self._limit:
-            what = f"The requests that are being served have {self._held:,} bytes of bodies, and {self._limit:,} may be here."
+        if self._held > self._limit or (size > self._free and self._held - held + size > self._limit):
+            what = f"The requests that are being served have {self._held:,} bytes here, and {self._limit:,} may be."
             raise _full(what, self._bodies, self._completion_rate())
 
     def share(self) -> "BodyShare":
-        """Of one body, to be closed when its request is over."""
+        """Of one body, to be closed when its request is over; or of one answer, until it has been sent."""
         return BodyShare(self)
 
     def _change(self, size: int, held: int) -> int:
@@ -96,7 +100,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes of one body. `close` exactly once."""
+    """The bytes of one body, or of one answer. `close` exactly once."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self._held = budget, 0
@@ -104,7 +108,15 @@ class BodyShare:
     def grow(self, size: int) -> None:
         """The body has this size by now. Raises ApiError if there is no room for it."""
         self._budget.check(size, self._held)
+        self.take(size)
+
+    def take(self, size: int) -> None:
+        """It has this size, whether there is room for it or not."""
         self._held = self._budget._change(size, self._held)
 
+    def shrink(self, size: int) -> None:
+        """No more than this is left of it."""
+        self.take(min(size, self._held))
+
     def close(self) -> None:
-        self._held = self._budget._change(0, self._held)
+        self.take(0)

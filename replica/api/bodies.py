@@ -2,7 +2,8 @@
 
 A JSON value costs some bytes to send and hundreds to hold: a body of 16 MiB could be four million texts, a gigabyte and many
 seconds of this process. So values are counted in the bytes first. The bytes themselves are dropped as soon as the values are
-made; until the request is over they count in the budget of all requests (admission).
+made. Until the prompts are prepared they count in the budget of all requests (admission), and then, until the request is over,
+what it may still need of them.
 """
 
 import asyncio
@@ -10,8 +11,9 @@ import ctypes
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from aiohttp import web
 
@@ -24,6 +26,8 @@ MAX_VALUES: Final = 1 << 19  # of a body: the token ids of several long prompts
 MAX_CONTAINERS: Final = 1 << 16  # lists and objects among them: the garbage collector stops everything to look at each
 PREPARERS: Final = 4  # threads: three bodies that take long to prepare hold up no fourth
 TRIM_AFTER_S: Final = 2.0  # after a long body has come, which by then is dealt with
+KEPT: Final = 1 << 18  # bytes of a body besides its prompt that a request may need to its end: formats, stop strings, biases
+TOKEN: Final = 8  # bytes of a body that become a token, at most
 
 
 class Preparers:
@@ -55,6 +59,19 @@ class Preparers:
             loop.call_soon_threadsafe(self._free.release)
 
 
+@dataclass(frozen=True, slots=True)
+class Body(Generic[T]):
+    """What was made of a body, and whether it is a long one."""
+
+    value: T
+    long: bool
+    share: BodyShare
+
+    def prepared(self, tokens: int) -> None:
+        """Its prompts have so many tokens: what it had besides these is no longer there."""
+        self.share.shrink(KEPT + TOKEN * tokens)
+
+
 class BodyReader:
     """Reads the bodies of all requests; one that has not come within `timeout_s` is refused."""
 
@@ -67,16 +84,16 @@ class BodyReader:
             self._trim.cancel()
 
     @asynccontextmanager
-    async def read(self, http: web.Request, parse: Callable[[bytes], T]) -> AsyncIterator[tuple[T, bool]]:
-        """What `parse` makes of the body, and whether it is a long one. Leave it when the request is over. Raises ApiError for
-        a body that is compressed, does not end, or is not to be looked at, or for which there is no room."""
+    async def read(self, http: web.Request, parse: Callable[[bytes], T]) -> AsyncIterator[Body[T]]:
+        """What `parse` makes of the body. Leave it when the request is over. Raises ApiError for a body that is compressed,
+        does not end, or is not to be looked at, or for which there is no room."""
         share = self._budget.share()
         try:
             yield await self._parsed(http, share, parse)
         finally:
             share.close()
 
-    async def _parsed(self, http: web.Request, share: BodyShare, parse: Callable[[bytes], T]) -> tuple[T, bool]:
+    async def _parsed(self, http: web.Request, share: BodyShare, parse: Callable[[bytes], T]) -> Body[T]:
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise ApiError(
                 415, "Compressed bodies are not read here: send it without Content-Encoding.", code="unsupported_encoding"
@@ -89,7 +106,7 @@ class BodyReader:
         long = len(raw) > LONG_BODY
         if long and self._trim is None:
             self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
-        return await self._preparers.run(long, partial(_checked, raw, parse)), long
+        return Body(await self._preparers.run(long, partial(_checked, raw, parse)), long, share)
 
     async def _received(self, http: web.Request, share: BodyShare) -> bytes:
         """Not by `http.read`, which would keep the bytes as long as the request."""

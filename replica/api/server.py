@@ -33,12 +33,13 @@ from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
 from replica.api.stream import ClientStream, sending, stream
 from replica.api.validation import ApiError, check_model
-from replica.engine import Engine
+from replica.engine import Engine, counted
 from replica.output.generation import Choices, Delta, Generation, TextOptions
 from replica.output.transcript import PlacedScore
 
 BODIES_TOGETHER = 16  # largest ones: what is in the bodies of all requests that are here at once
 LONG_ANSWER = 1 << 16  # characters and token ids; writing more of them down takes longer than others should wait
+DECODED = 1024  # tokens that are made a text at once
 SCORE = 128  # of them, which writing down the scores of a token is like: it has up to twenty others beside it
 
 
@@ -60,8 +61,9 @@ class ServerConfig:
 def create_app(engine: Engine, model: str, config: ServerConfig | None = None) -> web.Application:
     """The application; it starts and closes the engine."""
     config = config or ServerConfig()
-    app = web.Application(middlewares=[sending(config.send_timeout_s), errors], client_max_size=config.max_body_bytes)
     server = Server(engine, model, config)
+    middlewares = [sending(config.send_timeout_s, server.budget), errors]
+    app = web.Application(middlewares=middlewares, client_max_size=config.max_body_bytes)
     app.add_routes(
         [
             web.post("/v1/chat/completions", server.chat),
@@ -105,8 +107,8 @@ class Server:
         self._started = int(time.time())
         self._queue = AdmissionQueue(lambda: engine.load().waiting, config.max_queue, self._answers_per_second)
         self._preparers = Preparers()
-        budget = BodyBudget(BODIES_TOGETHER * config.max_body_bytes, LONG_BODY, self._answers_per_second)
-        self._bodies = BodyReader(self._preparers, budget, config.body_timeout_s)
+        self.budget = BodyBudget(BODIES_TOGETHER * config.max_body_bytes, LONG_BODY, self._answers_per_second)
+        self._bodies = BodyReader(self._preparers, self.budget, config.body_timeout_s)
         self._generating = 0
 
     def close(self) -> None:
@@ -181,8 +183,8 @@ class Server:
             raise ApiError(503, f"The engine has stopped: {reason}. Restart this replica.", code="engine_dead")
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        async with self._bodies.read(http, lambda raw: parse_tokenize(raw, self._model)) as ((prompt, strings), long):
-            return await self._preparers.run(long, lambda: self._tokenized(prompt, strings))
+        async with self._bodies.read(http, lambda raw: parse_tokenize(raw, self._model)) as body:
+            return await self._preparers.run(body.long, lambda: self._tokenized(*body.value))
 
     def _tokenized(self, prompt: Prompt, strings: bool) -> web.Response:
         self._check_template(prompt)
@@ -192,12 +194,18 @@ class Server:
         return _json({"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled})
 
     async def detokenize(self, http: web.Request) -> web.Response:
-        async with self._bodies.read(http, lambda raw: parse_detokenize(raw, self._model)) as (tokens, long):
-            return await self._preparers.run(long, lambda: self._detokenized(tokens))
+        async with self._bodies.read(http, lambda raw: parse_detokenize(raw, self._model)) as body:
+            return await self._preparers.run(body.long, lambda: self._detokenized(body.value))
 
     def _detokenized(self, tokens: list[int]) -> web.Response:
+        """In parts: a decoder may hold the interpreter meanwhile."""
+        most = counted(self._engine.info.context)
+        if len(tokens) > most:
+            raise ApiError(400, f"tokens has {len(tokens):,} tokens; at most {most:,} are made a text at once.", "tokens")
         check_tokens(self._engine, tokens, "tokens")
-        return _json({"prompt": self._engine.decode(tokens, special=True)})
+        decoder = self._engine.detokenizer(special=True)
+        parts = [decoder.push(tokens[at : at + DECODED]) for at in range(0, len(tokens), DECODED)]
+        return _json({"prompt": "".join([*parts, decoder.finish()])})
 
     async def load(self, _: web.Request) -> web.Response:
         """As vLLM: the number of requests in the server now."""
@@ -213,7 +221,8 @@ class Server:
         began = _now()
         self._check_alive()
         self._queue.check()
-        async with self._bodies.read(http, lambda raw: read(raw, self._model)) as (request, long):
+        async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
+            request = body.value
             self._check_alive()
             for prompt in request.prompts:
                 self._check_template(prompt)
@@ -221,9 +230,10 @@ class Server:
             self._generating += 1
             try:
                 tokenising = _now()
-                slow = long or request.sampling.grammar is not None or bool(request.bad_words)
+                slow = body.long or request.sampling.grammar is not None or bool(request.bad_words)
                 prepared = await self._preparers.run(slow, lambda: prepare(self._engine, request))
                 self._stats.phase("tokenise", _now() - tokenising, _now())
+                body.prepared(sum(len(each.prompt) for each in prepared.requests))
                 self._check_alive()
                 return await self._answer(_Admitted(http, request, prepared, reservation, began))
             finally:
@@ -232,8 +242,8 @@ class Server:
 
     async def _count(self, read: Callable[[bytes, str], Prompt], http: web.Request) -> int:
         """The tokens of the prompt in a body."""
-        async with self._bodies.read(http, lambda raw: read(raw, self._model)) as (prompt, long):
-            return len(await self._preparers.run(long, lambda: prompt_tokens(self._engine, prompt)))
+        async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
+            return len(await self._preparers.run(body.long, lambda: prompt_tokens(self._engine, body.value)))
 
     async def _answer(self, admitted: "_Admitted") -> web.StreamResponse:
         request, headers = admitted.request, _headers(admitted, self._engine.info.scores)

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from replica.api.admission import BodyBudget
 from replica.api.generation import Encoder
 from replica.api.stats import Stats
 from replica.api.validation import ApiError
@@ -23,19 +24,23 @@ PIECE = 1 << 17  # bytes of a whole body; aiohttp waits for the client after eac
 log = logging.getLogger(__name__)
 
 
-def sending(timeout_s: float) -> Middleware:
+def sending(timeout_s: float, budget: BodyBudget) -> Middleware:
     """Sends the responses that are no streams; aiohttp would wait for a client that reads nothing as long as it is connected.
-    The outermost middleware."""
+    Meanwhile they count in the budget. The outermost middleware."""
 
     @web.middleware
     async def send(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await handler(request)
         if not isinstance(response, web.Response):
             return response
+        share = budget.share()
+        share.take(len(response.body) if isinstance(response.body, bytes) else 0)
         try:
             return await _sent(request, response, timeout_s)
         except ConnectionError:
             return response  # which aiohttp cannot send either
+        finally:
+            share.close()
 
     return send
 

@@ -232,12 +232,14 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
 
 def is_ours(path: Path) -> bool:
     """Whether a file's header is that of a cache file, for whatever model, even if the rest is damaged."""
+    if not path.is_file():  # to open a FIFO would be to wait
+        return False
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             about = json.loads(file.read(min(size, 1 << 26)))["__metadata__"]
             return str(about["format"]).startswith("warmroute-kv-cache-")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 

@@ -121,6 +121,8 @@ class ContinuousEngine:
         num_blocks, shape = config.sizes().num_blocks, self._model.config.get_text_config()
         capacity = num_blocks * config.block_size
         self._longest = _context(shape)
+        if config.max_model_len > min(self._longest, capacity):
+            log.warning("--max-model-len %d: there is room for %d tokens", config.max_model_len, min(self._longest, capacity))
         self._eos = end_tokens(self._model, tokenizer)
         self._info = EngineInfo(
             kind="transformers",

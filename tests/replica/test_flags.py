@@ -13,7 +13,8 @@ from replica.flags import parser
         (["--prefill-rate", "nan"], "a number above 0, not 'nan'"),
         (["--fault-errors", "1.5"], "a share is a number from 0 to 1, not '1.5'"),
         (["--fault-breaks", "nan"], "a share is a number from 0 to 1, not 'nan'"),
-        (["--prefill-chunk", "-1"], "a whole number above 0, not '-1'"),
+        (["--prefill-chunk", "-1"], "a whole number, 0 or more, not '-1'"),
+        (["--coalesce-ms", "-1"], "a number, 0 or more, not '-1'"),
         (["--count", "0"], "a whole number above 0, not '0'"),
         (["--engine", "tpu"], "invalid choice: 'tpu'"),
     ],
@@ -34,7 +35,7 @@ def test_the_help_of_every_flag_has_its_default(capsys: pytest.CaptureFixture[st
         assert "default" in option or option.startswith(("prepare-only", "help")), option
 
 
-@pytest.mark.parametrize("flags", [["--max-queue", "0"], ["--coalesce-ms", "-1"], ["--send-timeout", "0"]])
+@pytest.mark.parametrize("flags", [["--max-queue", "0"], ["--send-timeout", "0"]])
 def test_limits_that_are_none(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(flags)

@@ -11,7 +11,7 @@ import pytest
 
 from replica.api.bodies import LONG_BODY
 from replica.api.server import ServerConfig
-from replica.engine import Grammar, Message, PromptEnd, Request, Sequence, TemplateOverride
+from replica.engine import Detokenizer, Grammar, Message, PromptEnd, Request, Sequence, TemplateOverride
 from replica.sim.cost import SimConfig
 from tests.replica.api.test_server import chat
 from tests.replica.conftest import Replica, serve
@@ -48,10 +48,10 @@ class GatedEngine(WatchedEngine):
             self._wait()
         return super().encode_chat(messages, tools, end, template)
 
-    def decode(self, tokens: list[int], special: bool = False) -> str:
-        if len(tokens) >= LONG_BODY:
+    def detokenizer(self, special: bool = False) -> Detokenizer:
+        if special:  # not for an answer
             self._wait()
-        return super().decode(tokens, special)
+        return super().detokenizer(special)
 
     def grammar_error(self, grammar: Grammar) -> str | None:
         self._wait()

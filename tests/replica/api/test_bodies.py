@@ -355,6 +355,20 @@ async def test_large_bodies_are_bounded_together(announced: bool) -> None:
             assert (await ask(replica))[0] == 200
 
 
+async def test_what_a_request_no_longer_has_keeps_nobody_out() -> None:
+    """Sixteen bodies of 8 MB that are nearly all padding run; another one comes in."""
+    clock = FakeClock()
+    engine = WatchedEngine(SimConfig(max_batch=4), clock)
+    async for replica in serve(engine, clock, ServerConfig(max_body_bytes=8_000_000)):
+        large = long_body(padding="x" * 7_900_000)
+        asking = []
+        for _ in range(17):
+            asking.append(asyncio.create_task(post(replica, "/v1/completions", large)))
+            await engine.submissions.acquire()
+        with clock.running():
+            assert {status for status, _ in await asyncio.gather(*asking)} == {200}
+
+
 async def test_bytes_that_have_not_come_keep_nobody_out() -> None:
     async for replica in serve(WatchedEngine(SimConfig()), None, ServerConfig(max_body_bytes=100_000)):
         host, port = replica.url.removeprefix("http://").split(":")

@@ -41,6 +41,20 @@ async def text_of(client: openai.AsyncOpenAI, tokens: list[int]) -> str:
     return (await client._client.post(base + "detokenize", json={"tokens": tokens})).json()["prompt"]  # type: ignore[no-any-return]
 
 
+async def tokens_of(client: openai.AsyncOpenAI, text: str) -> list[int]:
+    base = str(client.base_url).removesuffix("v1/")
+    return (await client._client.post(base + "tokenize", json={"prompt": text})).json()["tokens"]  # type: ignore[no-any-return]
+
+
+async def test_many_tokens_are_made_a_text_in_parts(client: openai.AsyncOpenAI) -> None:
+    text = "Wärmflasche 🔥, " * 700
+    assert await text_of(client, await tokens_of(client, text)) == text
+    base = str(client.base_url).removesuffix("v1/")
+    refused = await client._client.post(base + "detokenize", json={"tokens": [7] * ((1 << 17) + 1)})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "tokens has 131,073 tokens; at most 131,072 are made a text at once."
+
+
 @pytest.mark.parametrize("prompts", [["abc", "xyz"], [[1, 2, 3], [4, 5, 6]]])
 async def test_several_prompts_with_several_answers_each(client: openai.AsyncOpenAI, prompts: Any) -> None:
     asked: Any = {"model": "tiny", "n": 2, "seed": 3, "temperature": 1.0, "max_tokens": 5, "extra_body": ENDLESS}

@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import pytest
@@ -42,7 +43,7 @@ class Narrow:
 
 
 @contextlib.asynccontextmanager
-async def narrow(send_timeout_s: float, buffer: int) -> AsyncIterator[Narrow]:
+async def narrow(send_timeout_s: float, buffer: int, max_body_bytes: int = 1 << 24) -> AsyncIterator[Narrow]:
     cut = asyncio.Event()
 
     @web.middleware
@@ -54,7 +55,8 @@ async def narrow(send_timeout_s: float, buffer: int) -> AsyncIterator[Narrow]:
                 cut.set()
 
     engine = WatchedEngine(SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=1e6))
-    async for replica in serve(engine, None, ServerConfig(send_timeout_s=send_timeout_s), around=[watch]):
+    config = ServerConfig(send_timeout_s=send_timeout_s, max_body_bytes=max_body_bytes)
+    async for replica in serve(engine, None, config, around=[watch]):
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             client.setblocking(False)
@@ -83,6 +85,20 @@ async def test_a_client_that_never_reads_is_left(asked: bytes) -> None:
         with contextlib.suppress(ConnectionResetError):
             while await client.read():  # what was on its way, and then the end
                 pass
+
+
+async def test_answers_that_are_not_taken_have_a_bound() -> None:
+    """Until this one of megabytes is gone, nothing else is begun where all bodies may have 320,000 bytes."""
+    async with narrow(60.0, 4096, max_body_bytes=20_000) as client:
+        await client.send(request("/v1/completions", ENDLESS))
+        assert (await client.read()).startswith(b"HTTP/1.1 200 ")
+        status, answer, headers = await client.replica.post("/v1/chat/completions", chat("Hi"))
+        error: Any = answer["error"]
+        assert (status, error["code"], "Retry-After" in headers) == (503, "queue_full", True)
+        client.socket.close()
+        async with asyncio.timeout(30):
+            await client.cut.wait()
+        assert (await client.replica.post("/v1/chat/completions", chat("Hi")))[0] == 200
 
 
 async def test_a_client_that_reads_slowly_gets_all() -> None:

@@ -298,6 +298,23 @@ async def test_somebody_elses_file_is_left_alone(tmp_path: Path, caplog: pytest.
     assert "its format is pt, ours is " in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["fifo", "folder", "nested"])
+async def test_what_is_no_file_of_anybodys_does_not_stop_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    model, path = tiny_model(tmp_path / "model"), tmp_path / "cache"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000)
+    async with running(model, cache_file=path) as engine:
+        assert "is not a cache file of warmroute: name another --cache-file, or remove this one" in caplog.text
+        await answer(engine, Request(prompt(50, 1), 1))
+    assert caplog.text.count("is not a cache file of warmroute") == 2
+
+
 async def test_an_engine_that_has_failed_saves_nothing(tmp_path: Path) -> None:
     model, path = tiny_model(tmp_path / "model"), tmp_path / "cache"
     async with running(model, cache_file=path) as engine:
