@@ -6,8 +6,8 @@ prepared, nor, if a prompt has several answers, until the first of them has its 
 by a `Reservation`. Requests waiting in the engine and reserved answers are together never more than `limit`.
 
 What is made of a body, its texts, values and tokens, is some times as large and stays until the request is over. So long does
-a `BodyShare` count its bytes, from the first one that comes; once its prompts are tokens, no more than fits these. What has not come does not count: else a few clients that announce
-large bodies and send nothing could keep all others out.
+a `BodyShare` count its bytes, from the first one that comes; once its prompts are tokens, no more than fits these. What has not
+come does not count: else a few clients that announce large bodies and send nothing could keep all others out.
 
 A whole answer is not dropped if there is no room for it: it counts while it is sent, and no new request is read meanwhile.
 """

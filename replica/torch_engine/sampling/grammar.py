@@ -31,8 +31,8 @@ CACHED_TEXT: Final = 1 << 17  # characters of these
 STACK: Final = 256 << 20  # bytes; they are only taken where they are used
 MAX_REASON = 300  # characters
 EXACT: Final = 1 << 53  # up to here, floats hold whole numbers
+SPECIAL: Final = 0xFF  # how llguidance begins the bytes of a special token
 _BOUNDS: Final = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
-_LITERAL: Final = re.compile(r'"(?:[^"\\]|\\.)*"|/(?:[^/\\]|\\.)*/')
 _LARGE: Final = re.compile(r"\d{16}|\d\s*[eE]\s*[+-]?\d")
 
 
@@ -48,7 +48,6 @@ class Grammars:
         from llguidance.hf import from_tokenizer
 
         self._lib, self._ends = llguidance, ends
-        self._special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
         # Compiling takes seconds for the longest ones, and happens in `error`; copying the result takes no time.
         self._compiled = _Compiled(self.compile)
@@ -66,8 +65,8 @@ class Grammars:
 
     def error(self, grammar: Grammar) -> str | None:
         """Why this grammar cannot be followed, None if it can."""
-        if (unfit := self._with_special(grammar) or _inexact(grammar)) is not None:
-            return unfit
+        if (inexact := _inexact(grammar)) is not None:
+            return inexact
         try:
             grammar.compiled = matcher = self._compiled.get(grammar)
             reason: str = matcher.get_error()
@@ -79,17 +78,9 @@ class Grammars:
             reason = str(error)
         return _cut(reason) or None
 
-    def _with_special(self, grammar: Grammar) -> str | None:
-        """llguidance (1.9) lets such a token begin, and then not go on: the answer would fail. In Lark a special token outside
-        of literals is one that the answer shall have."""
-        texts = _LITERAL.findall(grammar.text) if grammar.kind == "lark" else [grammar.text]
-        plain = "\n".join(texts).replace("\\", "")
-        found = next((token for token in self._special if token in plain), None)
-        return found and f"{found} is a special token of this model, which a text cannot have."
-
     def start(self, grammar: Grammar) -> "GrammarState":
         """The state of one answer; the grammar has no `error`."""
-        return GrammarState((grammar.compiled or self._compiled.get(grammar)).deep_copy(), self._ends)
+        return GrammarState((grammar.compiled or self._compiled.get(grammar)).deep_copy(), self._ends, self._tokenizer)
 
     def compile(self, grammar: Grammar) -> Any:
         """Called in a thread with a large stack."""
@@ -188,8 +179,8 @@ def _calls(functions: str) -> str:
 class GrammarState:
     """The position of one answer in its grammar."""
 
-    def __init__(self, matcher: Any, ends: list[int]) -> None:
-        self._matcher, self._ends = matcher, ends
+    def __init__(self, matcher: Any, ends: list[int], tokenizer: Any) -> None:
+        self._matcher, self._ends, self._tokenizer = matcher, ends, tokenizer
 
     def masked(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores, with -inf for tokens that the grammar does not allow next. Raises GrammarFailed. O(vocabulary)."""
@@ -198,9 +189,24 @@ class GrammarState:
             bits = numpy.frombuffer(self._matcher.compute_bitmask(), dtype=numpy.uint8)
             self._check()
             allowed = numpy.unpackbits(bits, bitorder="little")[: len(scores)].astype(bool)
+            if (spelled := self._spelled(allowed)) is not None:
+                allowed[:] = False
+                allowed[spelled] = True
         if not allowed.any():
             allowed[self._ends] = True
         return scores.masked_fill(torch.from_numpy(~allowed), NEVER)
+
+    def _spelled(self, allowed: "numpy.typing.NDArray[numpy.bool_]") -> int | None:
+        """Where a text has to come that reads like a special token, llguidance (1.9) allows that token alone, and then does not
+        take it. The ordinary token with which the text begins, instead."""
+        (only,) = numpy.flatnonzero(allowed) if numpy.count_nonzero(allowed) == 1 else [-1]
+        if only < 0 or not self._tokenizer.is_special_token(int(only)):
+            return None
+        forced: bytes = self._matcher.compute_ff_bytes()
+        if not forced or forced[0] == SPECIAL:  # nothing, or that token itself, is what the grammar wants
+            return None
+        begins = self._tokenizer.greedy_tokenize(forced.decode("utf-8", "ignore"))
+        return int(begins[0]) if begins else None
 
     def advance(self, token: int) -> None:
         """Raises GrammarFailed."""
