@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -45,7 +46,10 @@ def noting(seen: list[Seen]) -> Middleware:
     async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method == "POST":
             headers = {name.lower(): value for name, value in request.headers.items()}
-            seen.append(Seen(request.path, headers, json.loads(await request.read())))
+            body = await request.read()
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                request.content.unread_data(body)  # the replica reads the stream itself
+            seen.append(Seen(request.path, headers, json.loads(body)))
         return await handler(request)
 
     return note

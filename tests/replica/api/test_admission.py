@@ -63,7 +63,7 @@ def test_there_are_never_more_bytes_than_may_be(steps: list[tuple[int, int]]) ->
             sizes[which] = size
         else:
             if size <= 30:
-                with pytest.raises(ApiError, match=r"50 may be here\. Try again in 1 s") as caught:
+                with pytest.raises(ApiError, match=r"50 may be\. Try again in 1 s") as caught:
                     shares[which].grow(size)
                 assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "queue_full", 1)
             shares[which].close()
@@ -80,7 +80,7 @@ def test_when_to_come_again_follows_the_bodies_that_are_here() -> None:
     shares = [budget.share() for _ in range(2)]
     for share in shares:
         share.grow(20)
-    with pytest.raises(ApiError, match=r"have 40 bytes of bodies, and 50 may be here\. Try again in 4 s"):
+    with pytest.raises(ApiError, match=r"have 40 bytes here, and 50 may be\. Try again in 4 s"):
         budget.check(11)
     budget.check(10)
     budget.check(4)

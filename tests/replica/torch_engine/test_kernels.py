@@ -21,7 +21,7 @@ async def test_texts_of_many_lengths_take_no_memory(tmp_path: Path) -> None:
         memory = []
         for length in range(20, 170):
             body = {"prompt": [length, *[7] * length], "max_tokens": 2}
-            status, answer = await ask(server.port, Sent("", "/v1/completions", json.dumps(body).encode()))
-            assert status == 200, answer
+            reply = await ask(server.port, Sent("", "/v1/completions", json.dumps(body).encode()))
+            assert reply.status == 200, reply
             memory.append(server.mb)
     assert memory[-1] < memory[40] + 40  # it was 2 MB for each length
