@@ -103,6 +103,15 @@ async def test_without_a_size_the_engine_takes_the_devices(model: Path) -> None:
         assert engine.info.num_blocks == CPU_KV_TOKENS // 4
 
 
+@pytest.mark.parametrize(("asked", "told"), [(5000, True), (1000, False)])
+async def test_a_context_for_which_there_is_no_room_is_told(
+    model: Path, caplog: pytest.LogCaptureFixture, asked: int, told: bool
+) -> None:
+    async with running(model, max_model_len=asked) as engine:
+        assert engine.info.context == min(asked, 1024)
+    assert ("--max-model-len 5000: there is room for 1024 tokens" in caplog.text) == told
+
+
 @pytest.mark.parametrize("page_size", [4, 5, 16])
 def test_the_room_is_what_transformers_would_take(model: Path, page_size: int) -> None:
     loaded: Any = LlamaForCausalLM.from_pretrained(model)
