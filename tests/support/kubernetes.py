@@ -221,6 +221,8 @@ class FakeKubernetes:
                     if since >= self.version:
                         await self._changed.wait()
             except TimeoutError:
+                if since < self.version:  # an event has come at the same time: it is told first
+                    continue
                 if request.query.get("allowWatchBookmarks") == "true":
                     since = self.version
                     self.bookmarks.append(since)
