@@ -1,9 +1,7 @@
 """Request bodies: how they are read and looked at, within bounds, and the threads in which long ones are worked on.
 
-A JSON value costs some bytes to send and hundreds to hold: a body of 16 MiB could be four million texts, a gigabyte and many
-seconds of this process. So values are counted in the bytes first. The bytes themselves are dropped as soon as the values are
-made. Until the prompts are prepared they count in the budget of all requests (admission), and then, until the request is over,
-what it may still need of them.
+The bytes are dropped as soon as the values are made. Until the prompts are prepared they count in the budget of all requests
+(admission), and then, until the request is over, what it may still need of them.
 """
 
 import asyncio
@@ -18,12 +16,10 @@ from typing import Any, Final, Generic, TypeVar
 from aiohttp import web
 
 from replica.api.admission import BodyBudget, BodyShare
-from replica.api.validation import ApiError
+from replica.api.validation import ApiError, check_size
 
 T = TypeVar("T")
 LONG_BODY: Final = 16 * 1024  # bytes; tokenizing them takes about 10 ms
-MAX_VALUES: Final = 1 << 19  # of a body: the token ids of several long prompts
-MAX_CONTAINERS: Final = 1 << 16  # lists and objects among them: the garbage collector stops everything to look at each
 PREPARERS: Final = 4  # threads: three bodies that take long to prepare hold up no fourth
 TRIM_AFTER_S: Final = 2.0  # after a long body has come, which by then is dealt with
 KEPT: Final = 1 << 18  # bytes of a body besides its prompt that a request may need to its end: formats, stop strings, biases
@@ -130,29 +126,6 @@ class BodyReader:
 def _checked(raw: bytes, parse: Callable[[bytes], T]) -> T:
     check_size(raw)
     return parse(raw)
-
-
-def check_size(raw: bytes) -> None:
-    """Raises ApiError for a body with too many values. O(bytes), at the speed of memory but for the values that are short."""
-    for limit, signs, what in ((MAX_VALUES, b",[{", "values"), (MAX_CONTAINERS, b"[{", "lists and objects")):
-        if signs_within(raw, limit, signs) > limit:
-            raise ApiError(400, f"The body has more than the {limit:,} {what} that a request may have.")
-
-
-def signs_within(raw: bytes, limit: int, signs: bytes) -> int:
-    """How many of these signs there are outside of strings: what separates and opens values. More than `limit`, however many,
-    once that is certain; perhaps less than there are, if these signs are few anyway."""
-    found = _count(raw, signs)
-    if found <= limit:
-        return found  # also if all were outside of strings
-    plain = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    if plain.count(b'"') // 2 > 2 * (MAX_VALUES + 1):  # a value has two strings at most, its name and itself
-        return limit + 1
-    return _count(b'"'.join(plain.split(b'"')[::2]), signs)
-
-
-def _count(raw: bytes, signs: bytes) -> int:
-    return sum(raw.count(signs[at : at + 1]) for at in range(len(signs)))
 
 
 def give_back_memory() -> None:

@@ -46,8 +46,9 @@ SCORE = 128  # of them, which writing down the scores of a token is like: it has
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """`max_queue`: most requests waiting for the engine. `coalesce_s`: for how long a stream's text is collected before it is
-    sent, except for the first. A client that takes no bytes for `send_timeout_s` is disconnected, one whose body has not come
-    within `body_timeout_s` is refused. `events`: where KV events are published, empty if they are not."""
+    sent, except for the first. A client that takes nothing of a stream for `send_timeout_s`, or not all of another answer, is
+    disconnected; one whose body has not come within `body_timeout_s` is refused. `events`: where KV events are published, empty
+    if they are not."""
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_queue: int = 1024

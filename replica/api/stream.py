@@ -1,8 +1,8 @@
 """How responses reach the client, whole or as a stream.
 
 The headers of a stream are sent with the first token, so a failure before that is a plain error with its own status; a later
-failure is an event in the stream. A client that takes no bytes for too long is disconnected, whatever it is sent: a stream ends
-with its request, a whole body is dropped.
+failure is an event in the stream. A client that takes no bytes of a stream for too long is disconnected, and so is one that
+does not take the whole of another body in time: others may be waiting for the room that this has in the budget.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from replica.engine import EngineError
 from replica.output.generation import Choices
 
 PIECE = 1 << 17  # bytes of a whole body; aiohttp waits for the client after each that is longer than 64 KiB
+RATE = 1 << 20  # bytes a second; what a body needs at that rate is added to its time
 log = logging.getLogger(__name__)
 
 
@@ -46,24 +47,27 @@ def sending(timeout_s: float, budget: BodyBudget) -> Middleware:
 
 
 async def _sent(http: web.Request, response: web.Response, timeout_s: float) -> web.StreamResponse:
-    """In pieces, each within the time: a client that reads slowly may take all of a long body."""
     body = response.body
     if not isinstance(body, bytes) or len(body) <= PIECE or http.method == "HEAD":
         await _in_time(http, timeout_s, _send(http, response))
         return response
-    pieces, view = web.StreamResponse(status=response.status, headers=response.headers), memoryview(body)
+    pieces = web.StreamResponse(status=response.status, headers=response.headers)
     pieces.content_length = len(body)
-    await _in_time(http, timeout_s, pieces.prepare(http))
-    last = (len(body) - 1) // PIECE * PIECE
-    for at in range(0, last, PIECE):
-        await _in_time(http, timeout_s, pieces.write(view[at : at + PIECE]))
-    await _in_time(http, timeout_s, pieces.write_eof(body[last:]))
+    await _in_time(http, timeout_s + len(body) / RATE, _send_pieces(http, pieces, body))
     return pieces
 
 
 async def _send(http: web.Request, response: web.Response) -> None:
     await response.prepare(http)
     await response.write_eof()
+
+
+async def _send_pieces(http: web.Request, response: web.StreamResponse, body: bytes) -> None:
+    await response.prepare(http)
+    view, last = memoryview(body), (len(body) - 1) // PIECE * PIECE
+    for at in range(0, last, PIECE):
+        await response.write(view[at : at + PIECE])
+    await response.write_eof(body[last:])
 
 
 async def _in_time(http: web.Request, timeout_s: float, writing: Awaitable[object]) -> None:
@@ -74,7 +78,7 @@ async def _in_time(http: web.Request, timeout_s: float, writing: Awaitable[objec
     except TimeoutError:
         if http.transport is not None:
             http.transport.abort()
-        raise ConnectionResetError(f"the client took nothing for {timeout_s:g} s") from None
+        raise ConnectionResetError(f"the client did not take it within {timeout_s:g} s") from None
 
 
 class ClientStream:

@@ -1,9 +1,10 @@
 """Request bodies as typed values, and the errors that name the wrong field and say what to send instead.
 
-Theory of operation. A body is parsed once, by orjson, to a dict; `checked` converts that dict to a msgspec Struct. The
-dict stays: the names of fields that were ignored are read from it. Each field's type carries a `description` (msgspec.Meta)
-that completes the sentence "FIELD must be ...": if the conversion fails, the error is made from the description nearest to
-the failing value. Null is the same as a field that was left out.
+Theory of operation. A JSON value costs some bytes to send and hundreds to hold: a body of 16 MiB could be four million texts, a
+gigabyte and many seconds. So values are counted in the bytes first (`check_size`). Then the body is parsed, by orjson, to a
+dict; `checked` converts that dict to a msgspec Struct. The dict stays: the names of fields that were ignored are read from it.
+Each field's type carries a `description` (msgspec.Meta) that completes the sentence "FIELD must be ...": if the conversion
+fails, the error is made from the description nearest to the failing value. Null is the same as a field that was left out.
 """
 
 import re
@@ -20,6 +21,9 @@ Flag = Annotated[bool, Meta(description="true or false")]
 TokenIds = Annotated[list[int], Meta(description="a list of token ids (integers)")]
 MAX_IGNORED = 20  # field names in the header; a body may have thousands
 MAX_SHOWN = 200  # characters of a value in an error
+MAX_VALUES = 1 << 19  # of a body: the token ids of several long prompts
+MAX_CONTAINERS = 1 << 16  # lists and objects among them: the garbage collector stops everything to look at each
+PART = 1 << 16  # bytes
 MAX_NESTING = 250  # levels of JSON; answers have a request's values a little deeper inside
 _DEEPER = 4  # lists around a value: orjson writes 254 levels
 # Values with which a field asks for nothing but what is done anyway: defaults of OpenAI's, Anthropic's and vLLM's APIs.
@@ -57,6 +61,35 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def check_size(raw: bytes) -> None:
+    """Raises ApiError for a body with too many values, before any is made. O(bytes)."""
+    for limit, signs, what in ((MAX_VALUES, b",[{", "values"), (MAX_CONTAINERS, b"[{", "lists and objects")):
+        if _count(raw, signs) > limit and signs_within(raw, limit, signs) > limit:
+            raise ApiError(400, f"The body has more than the {limit:,} {what} that a request may have.")
+
+
+def signs_within(raw: bytes, limit: int, signs: bytes, part: int = PART) -> int:
+    """How many of these signs there are outside of strings: what separates and opens values. If they are more than `limit`,
+    perhaps not all. `part`: bytes that are looked at together."""
+    found, outside, at = 0, True, 0
+    while at < len(raw) and found <= limit:
+        piece = raw[at : at + part]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and len(piece) > 1:
+            piece = piece[:-1]  # which escapes what is next
+        at += len(piece)
+        between = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
+        found += _count(b'"'.join(between[0 if outside else 1 :: 2]), signs)
+        if len(between) % 2 == 0:
+            outside = not outside
+    return found
+
+
+def _count(raw: bytes, signs: bytes) -> int:
+    """In parts: while bytes are counted, no other thread has the interpreter."""
+    pieces = (raw[at : at + PART] for at in range(0, len(raw), PART))
+    return sum(piece.count(sign) for piece in pieces for sign in (signs[at : at + 1] for at in range(len(signs))))
+
+
 def read_object(raw: bytes) -> dict[str, Any]:
     """Raises ApiError."""
     try:
@@ -67,7 +100,7 @@ def read_object(raw: bytes) -> dict[str, Any]:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
         raise ApiError(400, f"The body must be a JSON object, not {kind_of(body)}.")
-    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING:
+    if _count(raw, b"[{") > MAX_NESTING:
         for name, value in body.items():
             json_text(value, shortened(name))
     return body

@@ -17,13 +17,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from replica.api.bodies import LONG_BODY, MAX_CONTAINERS, MAX_VALUES, PREPARERS, Preparers, check_size, signs_within
+from replica.api.bodies import LONG_BODY, PREPARERS, Preparers
 from replica.api.completions.requests import parse
 from replica.api.server import ServerConfig
-from replica.api.validation import ApiError
+from replica.api.validation import MAX_CONTAINERS, MAX_VALUES, ApiError, check_size, signs_within
 from replica.engine import EngineInfo, Message
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
@@ -50,11 +50,13 @@ def containers(value: Any) -> int:
     return isinstance(value, dict | list) + sum(map(containers, inner))
 
 
-@given(values, st.integers(0, 200))
-def test_values_are_counted_outside_of_strings(value: Any, limit: int) -> None:
+@example(["a\\", ",", "\\\\", "[", '\\"{'], 3, 2)
+@given(values, st.integers(0, 200), st.integers(2, 40))
+def test_values_are_counted_outside_of_strings(value: Any, limit: int, part: int) -> None:
     raw = json.dumps(value).encode()
-    assert (signs_within(raw, limit, b",[{") > limit) == (marks(value) > limit)
-    assert (signs_within(raw, limit, b"[{") > limit) == (containers(value) > limit)
+    assert (signs_within(raw, limit, b",[{", part) > limit) == (marks(value) > limit)
+    assert (signs_within(raw, limit, b"[{", part) > limit) == (containers(value) > limit)
+    assert signs_within(raw, len(raw), b",[{", part) == marks(value)
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,19 @@ async def test_answers_that_are_not_taken_have_a_bound() -> None:
         assert (await client.replica.post("/v1/chat/completions", chat("Hi")))[0] == 200
 
 
+async def test_a_client_that_takes_a_whole_answer_too_slowly_is_left() -> None:
+    """It takes something in each `send_timeout_s`, and would hold megabytes of what all may have for long."""
+    async with narrow(0.5, 4096) as client:
+        await client.send(request("/v1/completions", ENDLESS))
+        left = asyncio.create_task(client.cut.wait())
+        with contextlib.suppress(ConnectionResetError):
+            while await client.read():
+                await asyncio.wait([left], timeout=0.05)
+        assert left.done()
+
+
 async def test_a_client_that_reads_slowly_gets_all() -> None:
-    """It takes longer than `send_timeout_s` for all of it, and not for any part."""
+    """It takes longer than `send_timeout_s`, but not by what its bytes may take."""
     async with narrow(1.0, 1 << 16) as client:
         await client.send(request("/v1/completions", ENDLESS))
         got = bytearray()
