@@ -39,9 +39,12 @@ class Preparers:
         if not slow:
             return work()
         await self._free.acquire()
+        return await self._begun(work)  # no name for it: an error has this frame, and would have itself and the body in it
+
+    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
         begun = self._threads.submit(work)
         begun.add_done_callback(partial(self._done, asyncio.get_running_loop()))  # also if nobody waits for it any more
-        return await asyncio.wrap_future(begun)
+        return asyncio.wrap_future(begun)
 
     def start(self, work: Callable[[], object]) -> None:
         """In a thread, when one has time; nobody waits for it."""

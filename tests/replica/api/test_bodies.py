@@ -110,6 +110,34 @@ async def test_a_body_that_does_not_end_is_refused() -> None:
         writer.close()
 
 
+MARKED = [["a value of a long body", at] for at in range(1000)]
+
+
+def marked() -> int:
+    """How many values of the body below are there."""
+    return sum(type(each) is list and len(each) == 2 and each[0] == MARKED[0][0] for each in gc.get_objects()) - len(MARKED)
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [({}, 200), ({"max_tokens": "many"}, 400), ({"messages": MARKED}, 400), ({"max_tokens": 1 << 40}, 400)],
+    ids=["served", "a wrong field", "wrong messages", "refused when it is prepared"],
+)
+async def test_nothing_of_a_body_waits_for_the_garbage_collector(more: dict[str, Any], status: int) -> None:
+    """Which would free it in one go, often a minute later, and nothing else runs meanwhile."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "metadata": MARKED, **more}
+    async for replica in serve(WatchedEngine(SimConfig(prefill_rate=1e6, decode_rate=1e6)), None):
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await replica.post("/v1/chat/completions", body))[0] == status
+            async with asyncio.timeout(10):
+                while marked():  # noqa: ASYNC110  (until the handler has ended, too)
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
