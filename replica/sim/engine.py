@@ -9,7 +9,9 @@ cached, tokens are delivered. So a request that arrives during a step waits for 
 The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache.
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
-order, each at its own time. Steps shorter than a useful timer are done several at once.
+order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
+own rates (they may be any) falls behind: it does TURN tokens at a time, and other work of the event loop goes on between them.
+A request that arrives meanwhile takes part in no step that has begun earlier by the engine's time.
 
 An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
 
@@ -45,6 +47,7 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
+TURN = 4096  # tokens: some milliseconds
 MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
 
 
@@ -68,6 +71,7 @@ class _Job:
     queued_at: float
     fails_after: int | None  # tokens
     fault: str
+    arrived_at: float = math.inf
     lease: Lease | None = None
     computed: int = 0
 
@@ -114,6 +118,7 @@ class SimEngine:
         self._answers = self._prompts if config.prefill_chunk else _Lane()
         self._lanes = list(dict.fromkeys((self._prompts, self._answers)))
         self._timer: Timer | None = None
+        self._behind = False  # steps have ended that are still to be done
         self._jobs: dict[Sequence, _Job] = {}
         self._tasks: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()  # by their prompt's id
 
@@ -216,8 +221,9 @@ class SimEngine:
         self._enqueue(job)
 
     def _enqueue(self, job: _Job) -> None:
-        now = self._now()
-        self._do_steps(now)  # steps that have ended began before it
+        job.arrived_at = now = self._now()
+        if not self._behind:
+            self._do_steps(now)  # steps that have ended began before it
         self._waiting.append(job)
         self._continue(now)
 
@@ -235,11 +241,13 @@ class SimEngine:
         self._continue(now)
 
     def _do_steps(self, now: float) -> None:
-        """Do all steps that have ended by now, and those that follow them."""
-        while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now:
+        """Do the steps that have ended by now, and those that follow them, as far as they are one turn's work."""
+        done = 0
+        while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now and done < TURN:
             when = lane.ends_at
-            self._end_step(lane)
+            done += self._end_step(lane)
             self._begin_steps(when)
+        self._behind = min(lane.ends_at for lane in self._lanes) <= now
 
     def _continue(self, now: float) -> None:
         """Begin the steps that can begin; set the timer to the next end of a step."""
@@ -283,7 +291,7 @@ class SimEngine:
     def _admit(self, when: float) -> _Job | None:
         """Admit the head of the queue, if there is room."""
         full = len(self._decoding) + len(self._prefilling) >= self._config.max_batch
-        if full or not self._waiting:
+        if full or not self._waiting or self._waiting[0].arrived_at > when:
             return None
         job = self._waiting[0]
         request, size = job.sequence.request, self._cache.size
@@ -297,8 +305,8 @@ class SimEngine:
         self._prefilling[job] = None
         return job
 
-    def _end_step(self, lane: _Lane) -> None:
-        """Deliver the results of a step. O(prompts and sequences in the step)."""
+    def _end_step(self, lane: _Lane) -> int:
+        """Deliver the results of a step; returns how many tokens. O(prompts, sequences and tokens)."""
         pieces, decoding, rounds = lane.pieces, lane.decoding, lane.rounds
         lane.pieces, lane.decoding, lane.ends_at = {}, [], math.inf
         for job, tokens in pieces.items():
@@ -312,6 +320,7 @@ class SimEngine:
                 self._emit(job, 1)
         for job in decoding:
             self._emit(job, rounds)
+        return len(pieces) + rounds * len(decoding)
 
     def _emit(self, job: _Job, count: int) -> None:
         sequence, answer = job.sequence, job.answer

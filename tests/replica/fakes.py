@@ -67,9 +67,13 @@ class FakeClock:
             self.advance(max(0.0, self._due[0][0] - self._now))
             self._schedule()
 
+    def lag(self, seconds: float) -> None:
+        """Time passes, and nothing that is due happens yet."""
+        self._now += seconds
+
     def stall(self, seconds: float) -> None:
         """Time passes, and nothing that is due happens before its end."""
-        self._now += seconds
+        self.lag(seconds)
         self.advance(0)
 
 

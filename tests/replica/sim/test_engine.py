@@ -2,7 +2,7 @@
 
 import itertools
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from replica.cache.prefix import Scope
 from replica.engine import EngineError, EngineLoad, Request, Sequence
 from replica.sim.cost import SimConfig
-from replica.sim.engine import SimEngine
+from replica.sim.engine import MIN_TICK_S, TURN, SimEngine
 from replica.sim.faults import Fault, FaultConfig, fault_sequence
-from tests.replica.fakes import FakeClock
+from tests.replica.fakes import FakeClock, FakeTimer
 
 
 def engine_of(faults: Iterator[Fault] | None = None, **options: float) -> tuple[SimEngine, FakeClock]:
@@ -311,6 +311,44 @@ async def test_steps_that_a_late_timer_has_missed_are_done_each_at_its_time() ->
     assert len((await first.next()).tokens) == 11
     assert second.queued_s == pytest.approx(0.2)
     assert len((await second.next()).tokens) == 1
+
+
+async def test_an_engine_that_is_far_behind_lets_others_have_a_turn() -> None:
+    """Rates beyond what it can do: what it is late with, it does in parts, each with a timer of its own."""
+
+    class Watched(FakeClock):
+        done: Mapping[int, int] = {}
+
+        def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> FakeTimer:
+            self.done = {**self.done, len(self.done): sum(each.pending for each in sequences)}
+            return super().call_at(when, callback, *args)
+
+    sequences: list[Sequence] = []
+    clock = Watched()
+    rates = SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=1e5, max_batch=4)
+    engine = SimEngine(rates, clock)
+    sequences += [engine.submit(request(16, 50_000, start)) for start in range(4)]
+    clock.stall(0.4)
+    done = list(clock.done.values())
+    assert done[-1] == pytest.approx(4 * 0.4e5, rel=0.01)
+    assert max(later - earlier for earlier, later in itertools.pairwise(done)) <= TURN + 4 * MIN_TICK_S * 1e5
+    engine.check()
+
+
+async def test_a_request_that_comes_while_steps_are_late_takes_part_in_none_of_them() -> None:
+    """It came when they had ended. The first one to come then has one turn's steps done."""
+    engine, clock = engine_of(kv_tokens=400_000, decode_rate=1e5, prefill_chunk=1000, max_batch=4)
+    first = engine.submit(request(10, answer=100_000))
+    clock.lag(0.5)
+    others = [engine.submit(request(10, answer=1, start=start)) for start in (100, 200)]
+    assert first.pending < 0.4e5
+    clock.advance(0)
+    clock.advance(0.1)
+    assert first.pending > 0.4e5
+    for other in others:
+        assert other.queued_s == pytest.approx(MIN_TICK_S / 2, abs=MIN_TICK_S / 2)
+        assert len((await other.next()).tokens) == 1
+    engine.check()
 
 
 async def test_speed_divides_all_times() -> None:
