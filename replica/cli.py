@@ -18,7 +18,7 @@ from replica.api.server import ServerConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import foreign, parser
-from replica.process import INTERRUPTED, ReplicaSpec, bind, bound_kernels, favour_event_loop, serve
+from replica.process import INTERRUPTED, ReplicaSpec, bind, bound_kernels, serve
 from replica.progress import BarLines
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
@@ -54,7 +54,6 @@ def main(argv: list[str]) -> int:
             return 0
         with contextlib.ExitStack() as stack:
             specs = [_spec(args, index, stack.enter_context(contextlib.ExitStack())) for index in range(args.count)]
-            favour_event_loop()
             stopped = asyncio.run(serve(specs, _log))
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)

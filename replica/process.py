@@ -77,8 +77,8 @@ def bound_kernels() -> None:
 
 
 def favour_event_loop() -> None:
-    """Call once the engines are made. The garbage collector, which stops everything, no longer looks at what they consist of (a
-    million objects, with torch), and less often at a request's body. And the event loop, which gives the interpreter away with
+    """Call when an engine is ready. The garbage collector, which stops everything, no longer looks at what engines consist of (a
+    million objects, with torch: a quarter of a second), and less often at a request's body. And the event loop, which gives the interpreter away with
     each call of the kernel, gets it back sooner: of four threads that prepare prompts each had it for 5 ms before."""
     gc.collect()
     gc.freeze()
@@ -87,10 +87,14 @@ def favour_event_loop() -> None:
 
 
 async def serve(
-    specs: Items[ReplicaSpec], log: Callable[[str], None], sleep: Sleep = asyncio.sleep, end: Callable[[int], object] = os._exit
+    specs: Items[ReplicaSpec],
+    log: Callable[[str], None],
+    sleep: Sleep = asyncio.sleep,
+    end: Callable[[int], object] = os._exit,
+    started: Callable[[], object] = favour_event_loop,
 ) -> bool:
     """Serve until SIGINT or SIGTERM; False if all have died before. `log` gets a line when a replica is ready, or dies. `end`
-    ends the process at once, with a status."""
+    ends the process at once, with a status. `started` is called for each engine, before its replica serves."""
     stop = asyncio.Event()
 
     def interrupted() -> None:
@@ -101,13 +105,15 @@ async def serve(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupted)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    served = await asyncio.gather(*(_serve_one(spec, stop, log, sleep) for spec in specs))
+    served = await asyncio.gather(*(_serve_one(spec, stop, log, sleep, started) for spec in specs))
     if not all(served):
         end(INTERRUPTED)
     return stop.is_set()
 
 
-async def _serve_one(spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str], None], sleep: Sleep) -> bool:
+async def _serve_one(
+    spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str], None], sleep: Sleep, started: Callable[[], object]
+) -> bool:
     """False if it was stopped before it was ready."""
     # No access log: the gateway has one, and a line per request costs more than the simulated engine's work.
     app = create_app(spec.engine, spec.model, spec.config)
@@ -117,6 +123,7 @@ async def _serve_one(spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str]
         stack.push_async_callback(runner.cleanup)
         if not await _done_before(stop, runner.setup()):
             return False
+        started()
         site = web.SockSite(runner, spec.listener, backlog=BACKLOG)
         await site.start()
         name = f"replica {spec.model} ({spec.engine.info.kind})"

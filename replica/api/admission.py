@@ -105,6 +105,10 @@ class BodyShare:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self._held = budget, 0
 
+    @property
+    def counts(self) -> bool:
+        return self._held > 0
+
     def grow(self, size: int) -> None:
         """The body has this size by now. Raises ApiError if there is no room for it."""
         self._budget.check(size, self._held)

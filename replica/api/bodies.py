@@ -21,7 +21,7 @@ from replica.api.validation import ApiError, check_size
 T = TypeVar("T")
 LONG_BODY: Final = 16 * 1024  # bytes; tokenizing them takes about 10 ms
 PREPARERS: Final = 4  # threads: three bodies that take long to prepare hold up no fourth
-TRIM_AFTER_S: Final = 2.0  # after a long body has come, which by then is dealt with
+TRIM_AFTER_S: Final = 2.0  # after a request with a long body
 KEPT: Final = 1 << 18  # bytes of a body besides its prompt that a request may need to its end: formats, stop strings, biases
 TOKEN: Final = 8  # bytes of a body that become a token, at most
 
@@ -90,6 +90,8 @@ class BodyReader:
         try:
             yield await self._parsed(http, share, parse)
         finally:
+            if share.counts and self._trim is None:
+                self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
             share.close()
 
     async def _parsed(self, http: web.Request, share: BodyShare, parse: Callable[[bytes], T]) -> Body[T]:
@@ -103,8 +105,6 @@ class BodyReader:
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {self._timeout_s:g} s.", code="request_timeout") from None
         long = len(raw) > LONG_BODY
-        if long and self._trim is None:
-            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
         return Body(await self._preparers.run(long, partial(_checked, raw, parse)), long, share)
 
     async def _received(self, http: web.Request, share: BodyShare) -> bytes:

@@ -10,7 +10,7 @@ The head of the queue is admitted when a step has tokens to spare, the batch has
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
-own rates (they may be any) falls behind: it does TURN tokens at a time, and other work of the event loop goes on between them.
+own rates (they may be any) falls behind: it does about TURN tokens at a time, and other work of the event loop goes on between them.
 A request that arrives meanwhile takes part in no step that has begun earlier by the engine's time.
 
 An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
@@ -273,7 +273,7 @@ class SimEngine:
         pieces = ((tokens, job.computed + tokens) for job, tokens in lane.pieces.items())
         seconds = self._costs.seconds(StepWork.of(pieces, (job.context for job in lane.decoding))) / self._config.speed
         # The small term absorbs rounding.
-        lane.rounds = 1 if lane.pieces else max(1, math.ceil(MIN_TICK_S / seconds - 1e-6))
+        lane.rounds = 1 if lane.pieces else max(1, min(math.ceil(MIN_TICK_S / seconds - 1e-6), TURN // len(lane.decoding)))
         lane.ends_at = when + lane.rounds * seconds
 
     def _pieces(self, when: float) -> dict[_Job, int]:

@@ -167,7 +167,7 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
         with socket.socket() as client:
             lines.put_nowait((line, client.connect_ex(addresses[line.split()[1]]) == 0))
 
-    serving = asyncio.create_task(serve(specs, report, sleep))
+    serving = asyncio.create_task(serve(specs, report, sleep, started=list))
     ready = sorted([await lines.get(), await lines.get()])
     mortal, other = (line.split()[-1] for line, reachable in ready if reachable)
     asked = PROMPT | {"max_tokens": 90, "stream": True}  # less than what a replica that goes down lets its clients wait
@@ -196,6 +196,29 @@ async def test_a_death_cuts_connections_and_leaves_the_others() -> None:
     assert closed == ["mortal", "other"]
 
 
+async def test_the_collector_is_told_of_an_engine_that_has_started() -> None:
+    """Not before: a model is made of a million objects at the start."""
+    seen: list[str] = []
+    ready = asyncio.Event()
+
+    class Loading(WatchedEngine):
+        async def start(self) -> None:
+            await super().start()
+            seen.append("loaded")
+
+    def report(line: str) -> None:
+        seen.append("ready")
+        ready.set()
+
+    specs = [ReplicaSpec(Loading(SimConfig()), "m", bind("127.0.0.1", 0))]
+    serving = asyncio.create_task(serve(specs, report, started=lambda: seen.append("told")))
+    await ready.wait()
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert seen == ["loaded", "told", "ready"]
+
+
 class Starting(WatchedEngine):
     """Its start takes for ever."""
 
@@ -218,7 +241,7 @@ async def test_a_stop_before_all_are_ready_is_no_success(number: signal.Signals)
     for spec in specs:
         spec.resources.enter_context(spec.listener)
         spec.resources.callback(closed.append, spec.engine.info.kind)
-    serving = asyncio.create_task(serve(specs, lines.append, end=ends.append))
+    serving = asyncio.create_task(serve(specs, lines.append, end=ends.append, started=list))
     await starting.starting.wait()
     signal.raise_signal(number)
     await serving
