@@ -240,8 +240,8 @@ class Sequence:
 
 class Engine(Protocol):
     """The interface of both engines. Everything but the coroutines is synchronous and called on the event loop's thread;
-    `encode`, `encode_chat`, `decode`, `token_strings` and `grammar_error`, which can take long, may run in another thread
-    meanwhile."""
+    `encode`, `encode_chat`, `decode`, `detokenizer` and what it gives, `token_strings` and `grammar_error`, which can take
+    long, may run in another thread meanwhile."""
 
     @property
     def info(self) -> EngineInfo: ...

@@ -163,7 +163,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
 
 
 def foreign(args: argparse.Namespace) -> list[str]:
-    """The flags that were given, and which the engine that was chosen does not have."""
+    """The flags with another value than their default which the engine that was chosen does not have."""
     found = []
     for title, flags in GROUPS.items():
         of_group = next((engine for engine in ENGINES if f"{engine} only" in title), None)

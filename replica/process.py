@@ -77,9 +77,10 @@ def bound_kernels() -> None:
 
 
 def favour_event_loop() -> None:
-    """Call when an engine is ready. The garbage collector, which stops everything, no longer looks at what engines consist of (a
-    million objects, with torch: a quarter of a second), and less often at a request's body. And the event loop, which gives the interpreter away with
-    each call of the kernel, gets it back sooner: of four threads that prepare prompts each had it for 5 ms before."""
+    """Call when an engine is ready. The garbage collector, which stops everything, no longer looks at what engines have loaded
+    (a million objects, with torch: a quarter of a second), and less often at a request's body. And the event loop, which gives
+    the interpreter away with each call of the kernel, gets it back sooner: of four threads that prepare prompts each had it for
+    5 ms before."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

@@ -5,9 +5,9 @@ An answer counts as waiting from the moment its request is admitted. The engine 
 prepared, nor, if a prompt has several answers, until the first of them has its first token: until then it is counted here,
 by a `Reservation`. Requests waiting in the engine and reserved answers are together never more than `limit`.
 
-What is made of a body, its texts, values and tokens, is some times as large and stays until the request is over. So long does
-a `BodyShare` count its bytes, from the first one that comes; once its prompts are tokens, no more than fits these. What has not
-come does not count: else a few clients that announce large bodies and send nothing could keep all others out.
+What is made of a body, its texts and values, is some times as large. So long as it is there a `BodyShare` counts its bytes,
+from the first one that comes; once its prompts are tokens, the bytes of these, which may be more. What has not come does not
+count: else a few clients that announce large bodies and send nothing could keep all others out.
 
 A whole answer is not dropped if there is no room for it: it counts while it is sent, and no new request is read meanwhile.
 """
@@ -118,9 +118,10 @@ class BodyShare:
         """It has this size, whether there is room for it or not."""
         self._held = self._budget._change(size, self._held)
 
-    def shrink(self, size: int) -> None:
-        """No more than this is left of it."""
-        self.take(min(size, self._held))
+    def keep(self, size: int) -> None:
+        """Of one that counts, this is left, or was made. Whether there is room for it or not."""
+        if self.counts:
+            self.take(size)
 
     def close(self) -> None:
         self.take(0)

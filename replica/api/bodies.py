@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -22,8 +21,7 @@ T = TypeVar("T")
 LONG_BODY: Final = 16 * 1024  # bytes; tokenizing them takes about 10 ms
 PREPARERS: Final = 4  # threads: three bodies that take long to prepare hold up no fourth
 TRIM_AFTER_S: Final = 2.0  # after a request with a long body
-KEPT: Final = 1 << 18  # bytes of a body besides its prompt that a request may need to its end: formats, stop strings, biases
-TOKEN: Final = 8  # bytes of a body that become a token, at most
+KEPT: Final = 1 << 18  # bytes besides its prompt that a request may need to its end: formats, stop strings, biases
 
 
 class Preparers:
@@ -58,17 +56,23 @@ class Preparers:
             loop.call_soon_threadsafe(self._free.release)
 
 
-@dataclass(frozen=True, slots=True)
 class Body(Generic[T]):
-    """What was made of a body, and whether it is a long one."""
+    """What was made of a body, to be taken once: nobody has it any more when its taker has dropped it. long: a long one."""
 
-    value: T
-    long: bool
-    share: BodyShare
+    __slots__ = ("_share", "_value", "long")
 
-    def prepared(self, tokens: int) -> None:
-        """Its prompts have so many tokens: what it had besides these is no longer there."""
-        self.share.shrink(KEPT + TOKEN * tokens)
+    def __init__(self, value: T, long: bool, share: BodyShare) -> None:
+        self._value: T | None = value
+        self.long, self._share = long, share
+
+    def take(self) -> T:
+        value, self._value = self._value, None
+        assert value is not None, "taken twice"
+        return value
+
+    def dropped(self, kept: int) -> None:
+        """The value is no longer there; what the request still needs has these bytes, and KEPT others at most."""
+        self._share.keep(KEPT + kept)
 
 
 class BodyReader:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from replica.api.messages.errors import error_body
 from replica.api.stream import client_error
-from replica.api.validation import ApiError
+from replica.api.validation import ApiError, shortened
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SERVED = "/v1/chat/completions, /v1/completions, /v1/messages, /v1/responses, /v1/models"
@@ -43,7 +43,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         text = f"A body may have {request.client_max_size:,} bytes at most. Send a smaller body."
         return _response(request, ApiError(413, text, code="request_too_large"))
     except web.HTTPNotFound:
-        return _response(request, ApiError(404, f"Unknown path {request.path}: this replica serves {SERVED}."))
+        return _response(request, ApiError(404, f"Unknown path {shortened(request.path)}: this replica serves {SERVED}."))
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
         return _response(request, ApiError(405, f"{request.method} is not allowed here: use {allowed}."))

@@ -7,8 +7,8 @@ encoder along, so the server does not know which API it serves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from msgspec import Meta, Struct
 
@@ -109,7 +109,8 @@ class OutputOptions:
 class GenerationRequest:
     """A checked request body: `n` answers to each prompt. `needs_scores`: the fields sent that only an engine with token
     scores can apply. `bad_words` become tokens of `sampling` when it is prepared. `limit_field`, `format_field`: where
-    `max_tokens` and the grammar of `sampling` came from, for errors."""
+    `max_tokens` and the grammar of `sampling` came from, for errors. `repeated`: characters of the request that its encoder
+    repeats."""
 
     prompts: list[Prompt]
     n: int
@@ -125,3 +126,8 @@ class GenerationRequest:
     ignored: tuple[str, ...] = ()
     limit_field: str = "max_tokens"
     format_field: str = "response_format"
+    repeated: int = 0
+
+    def prepared(self) -> Self:
+        """What is needed of it once the engine's requests are there: no prompts, and what else these have."""
+        return replace(self, prompts=[], sampling=Sampling(), bad_words=())

@@ -6,12 +6,15 @@ from dataclasses import dataclass, fields, replace
 
 from replica.api.generation import GenerationRequest
 from replica.api.prompts import Prompt
-from replica.api.validation import ApiError, json_text
+from replica.api.validation import ApiError, json_text, shortened
 from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooLong, Request, Sampling, counted
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
 MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
+# Of the answers to one request that are not streamed: each is some 200 bytes here until all are there, and 80 in the body.
+MAX_SCORES = 1 << 19
+TOKEN_BYTES = 48  # of a token in a list, and in the keys of its block
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
 # Characters of a format. Longer ones take seconds to compile, and many milliseconds a token.
@@ -45,6 +48,12 @@ class Prepared:
     marks: tuple[int, ...] = ()
     echoes: Sequence[str] = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes, about. O(requests)."""
+        tokens = sum(TOKEN_BYTES * len(one.prompt) + 8 * len(one.allowed_tokens) for one in self.requests)
+        return tokens + sum(map(len, self.echoes))
+
 
 def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
     """The tokens of a prompt, in whatever form it was sent. Raises ApiError, ContextError if it certainly has too many:
@@ -58,7 +67,8 @@ def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
         if prompt.text is not None:
             return _known(engine, engine.encode(prompt.text, prompt.special))
     except PromptError as error:
-        raise ApiError(400, f"These messages do not fit the model's chat template: {error}.", prompt.param) from None
+        reason = shortened(str(error))
+        raise ApiError(400, f"These messages do not fit the model's chat template: {reason}.", prompt.param) from None
     except PromptTooLong as error:
         raise _too_long(engine, prompt, error.least) from None
     check_tokens(engine, prompt.tokens or [], prompt.param)
@@ -92,6 +102,7 @@ def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
     request = replace(request, sampling=_masked(engine, request))
     prepared = [_prepared(engine, request, prompt) for prompt in request.prompts]
     _check_returned(request, sum(len(one.prompt) for one, _ in prepared))
+    _check_scores(request, sum(one.max_tokens for one, _ in prepared))
     first, marks = request.prompts[0], tuple[int, ...]()
     if first.marks:
         marks = tuple(_position(engine, first, mark, prepared[0][0].prompt) for mark in first.marks)
@@ -107,6 +118,15 @@ def _check_returned(request: GenerationRequest, tokens: int) -> None:
     for name, sent in (("echo", request.output.echo), ("return_token_ids", request.output.token_ids)):
         if sent:
             raise ApiError(400, f"{name} would return {returned:,} tokens of prompts; at most {MAX_RETURNED:,} are.", name)
+
+
+def _check_scores(request: GenerationRequest, tokens: int) -> None:
+    """`tokens`: that one answer to each prompt may have."""
+    logprobs = request.sampling.logprobs
+    scores = 0 if logprobs is None else request.n * tokens * (logprobs + 1)
+    if scores > MAX_SCORES and not request.output.stream:
+        message = f"The answer may have {scores:,} logprobs; at most {MAX_SCORES:,} are collected: send stream: true, or ask"
+        raise ApiError(400, f"{message} for fewer answers, tokens or top_logprobs.", "logprobs")
 
 
 def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
@@ -175,6 +195,7 @@ def _masked(engine: Engine, request: GenerationRequest) -> Sampling:
     if allowed and not 0 <= allowed[0] <= allowed[-1] < engine.info.vocab_size:
         raise out_of_vocabulary(engine, "allowed_token_ids")
     spellings = dict.fromkeys(spelling for word in request.bad_words for spelling in _spellings(engine, word))
+    spellings = {each: None for each in spellings if max(each) < engine.info.vocab_size}  # others cannot be drawn
     return replace(sampling, allowed_tokens=allowed, bad_words=tuple(spellings))
 
 

@@ -185,10 +185,10 @@ class Server:
 
     async def tokenize(self, http: web.Request) -> web.Response:
         async with self._bodies.read(http, lambda raw: parse_tokenize(raw, self._model)) as body:
-            return await self._preparers.run(body.long, lambda: self._tokenized(*body.value))
+            return await self._preparers.run(body.long, partial(self._tokenized, *body.take()))
 
     def _tokenized(self, prompt: Prompt, strings: bool) -> web.Response:
-        self._check_template(prompt)
+        self._check_templates([prompt])
         tokens = prompt_tokens(self._engine, prompt)
         spelled = self._engine.token_strings(tokens) if strings else None
         context = self._engine.info.context
@@ -196,7 +196,7 @@ class Server:
 
     async def detokenize(self, http: web.Request) -> web.Response:
         async with self._bodies.read(http, lambda raw: parse_detokenize(raw, self._model)) as body:
-            return await self._preparers.run(body.long, lambda: self._detokenized(body.value))
+            return await self._preparers.run(body.long, partial(self._detokenized, body.take()))
 
     def _detokenized(self, tokens: list[int]) -> web.Response:
         """In parts: a decoder may hold the interpreter meanwhile."""
@@ -223,18 +223,18 @@ class Server:
         self._check_alive()
         self._queue.check()
         async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
-            request = body.value
+            request = body.take()
             self._check_alive()
-            for prompt in request.prompts:
-                self._check_template(prompt)
+            self._check_templates(request.prompts)
             reservation = self._queue.reserve(len(request.prompts) * request.n, "n" if request.n > 1 else "prompt")
             self._generating += 1
             try:
                 tokenising = _now()
                 slow = body.long or request.sampling.grammar is not None or bool(request.bad_words)
-                prepared = await self._preparers.run(slow, lambda: prepare(self._engine, request))
+                prepared = await self._preparers.run(slow, partial(prepare, self._engine, request))
                 self._stats.phase("tokenise", _now() - tokenising, _now())
-                body.prepared(sum(len(each.prompt) for each in prepared.requests))
+                request = request.prepared()
+                body.dropped(prepared.size + request.repeated)
                 self._check_alive()
                 return await self._answer(_Admitted(http, request, prepared, reservation, began))
             finally:
@@ -244,12 +244,12 @@ class Server:
     async def _count(self, read: Callable[[bytes, str], Prompt], http: web.Request) -> int:
         """The tokens of the prompt in a body."""
         async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
-            return len(await self._preparers.run(body.long, lambda: prompt_tokens(self._engine, body.value)))
+            return len(await self._preparers.run(body.long, partial(prompt_tokens, self._engine, body.take())))
 
     async def _answer(self, admitted: "_Admitted") -> web.StreamResponse:
         request, headers = admitted.request, _headers(admitted, self._engine.info.scores)
         encoder = request.encoder(self._context(admitted))
-        choices = Choices(lambda index: self._begin(admitted, index), len(request.prompts), request.n)
+        choices = Choices(lambda index: self._begin(admitted, index), len(admitted.prepared.requests), request.n)
         client = ClientStream(admitted.http, headers, self._stats, self._config.send_timeout_s)
         try:
             if request.output.stream:
@@ -288,8 +288,8 @@ class Server:
             marks=prepared.marks,
         )
 
-    def _check_template(self, prompt: Prompt) -> None:
-        if prompt.template.text is not None and not self._config.trust_templates:
+    def _check_templates(self, prompts: Sequence[Prompt]) -> None:
+        if not self._config.trust_templates and any(prompt.template.text is not None for prompt in prompts):
             message = (
                 "chat_template is only taken from requests when this replica is started with --trust-request-chat-template."
             )
@@ -334,7 +334,7 @@ async def _whole(choices: Choices) -> list[Delta]:
 
 def _is_long(admitted: _Admitted, answers: Sequence[Delta]) -> bool:
     """Whether the body of whole answers takes long to write."""
-    length = sum(len(answer.text) + SCORE * len(answer.scores) for answer in answers)
+    length = admitted.request.repeated + sum(len(answer.text) + SCORE * len(answer.scores) for answer in answers)
     if admitted.request.output.token_ids:
         prompts = sum(len(request.prompt) for request in admitted.prepared.requests)
         length += admitted.request.n * prompts + sum(len(answer.tokens) for answer in answers)

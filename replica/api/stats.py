@@ -1,10 +1,10 @@
 """Rates and time per phase over the last minute: sums in slots of one second. Time is an argument.
 
 Phases of a request, in order: `tokenise` (its prompt), `queue` (until the engine admits it), `prefill` (until its first
-token), `decode` (until its last), `detokenise` (tokens to text), `send` (waiting until the client takes bytes). Queue,
-prefill and decode of many requests overlap. Detokenise, and tokenise of short prompts, are work of the server's own thread: one
-second of them per second is its limit. Long bodies, grammars and bad words are prepared in other threads, and waiting for these
-counts as tokenise, too. Reading a body and parsing it count nowhere.
+token), `decode` (until its last), `detokenise` (tokens to text), `send` (waiting until the client takes bytes of a stream).
+Queue, prefill and decode of many requests overlap. Detokenise, and tokenise of short prompts, are work of the server's own
+thread: one second of them per second is its limit. Long bodies, grammars and bad words are prepared in other threads, and
+waiting for these counts as tokenise, too. Reading a body and parsing it count nowhere.
 """
 
 from collections import defaultdict, deque

@@ -31,7 +31,10 @@ def sending(timeout_s: float, budget: BodyBudget) -> Middleware:
 
     @web.middleware
     async def send(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = await handler(request)
+        try:
+            response = await handler(request)
+        except ConnectionError:  # of a stream whose client has left
+            return web.Response()  # which aiohttp cannot send
         if not isinstance(response, web.Response):
             return response
         share = budget.share()
@@ -98,7 +101,7 @@ class ClientStream:
         """Returns when there is room for more. Raises ConnectionError if the client takes nothing for too long."""
         began = _now()
         try:
-            await _in_time(self._http, self._timeout_s, self._write(data, last))
+            await _in_time(self._http, self._timeout_s + len(data) / RATE, self._write(data, last))
         finally:
             self._waited_s += _now() - began
 

@@ -110,6 +110,7 @@ def call_of(body: str) -> Call | None:
             arguments = orjson.loads(arguments)
         if not isinstance(arguments, dict) or not isinstance(value["name"], str) or not value["name"]:
             return None
+        orjson.dumps([[[[arguments]]]])  # as deep as it gets in an answer
         return Call(value["name"], orjson.dumps(arguments).decode())
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, KeyError):
         return None

@@ -10,8 +10,8 @@ The head of the queue is admitted when a step has tokens to spare, the batch has
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
-own rates (they may be any) falls behind: it does about TURN tokens at a time, and other work of the event loop goes on between them.
-A request that arrives meanwhile takes part in no step that has begun earlier by the engine's time.
+own rates (they may be any) falls behind: it does about TURN tokens at a time, and other work of the event loop goes on between
+them. A request that arrives meanwhile takes part in no step that has begun earlier by the engine's time.
 
 An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
 

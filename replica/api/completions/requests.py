@@ -172,7 +172,7 @@ def parse_tokenize(raw: bytes, model: str) -> tuple[Prompt, bool]:
     """vLLM's /tokenize: a text or messages; and whether the tokens are also wanted as strings. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
-    if "messages" in body:
+    if body.get("messages") is not None:
         chat = checked(body, TokenizeChatBody)
         return chat_prompt(chat), bool(chat.return_token_strs)
     text = checked(body, TokenizeTextBody)

@@ -16,7 +16,7 @@ from typing import Any
 
 from replica.api.messages.cache_control import Breakpoints, CacheMarks
 from replica.api.prompts import chat_message
-from replica.api.validation import ApiError, kind_of
+from replica.api.validation import ApiError, kind_of, shortened
 from replica.engine import Message
 
 NONCE = "x-anthropic-billing-header:"
@@ -137,8 +137,9 @@ class Conversation:
     def _result(self, block: dict[str, Any], where: str) -> None:
         name = block.get("tool_use_id")
         if not isinstance(name, str) or name not in self._called:
+            shown = shortened(name) if isinstance(name, str) else ""
             message = (
-                f"unexpected `tool_use_id` found in `tool_result` blocks: {name if isinstance(name, str) else ''}. Each "
+                f"unexpected `tool_use_id` found in `tool_result` blocks: {shown}. Each "
                 "`tool_result` block must have a corresponding `tool_use` block in the previous message."
             )
             raise _wrong(where, message)

@@ -18,12 +18,13 @@ from replica.api.prompts import Prompt, Truncation
 from replica.api.responses.answer import ResponseAnswer
 from replica.api.responses.conversation import conversation
 from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
-from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, read_object
+from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, json_text, read_object
 from replica.cache.prefix import Scope
 from replica.engine import Grammar, Sampling
 
 _FORMATS = "'text', 'json_object' or 'json_schema'"
 _CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'name': ...}"
+MAX_REPEATED = 1 << 20  # characters of a field
 _STATE = "This replica stores no responses: send the whole input, or ask a gateway that keeps them."
 
 
@@ -91,7 +92,7 @@ def parse_responses(raw: bytes, model: str) -> GenerationRequest:
     for name, value in (("background", fields.background), ("prompt", fields.prompt)):
         if value:
             raise ApiError(400, f"{name} is not supported: leave it out. {_STATE}", name)
-    tools = _tool_use(fields)
+    tools, echo = _tool_use(fields), _echo(fields, body)
     return GenerationRequest(
         prompts=[_prompt(fields)],
         n=1,
@@ -99,13 +100,14 @@ def parse_responses(raw: bytes, model: str) -> GenerationRequest:
         sampling=_sampling(fields, tools),
         stops=(),
         output=OutputOptions(stream=bool(fields.stream)),
-        encoder=partial(ResponseAnswer, _echo(fields, body), tools=tools.read),
+        encoder=partial(ResponseAnswer, echo, tools=tools.read),
         scope=Scope(salt=fields.cache_salt),
         keep_s=checked(body, RetentionFields).keep_s,
         needs_scores=("top_k",) if fields.top_k and fields.top_k > 0 else (),
         ignored=(*ignored_fields(body, SUPPORTED), *_ignored_within(body, fields)),
         limit_field="max_output_tokens",
         format_field="text.format",
+        repeated=sum(len(json_text(value, name)) for name, value in echo.items()),
     )
 
 
@@ -201,7 +203,12 @@ def _format(fields: ResponsesFields) -> Grammar | None:
 
 
 def _echo(fields: ResponsesFields, body: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a response that repeat the request."""
+    """The fields of a response that repeat the request. Raises ApiError if they are too long: three events of a stream have
+    them. (Instructions have the bounds of the prompt.)"""
+    for name in ("metadata", "text", "tools", "tool_choice"):
+        length = len(json_text(body.get(name), name))
+        if length > MAX_REPEATED:
+            raise ApiError(400, f"{name} has {length:,} characters; at most {MAX_REPEATED:,} are repeated in an answer.", name)
     return {
         "instructions": fields.instructions,
         "metadata": fields.metadata or {},

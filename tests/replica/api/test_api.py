@@ -41,6 +41,7 @@ async def test_tokens_there_and_back(replica: Replica) -> None:
     status, body, _ = await replica.post("/tokenize", {"prompt": "warm cold"})
     assert status == 200
     assert body == {"count": 2, "max_model_len": 8000, "tokens": sim_text.encode("warm cold"), "token_strs": None}
+    assert (await replica.post("/tokenize", {"prompt": "warm cold", "messages": None}))[1] == body
     messages = chat("Hi")["messages"]
     _, body, _ = await replica.post("/tokenize", {"messages": messages, "model": "sim", "return_token_strs": True})
     assert body["tokens"] == sim_text.encode_chat(messages, None)

@@ -24,7 +24,7 @@ from replica.api.bodies import LONG_BODY, PREPARERS, Preparers
 from replica.api.completions.requests import parse
 from replica.api.server import ServerConfig
 from replica.api.validation import MAX_CONTAINERS, MAX_VALUES, ApiError, check_size, signs_within
-from replica.engine import EngineInfo, Message
+from replica.engine import EngineInfo, Message, PromptEnd
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import FakeClock, WatchedEngine
@@ -113,6 +113,15 @@ async def test_a_body_that_does_not_end_is_refused() -> None:
 MARKED = [["a value of a long body", at] for at in range(1000)]
 
 
+class Lenient(WatchedEngine):
+    """Takes variables for the template that it does not have."""
+
+    def encode_chat(
+        self, messages: list[Message], tools: list[Any] | None, end: PromptEnd = "answer", template: object = None
+    ) -> list[int]:
+        return super().encode_chat(messages, tools, end)
+
+
 def marked() -> int:
     """How many values of the body below are there."""
     return sum(type(each) is list and len(each) == 2 and each[0] == MARKED[0][0] for each in gc.get_objects()) - len(MARKED)
@@ -136,6 +145,41 @@ async def test_nothing_of_a_body_waits_for_the_garbage_collector(more: dict[str,
                     await asyncio.sleep(0.01)
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi", "extra": MARKED}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"a": MARKED}}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "metadata": {"a": MARKED}}),
+        ("/v1/responses", {"input": [{"role": "user", "content": "Hi", "extra": MARKED}]}),
+    ],
+)
+async def test_nothing_of_a_body_is_kept_while_its_request_waits(path: str, body: dict[str, Any]) -> None:
+    clock = FakeClock()
+    engine = Lenient(SimConfig(), clock)
+    async for replica in serve(engine, clock, ServerConfig()):
+        asking = asyncio.create_task(post(replica, path, body))
+        await engine.submissions.acquire()
+        gc.collect()
+        assert marked() == 0
+        with clock.running():
+            assert (await asking)[0] == 200
+
+
+async def test_the_tokens_of_a_prompt_count_as_long_as_its_request_waits() -> None:
+    """Twenty times the bytes that they were in the body: the second one waits outside."""
+    clock = FakeClock()
+    engine = WatchedEngine(SimConfig(kv_tokens=40_000), clock)
+    async for replica in serve(engine, clock, ServerConfig(max_body_bytes=100_000)):
+        asking = asyncio.create_task(post(replica, "/v1/completions", {"prompt": [" " * 18_000] * 2, "max_tokens": 4}))
+        await engine.submissions.acquire()
+        status, answer = await post(replica, "/v1/completions", long_body())
+        assert (status, answer["error"]["code"]) == (503, "queue_full")
+        with clock.running():
+            assert (await asking)[0] == 200
+            assert (await post(replica, "/v1/completions", long_body()))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,20 @@
 """Errors name the fields that the client has sent; what comes back of prompts is bounded, and made once."""
 
+import contextlib
+import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from replica.api.bodies import LONG_BODY
+from replica.api.completions.requests import parse
+from replica.api.prepare import prepare
+from replica.api.responses.requests import MAX_REPEATED, parse_responses
 from replica.api.server import ServerConfig
+from replica.api.validation import ApiError
+from replica.engine import EngineInfo
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import WatchedEngine
@@ -41,6 +49,75 @@ async def test_an_error_names_the_field_that_was_sent(replica: Replica, path: st
     status, answer, _ = await replica.post(path, body)
     error: Any = answer["error"]
     assert (status, error["param"]) == (400, param), error
+
+
+class Scoring(WatchedEngine):
+    """Says that it has scores, and a small vocabulary."""
+
+    @property
+    def info(self) -> EngineInfo:
+        return replace(super().info, scores=True, vocab_size=1000)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return [1] if text.strip() == "known" else [5000]
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"n": 12, "logprobs": 20, "max_tokens": 2048}, False),
+        ({"n": 13, "logprobs": 20, "max_tokens": 2048}, True),
+        ({"n": 128, "logprobs": 20, "max_tokens": 2048, "stream": True}, False),
+        ({"n": 128, "logprobs": 0, "max_tokens": 4096}, False),
+        ({"prompt": [[1]] * 13, "logprobs": 20, "max_tokens": 2048}, True),
+    ],
+)
+def test_scores_that_are_collected_have_a_bound(fields: dict[str, Any], refused: bool) -> None:
+    body = {"prompt": [1], "temperature": 1.0} | fields
+    request = parse("completion", json.dumps(body).encode(), "sim")
+    with pytest.raises(ApiError, match="at most 524,288 are collected") if refused else contextlib.nullcontext():
+        prepare(Scoring(SimConfig(kv_tokens=1_000_000)), request)
+
+
+def test_bad_words_that_cannot_be_drawn_are_left_out() -> None:
+    """A tokenizer may have more tokens than its model."""
+    request = parse("completion", json.dumps({"prompt": [1], "bad_words": ["known", "unknown"]}).encode(), "sim")
+    assert [one.bad_words for one in prepare(Scoring(SimConfig()), request).requests] == [((1,),)]
+
+
+@pytest.mark.parametrize("name", ["metadata", "text", "tools", "tool_choice"])
+def test_what_a_response_repeats_has_a_bound(name: str) -> None:
+    long = "x" * MAX_REPEATED
+    values: dict[str, Any] = {
+        "metadata": {"a": long},
+        "text": {"format": {"type": "text"}, "a": long},
+        "tools": [{"type": "web_search", "a": long}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [long]},
+    }
+    with pytest.raises(ApiError, match="at most 1,048,576 are repeated") as refused:
+        parse_responses(json.dumps({"input": "Hi", name: values[name]}).encode(), "sim")
+    assert (refused.value.status, refused.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/" + "x" * 5000, {}),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 1,
+                "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x" * 5000, "content": ""}]}],
+            },
+        ),
+    ],
+    ids=["path", "id"],
+)
+async def test_an_error_has_the_beginning_of_what_was_sent(replica: Replica, path: str, body: dict[str, Any]) -> None:
+    _, answer, _ = await replica.post(path, body)
+    error: Any = answer["error"]
+    assert "x" * 150 in error["message"]
+    assert len(error["message"]) < 600
 
 
 @pytest.mark.parametrize(

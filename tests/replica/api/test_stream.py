@@ -74,7 +74,7 @@ async def narrow(send_timeout_s: float, buffer: int, max_body_bytes: int = 1 << 
     ],
     ids=["stream", "whole", "tokens", "metrics"],
 )
-async def test_a_client_that_never_reads_is_left(asked: bytes) -> None:
+async def test_a_client_that_never_reads_is_left(asked: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with narrow(0.2, 4096) as client:
         await client.send(asked)
         async with asyncio.timeout(30):
@@ -85,6 +85,7 @@ async def test_a_client_that_never_reads_is_left(asked: bytes) -> None:
         with contextlib.suppress(ConnectionResetError):
             while await client.read():  # what was on its way, and then the end
                 pass
+        assert not caplog.records
 
 
 async def test_answers_that_are_not_taken_have_a_bound() -> None:

@@ -135,6 +135,7 @@ def _turns(chance: Random, length: int) -> tuple[str, dict[str, Any]]:
         [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call] * (length // 90)}],
         [{"role": "system", "content": long}, {"role": "user", "content": "x", "extra": {"a": [long]}}],
         [{"role": text(chance, length % 40), "content": few}],
+        [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": long, "content": few}]}],
     ]
     path = chance.choice([CHAT, "/v1/messages", "/tokenize", "/v1/messages/count_tokens"])
     return path, {"messages": chance.choice(turns), "max_tokens": 1, "truncation": chance.choice(["auto", "disabled"])}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,3 +78,18 @@ def test_text_is_not_held_back_without_need() -> None:
         [" <b>"],
         [" <tool_cx"],
     ]
+
+
+def test_a_call_that_no_answer_could_have_stays_a_text() -> None:
+    """Messages have a call's arguments as values, some levels deeper than here."""
+    called = []
+    for depth in range(240, 260):
+        text = '<tool_call>{"name": "f", "arguments": ' + '{"a":' * depth + "1" + "}" * depth + "}</tool_call>"
+        (part,) = parts_of(text)
+        called.append(isinstance(part, Call))
+        if isinstance(part, Call):
+            orjson.dumps({"content": [{"input": orjson.loads(part.arguments)}]})
+        else:
+            assert part == text
+    assert called[0]
+    assert not called[-1]
