@@ -12,8 +12,7 @@ from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooL
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
 MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
-# Of the answers to one request that are not streamed: each is some 200 bytes here until all are there, and 80 in the body.
-MAX_SCORES = 1 << 19
+MAX_SCORES = 1 << 19  # of the answers to one request that are not streamed: 450 bytes for each while they are written
 TOKEN_BYTES = 48  # of a token in a list, and in the keys of its block
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out

@@ -113,12 +113,12 @@ class ResponseEncoder:
         if not self.scored:
             return None
         if self.kind == "chat":
-            return {"content": [self._chat_score(one.score) for one in placed]}
+            return {"content": [_written(self._chat_score(one.score)) for one in placed]}
         return {
             "text_offset": [one.offset for one in placed],
             "token_logprobs": [one.score.logprob for one in placed],
             "tokens": [self.spell(one.score.token) for one in placed],
-            "top_logprobs": [self._likeliest(one.score) for one in placed],
+            "top_logprobs": [_written(self._likeliest(one.score)) for one in placed],
         }
 
     def _chat_score(self, score: TokenScore) -> dict[str, Any]:
@@ -131,6 +131,11 @@ class ResponseEncoder:
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.spell(token)
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _written(score: Mapping[str, Any]) -> orjson.Fragment:
+    """As JSON: as values, all that an answer has take four times as much."""
+    return orjson.Fragment(orjson.dumps(score))
 
 
 def tool_call(index: int, name: str, call: Call) -> dict[str, Any]:
