@@ -10,7 +10,7 @@ The head of the queue is admitted when a step has tokens to spare, the batch has
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
-own rates (they may be any) falls behind: it does about TURN tokens at a time, and other work of the event loop goes on between
+own rates (they may be any) falls behind: it does about TURN of work at a time, and other work of the event loop goes on between
 them. A request that arrives meanwhile takes part in no step that has begun earlier by the engine's time.
 
 An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
@@ -47,7 +47,7 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
-TURN = 4096  # tokens: some milliseconds
+TURN = 4096  # tokens, or blocks that are given back: some milliseconds
 MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
 
 
@@ -306,9 +306,10 @@ class SimEngine:
         return job
 
     def _end_step(self, lane: _Lane) -> int:
-        """Deliver the results of a step; returns how many tokens. O(prompts, sequences and tokens)."""
+        """Deliver the results of a step; returns how much work that was: tokens, and blocks."""
         pieces, decoding, rounds = lane.pieces, lane.decoding, lane.rounds
         lane.pieces, lane.decoding, lane.ends_at = {}, [], math.inf
+        done = len(pieces)
         for job, tokens in pieces.items():
             assert job.lease is not None
             job.computed += tokens
@@ -317,19 +318,19 @@ class SimEngine:
                 # The last piece of a prompt gives the first token.
                 del self._prefilling[job]
                 self._decoding[job] = None
-                self._emit(job, 1)
-        for job in decoding:
-            self._emit(job, rounds)
-        return len(pieces) + rounds * len(decoding)
+                done += self._emit(job, 1)
+        return done + sum(self._emit(job, rounds) for job in decoding)
 
-    def _emit(self, job: _Job, count: int) -> None:
+    def _emit(self, job: _Job, count: int) -> int:
+        """The next tokens of an answer. Returns how many there are, and blocks that it has given back."""
         sequence, answer = job.sequence, job.answer
+        held = len(job.lease.blocks) if job.lease else 0
         if job.fails_after is not None:
             count = min(count, job.fails_after - len(answer.tokens))
             if not count:
                 self._forget(job)
                 sequence.fail(job.fault)
-                return
+                return held
         fresh = answer.take(count)
         if answer.finish is not None:
             self._forget(job)
@@ -337,6 +338,7 @@ class SimEngine:
             sequence.end(fresh)
         else:
             sequence.push(fresh, answer.finish)
+        return len(fresh) + (held if answer.finish is not None else 0)
 
     def cancel(self, sequence: Sequence) -> None:
         """Called when a sequence is closed before its end. O(waiting + running)."""

@@ -313,27 +313,47 @@ async def test_steps_that_a_late_timer_has_missed_are_done_each_at_its_time() ->
     assert len((await second.next()).tokens) == 1
 
 
+class Watched(FakeClock):
+    """Notes how many tokens there are whenever a timer is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences: list[Sequence] = []
+        self._tokens = [0]
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> FakeTimer:
+        self._tokens.append(self.tokens)
+        return super().call_at(when, callback, *args)
+
+    @property
+    def tokens(self) -> int:
+        return sum(each.pending for each in self.sequences)
+
+    @property
+    def most(self) -> int:
+        """Of those that have come together."""
+        return max(later - earlier for earlier, later in itertools.pairwise([*self._tokens, self.tokens]))
+
+
 @pytest.mark.parametrize("decode_rate", [1e5, 1e7])
 async def test_an_engine_that_is_far_behind_lets_others_have_a_turn(decode_rate: float) -> None:
     """Rates beyond what it can do: what it is late with, it does in parts, each with a timer of its own."""
-
-    class Watched(FakeClock):
-        done: Mapping[int, int] = {}
-
-        def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> FakeTimer:
-            self.done = {**self.done, len(self.done): sum(each.pending for each in sequences)}
-            return super().call_at(when, callback, *args)
-
-    sequences: list[Sequence] = []
     clock = Watched()
-    rates = SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=decode_rate, max_batch=4)
-    engine = SimEngine(rates, clock)
-    sequences += [engine.submit(request(16, 50_000, start)) for start in range(4)]
+    engine = SimEngine(SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=decode_rate, max_batch=4), clock)
+    clock.sequences += [engine.submit(request(16, 50_000, start)) for start in range(4)]
     clock.stall(4e4 / decode_rate)
-    done = list(clock.done.values())
-    assert done[-1] > 4 * 3.5e4
-    assert max(later - earlier for earlier, later in itertools.pairwise(done)) <= 2 * TURN
+    assert clock.tokens > 4 * 3.5e4
+    assert clock.most <= 2 * TURN
     engine.check()
+
+
+async def test_prompts_that_are_cached_are_done_in_turns_too() -> None:
+    """They take no time to compute, and have thousands of blocks each."""
+    clock = Watched()
+    engine = SimEngine(SimConfig(kv_tokens=200_000, prefill_rate=1e9), clock)
+    clock.sequences += [engine.submit(request(90_000, 1)) for _ in range(10)]
+    clock.stall(1)
+    assert (clock.tokens, clock.most) == (10, 1)
 
 
 async def test_a_request_that_comes_while_steps_are_late_takes_part_in_none_of_them() -> None:
