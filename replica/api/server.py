@@ -254,7 +254,7 @@ class Server:
         try:
             if request.output.stream:
                 return await stream(choices, encoder, client)
-            answers = await _whole(choices)
+            answers = await _whole(choices, ids=request.output.token_ids)
             body = await self._preparers.run(_is_long(admitted, answers), lambda: encoder.whole(answers, choices.usage()))
             return web.Response(body=body, content_type="application/json", headers=headers)
         except ConnectionError:
@@ -314,8 +314,8 @@ def _headers(admitted: _Admitted, scores: bool) -> dict[str, str]:
     return headers | ({"x-warmroute-dropped-messages": str(admitted.prepared.dropped)} if admitted.prepared.dropped else {})
 
 
-async def _whole(choices: Choices) -> list[Delta]:
-    """The answers, each with all its text, tokens and scores."""
+async def _whole(choices: Choices, *, ids: bool) -> list[Delta]:
+    """The answers, each with all its text and scores. `ids`: with its tokens, too."""
     texts: list[list[str]] = [[] for _ in range(choices.count)]
     tokens: list[list[int]] = [[] for _ in range(choices.count)]
     scores: list[list[PlacedScore]] = [[] for _ in range(choices.count)]
@@ -323,7 +323,8 @@ async def _whole(choices: Choices) -> list[Delta]:
     async with aclosing(choices.deltas()) as deltas:
         async for index, delta in deltas:
             texts[index].append(delta.text)
-            tokens[index] += delta.tokens
+            if ids:
+                tokens[index] += delta.tokens
             scores[index] += delta.scores
             ends[index] = delta
     return [

@@ -47,7 +47,7 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
-TURN = 4096  # tokens, or blocks that are given back: some milliseconds
+TURN = 1024  # tokens, or blocks that are given back: some milliseconds
 MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
 
 
