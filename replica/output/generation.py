@@ -209,7 +209,7 @@ class Choices:
                 generation.reason = "error"
 
     def close(self) -> None:
-        for generation in self._all.values():
+        for generation in reversed(self._all.values()):  # the last ones may still be waiting for the first ones' room
             generation.close()
 
 

@@ -74,6 +74,7 @@ class _Job:
     arrived_at: float = math.inf
     lease: Lease | None = None
     computed: int = 0
+    decoded: bool = False
 
     @property
     def left(self) -> int:
@@ -118,6 +119,9 @@ class SimEngine:
         self._answers = self._prompts if config.prefill_chunk else _Lane()
         self._lanes = list(dict.fromkeys((self._prompts, self._answers)))
         self._timer: Timer | None = None
+        self._timer_at = math.inf
+        self._leaving: deque[_Job] = deque()  # given up; their blocks are given back in turns
+        self._release: Timer | None = None  # set while the present turn's work is done
         self._behind = False  # steps have ended that are still to be done
         self._jobs: dict[Sequence, _Job] = {}
         self._tasks: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()  # by their prompt's id
@@ -139,7 +143,7 @@ class SimEngine:
         self._clock = self._clock or asyncio.get_running_loop()
 
     async def close(self) -> None:
-        for timer in (self._timer, *self._late.values()):
+        for timer in (self._timer, self._release, *self._late.values()):
             if timer is not None:
                 timer.cancel()
         for sequence in list(self._jobs):
@@ -188,7 +192,7 @@ class SimEngine:
     def check(self) -> None:
         """Prove the invariants. O(blocks + jobs)."""
         self._cache.check()
-        known = [*self._late, *self._waiting, *self._prefilling, *self._decoding]
+        known = [*self._late, *self._waiting, *self._prefilling, *self._decoding, *self._leaving]
         assert sorted(map(id, known)) == sorted(map(id, self._jobs.values()))
         assert bool(self._jobs) or self._cache.used == 0
         for lane in self._lanes:
@@ -236,6 +240,7 @@ class SimEngine:
         return self._clock.call_at(when, callback, *args)
 
     def _wake(self, when: float) -> None:
+        self._timer = None
         now = max(when, self._now())  # a loop's timer may be a little early
         self._do_steps(now)
         self._continue(now)
@@ -252,10 +257,14 @@ class SimEngine:
     def _continue(self, now: float) -> None:
         """Begin the steps that can begin; set the timer to the next end of a step."""
         self._begin_steps(now)
-        if self._timer is not None:
-            self._timer.cancel()
         next_end = min(lane.ends_at for lane in self._lanes)
-        self._timer = self._call_at(next_end, self._wake, next_end) if next_end < math.inf else None
+        if self._timer is not None:
+            if self._timer_at == next_end:
+                return  # one that is due would never have its turn, were it set anew for each request that comes
+            self._timer.cancel()
+        self._timer, self._timer_at = None, next_end
+        if next_end < math.inf:
+            self._timer = self._call_at(next_end, self._wake, next_end)
 
     def _begin_steps(self, when: float) -> None:
         """Begin a step in each idle lane."""
@@ -341,27 +350,51 @@ class SimEngine:
         return len(fresh) + (held if answer.finish is not None else 0)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Called when a sequence is closed before its end. O(waiting + running)."""
+        """Called when a sequence is closed before its end: its place is free at once, its blocks are a little later, if others
+        have given back many just now. O(waiting + running)."""
         job = self._jobs[sequence]
         if job in self._late:
             self._late.pop(job).cancel()
         elif job in self._waiting:
             self._waiting.remove(job)
-        self._forget(job)
+        self._leave(job)
         for lane in self._lanes:
             lane.pieces.pop(job, None)
             lane.decoding = [other for other in lane.decoding if other is not job]
             if not lane.pieces and not lane.decoding:
                 lane.ends_at = math.inf  # this step's results are not needed
-        self._continue(self._now())
+        self._leaving.append(job)
+        if self._release is None:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """The blocks of those that were given up, as far as they are one turn's work."""
+        done, self._release = 0, None
+        while self._leaving and done < TURN:
+            job = self._leaving.popleft()
+            done += len(job.lease.blocks) if job.lease else 0
+            self._end(job)
+        now = self._now()
+        if done >= TURN:
+            self._release = self._call_at(now, self._give_back)
+        self._continue(now)
+
+    def _leave(self, job: _Job) -> None:
+        """It takes part in no step any more."""
+        self._prefilling.pop(job, None)
+        job.decoded = self._decoding.pop(job, True) is None
 
     def _forget(self, job: _Job) -> None:
-        """A job has ended: its computed blocks stay in the cache, idle."""
+        """A job has ended."""
+        self._leave(job)
+        self._end(job)
+
+    def _end(self, job: _Job) -> None:
+        """Its computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
-        self._prefilling.pop(job, None)
         if job.lease is None:
             return
-        if self._decoding.pop(job, True) is None:
+        if job.decoded:
             # The last token's K and V are not computed.
             job.lease.prefix = job.task.prefix_of(job.answer.tokens[:-1])
             self._cache.commit(job.lease, len(job.lease.prefix.keys))

@@ -28,6 +28,7 @@ VOCAB_SIZE = 1 << 32
 LONGEST_TOKEN = 16  # characters: a role marker
 LONGEST_SPELLED = 5  # of a token that contains its text
 MEAN_ANSWER_TOKENS = 48
+MAX_CALLS = 8192  # tokens of a message that asks for calls: reading them takes ten milliseconds
 SHOWN = 64  # characters of a role in an error
 _PIECE = re.compile(r"<\|[a-z]{1,12}\|>| ?\S{1,4}|\s")
 _WORDS = tuple(
@@ -102,6 +103,8 @@ def _content(message: Message, most: int | None) -> list[int]:
 
 def _with_marks(content: str, most: int | None) -> list[int]:
     tokens: list[int] = []
+    if most is not None and content.count("\n") > most:
+        raise PromptTooLong(most)
     for at, line in enumerate(content.split("\n")):
         head, *calls = line.split(_CALL_MARK)
         tokens += [*([_NEWLINE] if at else []), *encode(head, most)]
@@ -145,12 +148,16 @@ def decode(tokens: Items[int]) -> str:
 
 
 def requested_calls(prompt: Items[int]) -> list[int]:
-    """The tokens of the calls that the last user's message asks for at this step; none if it asks for no more. O(prompt)."""
+    """The tokens of the calls that the last user's message asks for at this step; none if it asks for no more, or is longer
+    than MAX_CALLS. O(prompt)."""
     if not prompt or prompt[0] != _TOOLS or prompt[-1] != _NEWLINE or prompt[-2] != _ASSISTANT or _CALL not in prompt:
         return []
     turn = list(prompt)
     turn = turn[len(turn) - 1 - turn[::-1].index(_USER) :] if _USER in turn else [_ASSISTANT]
-    lines = _CALL_LINE.findall(decode(turn[: turn.index(_ASSISTANT)]))
+    asked = turn[: turn.index(_ASSISTANT)]
+    if len(asked) > MAX_CALLS:
+        return []
+    lines = _CALL_LINE.findall(decode(asked))
     step = turn.count(_ASSISTANT) - 1
     if step >= len(lines):
         return []
@@ -166,6 +173,7 @@ def forced_call(functions: str) -> list[int]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+        json.dumps(value)  # which takes a level more
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import socket
@@ -18,6 +19,7 @@ import pytest
 from replica.api.server import ServerConfig
 from replica.cli import continuous_config, main, random_of, served_name, server_config, sim_config
 from replica.flags import parser
+from replica.process import INTERRUPTED
 from replica.sim.cost import SimConfig
 from tests.support.paths import ROOT
 
@@ -49,6 +51,30 @@ def ready_url(process: "subprocess.Popen[str]") -> str:
     line = process.stderr.readline()
     assert line.startswith("replica sim (sim) ready on http://127.0.0.1:"), line
     return line.split()[-1]
+
+
+SWALLOWING = """
+import signal, sys
+print("begun", file=sys.stderr, flush=True)
+try:
+    signal.pause()
+except BaseException:
+    print("lost", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_not_lost_in_what_is_imported(tmp_path: Path, number: signal.Signals) -> None:
+    """A library may swallow whatever happens while it is loaded: numpy does."""
+    (tmp_path / "zmq.py").write_text(SWALLOWING, "utf-8")
+    command = [sys.executable, "-m", "gateway", "replica", "--engine", "sim", "--port", "0", "--kv-events", "tcp://*:5557"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "begun\n"
+        process.send_signal(number)
+        assert process.wait(60) == INTERRUPTED
+        assert process.stderr.read() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -26,7 +26,7 @@ class CompletionAnswer:
             spell=context.spell,
             scored=scored,
             dropped=context.dropped,
-            prompt_ids=(lambda index: context.prompts[index // n]) if output.token_ids else None,
+            prompt_ids=(lambda index: list(context.prompts[index // n])) if output.token_ids else None,
         )
         self._output, self._tools = output, tools
         self._begun: set[int] = set()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from replica.api.validation import ApiError, Flag, asks, json_text, kind_of
+from replica.api.validation import ApiError, Flag, asks, check_texts, json_text, kind_of
 from replica.engine import Grammar
 
 FIELDS = ("response_format", "guided_json", "guided_choice", "guided_regex", "guided_grammar", "structured_outputs")
@@ -129,6 +129,7 @@ def json_grammar(schema: dict[str, Any] | bool | str, name: str) -> Grammar:
     """The constraint to a JSON schema, which may also be sent as JSON text. Raises ApiError, which names the field."""
     parsed: object = schema
     if isinstance(schema, str):
+        check_texts([schema], name)
         try:
             parsed = orjson.loads(schema)
         except orjson.JSONDecodeError as error:

@@ -9,7 +9,7 @@ and summaries are left out.
 
 from typing import Any
 
-from replica.api.prompts import chat_message
+from replica.api.prompts import chat_messages
 from replica.api.validation import ApiError
 from replica.engine import Message
 
@@ -26,7 +26,7 @@ def conversation(instructions: str | None, items: str | list[Any]) -> list[Messa
     thoughts: list[str] = []
     for at, item in enumerate(items):
         _add(found, thoughts, item, f"input[{at}]")
-    return [chat_message(message, "input") for message in found]
+    return chat_messages(found, lambda at: "input")
 
 
 def _add(found: list[Message], thoughts: list[str], item: object, path: str) -> None:

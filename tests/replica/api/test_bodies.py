@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from replica.api.bodies import LONG_BODY, PREPARERS, Preparers
 from replica.api.completions.requests import parse
+from replica.api.responses.requests import parse_responses
 from replica.api.server import ServerConfig
 from replica.api.validation import MAX_CONTAINERS, MAX_VALUES, ApiError, check_size, signs_within
 from replica.engine import EngineInfo, Message, PromptEnd
@@ -81,6 +82,34 @@ def test_a_body_of_too_many_lists_and_objects_is_refused(item: bytes) -> None:
     with pytest.raises(ApiError, match="more than the 65,536 lists and objects"):
         check_size(b'{"messages":[' + (item + b",") * MAX_CONTAINERS + b"1]}")
     check_size(b'{"messages":[' + (item + b",") * (MAX_CONTAINERS - 2) + b"1]}")
+
+
+def calls(*arguments: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "id": "c", "function": {"name": "f", "arguments": each}} for each in arguments]
+
+
+LISTS = '{"a":[' + "[]," * (MAX_CONTAINERS // 2) + "1]}"
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "param"),
+    [
+        (partial(parse, "chat"), {"messages": [{"role": "assistant", "tool_calls": calls(LISTS, LISTS)}]}, "messages"),
+        (
+            parse_responses,
+            {"input": [{"type": "function_call", "name": "f", "call_id": at, "arguments": LISTS} for at in ("a", "b")]},
+            "input",
+        ),
+        (partial(parse, "completion"), {"prompt": "Hi", "guided_json": LISTS + LISTS}, "guided_json"),
+    ],
+    ids=["chat", "responses", "schema"],
+)
+def test_json_in_texts_counts_before_it_is_read(read: Callable[[bytes, str], object], body: dict[str, Any], param: str) -> None:
+    raw = json.dumps(body).encode()
+    check_size(raw)
+    with pytest.raises(ApiError, match="more than the 524,288 values, or 65,536 lists and objects") as refused:
+        read(raw, "sim")
+    assert (refused.value.status, refused.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("text", ["a,", '",', "[{", "\\", '\\",'])
@@ -169,11 +198,11 @@ async def test_nothing_of_a_body_is_kept_while_its_request_waits(path: str, body
 
 
 async def test_the_tokens_of_a_prompt_count_as_long_as_its_request_waits() -> None:
-    """Twenty times the bytes that they were in the body: the second one waits outside."""
+    """They may be twenty times the bytes that they were in the body: the second one is refused."""
     clock = FakeClock()
     engine = WatchedEngine(SimConfig(kv_tokens=40_000), clock)
     async for replica in serve(engine, clock, ServerConfig(max_body_bytes=100_000)):
-        asking = asyncio.create_task(post(replica, "/v1/completions", {"prompt": [" " * 18_000] * 2, "max_tokens": 4}))
+        asking = asyncio.create_task(post(replica, "/v1/completions", {"prompt": [" " * 18_000] * 5, "max_tokens": 4}))
         await engine.submissions.acquire()
         status, answer = await post(replica, "/v1/completions", long_body())
         assert (status, answer["error"]["code"]) == (503, "queue_full")

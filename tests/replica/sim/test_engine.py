@@ -326,6 +326,10 @@ class Watched(FakeClock):
         return super().call_at(when, callback, *args)
 
     @property
+    def timers(self) -> int:
+        return len(self._tokens)
+
+    @property
     def tokens(self) -> int:
         return sum(each.pending for each in self.sequences)
 
@@ -354,6 +358,37 @@ async def test_prompts_that_are_cached_are_done_in_turns_too() -> None:
     clock.sequences += [engine.submit(request(90_000, 1)) for _ in range(10)]
     clock.stall(1)
     assert (clock.tokens, clock.most) == (10, 1)
+
+
+async def test_blocks_of_those_that_leave_together_are_given_back_in_turns() -> None:
+    clock = Watched()
+    engine = SimEngine(SimConfig(kv_tokens=200_000, prefill_rate=1e9), clock)
+    sequences = [engine.submit(request(90_000, 1000)) for _ in range(10)]
+    clock.advance(0.01)
+    assert engine.load().running == 10
+    for sequence in sequences:
+        sequence.close()
+    engine.check()
+    assert engine.load().running == 0
+    assert engine.cache_counts().held >= 90_000 // 16
+    timers = clock.timers
+    clock.advance(0)
+    assert clock.timers >= timers + 8
+    engine.check()
+    assert engine.load().kv_usage == 0
+
+
+async def test_those_that_come_do_not_keep_an_engine_from_its_work() -> None:
+    """Its timer is due; were it set anew with each of them, it would always be the last to have a turn."""
+    clock = Watched()
+    engine = SimEngine(SimConfig(kv_tokens=400_000, prefill_rate=1e6, decode_rate=1e6, prefill_chunk=1000), clock)
+    engine.submit(request(16, 90_000))
+    clock.lag(0.05)
+    engine.submit(request(16, 1, 100))
+    timers = clock.timers
+    for start in range(200, 300):
+        engine.submit(request(16, 1, start))
+    assert clock.timers == timers
 
 
 async def test_a_request_that_comes_while_steps_are_late_takes_part_in_none_of_them() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.engine import Message, PromptError
+from replica.engine import Message, PromptError, PromptTooLong
 from replica.output.tool_calls import Call, parts_of
 from replica.sim import text as sim_text
 
@@ -129,3 +129,21 @@ def test_calls_are_made_only_for_the_last_users_message_and_with_tools(messages:
 def test_tokens_that_contain_their_text_give_it_back(name: str, value: str) -> None:
     text = sim_text.call_text(name, {"a": value})
     assert sim_text.decode(sim_text.spelled(text)) == text
+
+
+@pytest.mark.parametrize("depth", range(100, 1100, 10))
+def test_calls_that_are_nested_too_deeply_have_no_arguments(depth: int) -> None:
+    asked = "<|call|>f " + '{"a": ' + "[" * depth + "]" * depth + "}"
+    assert sim_text.requested_calls(sim_text.encode_chat([{"role": "user", "content": asked}], [{"type": "function"}]))
+
+
+def test_a_message_that_is_too_long_asks_for_no_call() -> None:
+    for length, asks in ((4 * sim_text.MAX_CALLS - 200, True), (4 * sim_text.MAX_CALLS + 200, False)):
+        asked = f'<|call|>f {{"a": "{"x" * length}"}}'
+        prompt = sim_text.encode_chat([{"role": "user", "content": asked}], [{"type": "function"}])
+        assert bool(sim_text.requested_calls(prompt)) == asks
+
+
+def test_lines_are_counted_before_they_are_made() -> None:
+    with pytest.raises(PromptTooLong):
+        sim_text.encode_chat([{"role": "user", "content": "<|call|>" + "\n" * 1000}], None, most=500)
