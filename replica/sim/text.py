@@ -173,7 +173,7 @@ def forced_call(functions: str) -> list[int]:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-        json.dumps(value)  # which takes a level more
+        json.dumps([[[[value]]]])  # a call has it some levels deeper
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

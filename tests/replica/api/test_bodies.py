@@ -153,7 +153,8 @@ class Lenient(WatchedEngine):
 
 def marked() -> int:
     """How many values of the body below are there."""
-    return sum(type(each) is list and len(each) == 2 and each[0] == MARKED[0][0] for each in gc.get_objects()) - len(MARKED)
+    lists = (each for each in gc.get_objects() if type(each) is list and len(each) == 2)
+    return sum(type(each[0]) is str and each[0] == MARKED[0][0] for each in lists) - len(MARKED)
 
 
 @pytest.mark.parametrize(
