@@ -20,7 +20,7 @@ from replica.api.server import ServerConfig
 from replica.cache.blocks import CacheListener
 from replica.engine import Engine, SetupError
 from replica.flags import foreign, parser
-from replica.process import INTERRUPTED, ReplicaSpec, bind, bound_kernels, serve
+from replica.process import INTERRUPTED, ReplicaSpec, bind, bound_kernels, raise_file_limit, serve
 from replica.progress import BarLines
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("replica").setLevel(logging.INFO)
+    raise_file_limit()
     with _on_stop(_end):
         return _run(args)
 

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -30,6 +31,8 @@ from replica.engine import Engine, SetupError
 Sleep = Callable[[float], Coroutine[Any, Any, object]]
 BACKLOG = 4096  # connections that the kernel queues; one beyond that is not refused but hangs for seconds
 SWITCH_S = 0.001  # for how long a thread keeps the interpreter from others that want it
+MAX_FILES = 1 << 16
+IDLE_S = 75.0  # until a connection without a request is closed, once it has had one
 KERNELS = 128  # that are kept; those of all steps in a while are fewer
 COLLECT_AFTER = (10_000, 10, 10)  # thresholds of the garbage collector's generations
 SHUTDOWN_S = 2.0  # time for open streams after SIGTERM; a gateway drains a replica before it is stopped
@@ -76,6 +79,14 @@ def bound_kernels() -> None:
         os.environ.setdefault(name, str(KERNELS))
 
 
+def raise_file_limit() -> None:
+    """Each connection takes a file descriptor; the usual soft limit of 1,024 is for other programs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def favour_event_loop() -> None:
     """Call when an engine is ready. The garbage collector, which stops everything, no longer looks at what engines have loaded
     (a million objects, with torch: a quarter of a second), and less often at a request's body. And the event loop, which gives
@@ -118,7 +129,14 @@ async def _serve_one(
     """False if it was stopped before it was ready."""
     # No access log: the gateway has one, and a line per request costs more than the simulated engine's work.
     app = create_app(spec.engine, spec.model, spec.config)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S, auto_decompress=False)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
+        keepalive_timeout=IDLE_S,
+        auto_decompress=False,
+    )
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(spec.resources.close)
         stack.push_async_callback(runner.cleanup)

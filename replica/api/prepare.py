@@ -238,8 +238,9 @@ def _length(value: object) -> int:
 
 
 def _too_long(engine: Engine, prompt: Prompt, least: int) -> ContextError:
-    room = engine.info.context - 1
-    message = f"The prompt has more than {least:,} tokens; at most {room} leave room for an answer. Shorten it."
+    room, most = engine.info.context - 1, counted(engine.info.context)
+    message = f"The prompt has more than {least:,} tokens; at most {room:,} leave room for an answer, and {most:,} are counted."
+    message += " Shorten it."
     return ContextError(message, prompt.param, least, None, engine.info.context)
 
 

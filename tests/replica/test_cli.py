@@ -34,8 +34,8 @@ def start() -> Iterator[Start]:
     """Starts the command in a process without torch; ends what is still running."""
     running: list[subprocess.Popen[str]] = []
 
-    def run(*args: str, hide: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-c", HIDE.format(("torch", "transformers", *hide)) + RUN, *args]
+    def run(*args: str, hide: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+        command = [*before, sys.executable, "-c", HIDE.format(("torch", "transformers", *hide)) + RUN, *args]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         running.append(process)
         return process
@@ -131,7 +131,8 @@ def test_thousands_of_connections_at_once_are_all_answered(start: Start) -> None
     if most < count + 500:
         pytest.skip("too few file descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    process = start("--engine", "sim", "--port", "0", "--max-queue", "100", "--speed", "100")
+    limit = ("sh", "-c", 'ulimit -S -n 1024 && exec "$@"', "sh")  # as on most systems
+    process = start("--engine", "sim", "--port", "0", "--max-queue", "100", "--speed", "100", before=limit)
     url = ready_url(process)
     answers = asyncio.run(_crowd(url, count))
     full = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
