@@ -9,13 +9,17 @@ What is made of a body, its texts and values, is some times as large. So long as
 from the first one that comes; once its prompts are tokens, the bytes of these, which may be more. What has not come does not
 count: else a few clients that announce large bodies and send nothing could keep all others out.
 
-A whole answer is not dropped if there is no room for it: it counts while it is sent, and no new request is read meanwhile.
+A whole answer counts while it is sent. If there is no room for another request, the clients that have needed more than
+PATIENCE_S for theirs lose them, the longest ones first: else a few that take nothing could keep all others out.
 """
 
+import time
 from collections.abc import Callable
 
 from replica.api.stats import MINUTE_S
 from replica.api.validation import ApiError
+
+PATIENCE_S = 5.0
 
 
 def _full(what: str, ahead: int, rate: float) -> ApiError:
@@ -74,22 +78,49 @@ class BodyBudget:
     """At most `limit` bytes of bodies longer than `free`, each of which is at most `limit` itself, and of answers. All methods
     O(1)."""
 
-    def __init__(self, limit: int, free: int, completion_rate: Callable[[], float]) -> None:
-        self._limit, self._free, self._completion_rate = limit, free, completion_rate
+    def __init__(
+        self, limit: int, free: int, completion_rate: Callable[[], float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`clock`: in seconds."""
+        self._limit, self._free, self._completion_rate, self._clock = limit, free, completion_rate, clock
         self._held = self._bodies = 0
+        self._untaken: dict[BodyShare, tuple[float, Callable[[], object]]] = {}  # answers: since when, how to drop them
 
     def __repr__(self) -> str:
         return f"<BodyBudget {self._held} bytes of {self._bodies} bodies, of {self._limit}>"
 
     def check(self, size: int, held: int = 0) -> None:
         """Raises ApiError if there is no room for a body of this size, of which some bytes are `held`."""
-        if self._held > self._limit or (size > self._free and self._held - held + size > self._limit):
+        while self._is_full(size, held) and self._drop_oldest():
+            pass
+        if self._is_full(size, held):
             what = f"The requests that are being served have {self._held:,} bytes here, and {self._limit:,} may be."
             raise _full(what, self._bodies, self._completion_rate())
 
     def share(self) -> "BodyShare":
-        """Of one body, to be closed when its request is over; or of one answer, until it has been sent."""
+        """Of one body, to be closed when its request is over."""
         return BodyShare(self)
+
+    def answer(self, size: int, drop: Callable[[], object]) -> "BodyShare":
+        """Of a whole answer, to be closed when it has been sent. `drop` ends that."""
+        share = BodyShare(self)
+        share.take(size)
+        if share.counts:
+            self._untaken[share] = self._clock(), drop
+        return share
+
+    def _is_full(self, size: int, held: int) -> bool:
+        return self._held > self._limit or (size > self._free and self._held - held + size > self._limit)
+
+    def _drop_oldest(self) -> bool:
+        """The answer that has been sent for longest. False: there is none, or it has not been sent for long."""
+        for share, (since, drop) in self._untaken.items():
+            if self._clock() - since <= PATIENCE_S:
+                return False
+            share.close()
+            drop()
+            return True
+        return False
 
     def _change(self, size: int, held: int) -> int:
         """What is held of a body that now has this size."""
@@ -100,7 +131,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """The bytes of one body, or of one answer. `close` exactly once."""
+    """The bytes of one body, or of one answer. `close` at least once."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self._held = budget, 0
@@ -125,3 +156,4 @@ class BodyShare:
 
     def close(self) -> None:
         self.take(0)
+        self._budget._untaken.pop(self, None)

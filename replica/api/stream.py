@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import aclosing
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -37,8 +38,8 @@ def sending(timeout_s: float, budget: BodyBudget) -> Middleware:
             return web.Response()  # which aiohttp cannot send
         if not isinstance(response, web.Response):
             return response
-        share = budget.share()
-        share.take(len(response.body) if isinstance(response.body, bytes) else 0)
+        size = len(response.body) if isinstance(response.body, bytes) else 0
+        share = budget.answer(size, partial(_cut, request))
         try:
             return await _sent(request, response, timeout_s)
         except ConnectionError:
@@ -47,6 +48,11 @@ def sending(timeout_s: float, budget: BodyBudget) -> Middleware:
             share.close()
 
     return send
+
+
+def _cut(http: web.Request) -> None:
+    if http.transport is not None:
+        http.transport.abort()
 
 
 async def _sent(http: web.Request, response: web.Response, timeout_s: float) -> web.StreamResponse:
@@ -79,8 +85,7 @@ async def _in_time(http: web.Request, timeout_s: float, writing: Awaitable[objec
         async with asyncio.timeout(timeout_s):
             await writing
     except TimeoutError:
-        if http.transport is not None:
-            http.transport.abort()
+        _cut(http)
         raise ConnectionResetError(f"the client did not take it within {timeout_s:g} s") from None
 
 

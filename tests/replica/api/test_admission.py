@@ -1,5 +1,7 @@
 """Whatever comes and goes, no more wait and are on their way than there are queue, and no more bytes are here than may be."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,3 +89,27 @@ def test_when_to_come_again_follows_the_bodies_that_are_here() -> None:
     for share in shares:
         share.close()
     budget.check(50)
+
+
+def test_answers_that_are_not_taken_make_way() -> None:
+    """The oldest first, no more than needed, and none that has just begun."""
+    now, dropped = 0.0, list[str]()
+    budget = BodyBudget(100, 4, lambda: 0.0, lambda: now)
+    shares = [budget.answer(30, partial(dropped.append, name)) for name in "abc"]
+    budget.answer(3, partial(dropped.append, "small"))
+    with pytest.raises(ApiError):
+        budget.check(50)
+    now = 5.1
+    shares.append(budget.answer(10, partial(dropped.append, "new")))
+    budget.check(50)
+    assert dropped == ["a", "b"]
+    for share in shares:
+        share.close()
+    assert repr(budget) == "<BodyBudget 0 bytes of 0 bodies, of 100>"
+    shares = [budget.answer(60, partial(dropped.append, name)) for name in "de"]
+    now = 11.0
+    shares[0].close()
+    budget.check(50)
+    with pytest.raises(ApiError):
+        budget.check(101)
+    assert dropped == ["a", "b", "e"]
