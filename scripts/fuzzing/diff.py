@@ -110,6 +110,15 @@ class Nginx:
         writer.close()
 
 
+async def _listens(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(str(path))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 @contextlib.asynccontextmanager
 async def nginx(program: str) -> AsyncIterator[Nginx]:
     with tempfile.TemporaryDirectory() as name:
@@ -120,7 +129,7 @@ async def nginx(program: str) -> AsyncIterator[Nginx]:
         process = await asyncio.create_subprocess_exec(program, "-e", str(errors), "-c", f"{name}/nginx.conf", "-p", name)
         try:
             async with asyncio.timeout(20):
-                while not (front.folder / "front").exists():
+                while not await _listens(front.folder / "front"):  # bound is not enough
                     assert process.returncode is None, errors.read_text()
                     await asyncio.sleep(0.01)
             yield front
