@@ -76,7 +76,7 @@ class Reservation:
 
 class BodyBudget:
     """At most `limit` bytes of bodies longer than `free`, each of which is at most `limit` itself, and of answers. All methods
-    O(1)."""
+    O(1), but for `check` where there is no room: O(answers)."""
 
     def __init__(
         self, limit: int, free: int, completion_rate: Callable[[], float], clock: Callable[[], float] = time.monotonic
@@ -91,9 +91,9 @@ class BodyBudget:
 
     def check(self, size: int, held: int = 0) -> None:
         """Raises ApiError if there is no room for a body of this size, of which some bytes are `held`."""
-        while self._is_full(size, held) and self._drop_oldest():
-            pass
-        if self._is_full(size, held):
+        if self._missing(size, held) > 0:
+            self._make_room(size, held)
+        if self._missing(size, held) > 0:
             what = f"The requests that are being served have {self._held:,} bytes here, and {self._limit:,} may be."
             raise _full(what, self._bodies, self._completion_rate())
 
@@ -109,18 +109,20 @@ class BodyBudget:
             self._untaken[share] = self._clock(), drop
         return share
 
-    def _is_full(self, size: int, held: int) -> bool:
-        return self._held > self._limit or (size > self._free and self._held - held + size > self._limit)
+    def _missing(self, size: int, held: int) -> int:
+        """Bytes that are too many for a body of this size; not above 0: there is room for it."""
+        return self._held - self._limit + (max(0, size - held) if size > self._free else 0)
 
-    def _drop_oldest(self) -> bool:
-        """The answer that has been sent for longest. False: there is none, or it has not been sent for long."""
-        for share, (since, drop) in self._untaken.items():
-            if self._clock() - since <= PATIENCE_S:
-                return False
+    def _make_room(self, size: int, held: int) -> None:
+        """Drop the answers that have been sent for longest, if that is enough."""
+        late = [(share, drop) for share, (since, drop) in self._untaken.items() if self._clock() - since > PATIENCE_S]
+        if sum(share.held for share, _ in late) < self._missing(size, held):
+            return
+        for share, drop in late:
+            if self._missing(size, held) <= 0:
+                return
             share.close()
             drop()
-            return True
-        return False
 
     def _change(self, size: int, held: int) -> int:
         """What is held of a body that now has this size."""
@@ -135,6 +137,11 @@ class BodyShare:
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self._held = budget, 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that count."""
+        return self._held
 
     @property
     def counts(self) -> bool:

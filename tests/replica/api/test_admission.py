@@ -110,6 +110,18 @@ def test_answers_that_are_not_taken_make_way() -> None:
     now = 11.0
     shares[0].close()
     budget.check(50)
-    with pytest.raises(ApiError):
-        budget.check(101)
     assert dropped == ["a", "b", "e"]
+
+
+def test_no_answer_is_dropped_in_vain() -> None:
+    """Bodies have the room."""
+    now, dropped = 0.0, list[str]()
+    budget = BodyBudget(100, 4, lambda: 0.0, lambda: now)
+    budget.share().grow(80)
+    budget.answer(15, partial(dropped.append, "answer"))
+    now = 60.0
+    with pytest.raises(ApiError):
+        budget.check(50)
+    assert dropped == []
+    budget.check(15)
+    assert dropped == ["answer"]
