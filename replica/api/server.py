@@ -321,12 +321,13 @@ async def _whole(choices: Choices, *, ids: bool) -> list[Delta]:
     scores: list[list[PlacedScore]] = [[] for _ in range(choices.count)]
     ends = [Delta("")] * choices.count
     async with aclosing(choices.deltas()) as deltas:
-        async for index, delta in deltas:
-            texts[index].append(delta.text)
-            if ids:
-                tokens[index] += delta.tokens
-            scores[index] += delta.scores
-            ends[index] = delta
+        async for together in deltas:
+            for index, delta in together:
+                texts[index].append(delta.text)
+                if ids:
+                    tokens[index] += delta.tokens
+                scores[index] += delta.scores
+                ends[index] = delta
     return [
         replace(end, text="".join(text), tokens=ids, scores=score)
         for end, text, ids, score in zip(ends, texts, tokens, scores, strict=True)

@@ -129,9 +129,9 @@ async def stream(choices: Choices, encoder: Encoder, client: ClientStream) -> we
     left = choices.count
     try:
         async with aclosing(choices.deltas()) as deltas:
-            async for index, delta in deltas:
-                out += encoder.delta(index, delta, choices)
-                left -= delta.finish is not None
+            async for together in deltas:  # one call of the kernel for all: each gives the interpreter to another thread
+                out += b"".join(encoder.delta(index, delta, choices) for index, delta in together)
+                left -= sum(delta.finish is not None for _, delta in together)
                 if left and (out or not client.opened):
                     await client.write(out)
                     out = b""

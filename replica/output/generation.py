@@ -148,8 +148,8 @@ class Choices:
         self.count = prompts * n
         self._all: dict[int, Generation] = {}
 
-    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """Begin; yields each delta as it comes, with its choice's index. The caller closes the generator."""
+    def deltas(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
+        """Begin; yields the deltas that have come, each with its choice's index. The caller closes the generator."""
         return self._only() if self.count == 1 else self._many()
 
     async def _begin(self, indices: Iterable[int]) -> None:
@@ -158,34 +158,38 @@ class Choices:
             self._all[index] = self._make(index)
             await asyncio.sleep(0)
 
-    async def _only(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def _only(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         self._all[0] = self._make(0)
         delta = Delta("")
         while delta.finish is None:
             delta = await self._all[0].next()
-            yield 0, delta
+            yield [(0, delta)]
 
-    async def _many(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    async def _many(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         await self._begin(self._firsts)
         pending = {asyncio.ensure_future(generation.next()): index for index, generation in self._all.items()}
         try:
             while pending:
                 done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    index, delta = pending[task], await task
-                    del pending[task]
-                    unfinished = [index] if delta.finish is None else []
-                    for at in [*unfinished, *await self._begin_others(index)]:
-                        pending[asyncio.ensure_future(self._all[at].next())] = at
-                    yield index, delta
+                ended = sorted((pending.pop(task), task) for task in done)
+                deltas = [(index, task.result()) for index, task in ended if task.exception() is None]
+                if len(deltas) < len(ended):
+                    if deltas:
+                        yield deltas
+                    await asyncio.gather(*done)  # raises
+                begun = [at for index, _ in deltas for at in await self._begin_others(index)]
+                for at in [*(index for index, delta in deltas if delta.finish is None), *begun]:
+                    pending[asyncio.ensure_future(self._all[at].next())] = at
+                yield deltas
         finally:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
 
-    async def _begin_others(self, index: int) -> list[int]:
+    async def _begin_others(self, index: int) -> range:
         """If this is the first delta of a prompt's first answer: begin the prompt's other answers."""
-        others = [at for at in range(index + 1, index + self._n) if index in self._firsts and at not in self._all]
+        begun = index not in self._firsts or index + 1 in self._all
+        others = range(0) if begun else range(index + 1, index + self._n)
         await self._begin(others)
         return others
 

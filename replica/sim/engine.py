@@ -6,7 +6,8 @@ so each slows the other. Without one there are two independent lanes: in one, a 
 token of each decoding sequence. A step takes in what is there when it begins; its results are there at its end: blocks become
 cached, tokens are delivered. So a request that arrives during a step waits for the end of that step.
 
-The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache.
+The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache; one
+that does not fit is looked at again when blocks have become cached or were given back.
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
@@ -47,7 +48,8 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
-TURN = 1024  # tokens, or blocks that are given back: some milliseconds
+TURN = 1024  # tokens, or blocks that are taken, become cached or are given back: some milliseconds
+STEP = 16 * TURN  # a step that has taken as many blocks admits no more; 32 requests on one document of 8,000 tokens have fewer
 MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
 
 
@@ -123,6 +125,8 @@ class SimEngine:
         self._leaving: deque[_Job] = deque()  # given up; their blocks are given back in turns
         self._release: Timer | None = None  # set while the present turn's work is done
         self._behind = False  # steps have ended that are still to be done
+        self._work = 0  # of the present turn
+        self._refused: _Job | None = None  # the head of the queue, if it does not fit into the cache as it is now
         self._jobs: dict[Sequence, _Job] = {}
         self._tasks: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()  # by their prompt's id
 
@@ -247,10 +251,10 @@ class SimEngine:
 
     def _do_steps(self, now: float) -> None:
         """Do the steps that have ended by now, and those that follow them, as far as they are one turn's work."""
-        done = 0
-        while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now and done < TURN:
+        self._work = 0
+        while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now and self._work < TURN:
             when = lane.ends_at
-            done += self._end_step(lane)
+            self._end_step(lane)
             self._begin_steps(when)
         self._behind = min(lane.ends_at for lane in self._lanes) <= now
 
@@ -289,24 +293,26 @@ class SimEngine:
         """A step's prompt tokens: as many as fit into a chunk, or all of one prompt. `when` may be slightly in the past."""
         pieces = dict[_Job, int]()
         begun = iter(tuple(self._prefilling))
-        room = self._config.prefill_chunk
-        while (job := next(begun, None) or self._admit(when)) is not None:
+        room, most = self._config.prefill_chunk, self._work + STEP
+        while (job := next(begun, None) or self._admit(when, most)) is not None:
             pieces[job] = min(job.left, room) if room else job.left
             room -= pieces[job]
             if room <= 0:
                 break
         return pieces
 
-    def _admit(self, when: float) -> _Job | None:
-        """Admit the head of the queue, if there is room."""
-        full = len(self._decoding) + len(self._prefilling) >= self._config.max_batch
-        if full or not self._waiting or self._waiting[0].arrived_at > when:
+    def _admit(self, when: float, most: int) -> _Job | None:
+        """Admit the head of the queue, if there is room. most: this turn's work, from which on the next step admits it."""
+        full = len(self._decoding) + len(self._prefilling) >= self._config.max_batch or self._work >= most
+        if full or not self._waiting or self._waiting[0].arrived_at > when or self._waiting[0] is self._refused:
             return None
         job = self._waiting[0]
         request, size = job.sequence.request, self._cache.size
         blocks = -(-(len(request.prompt) + job.answer.most) // size)
         job.lease = self._cache.reserve(job.task.prefix, blocks, when, request.keep_s / self._config.speed)
+        self._work += blocks
         if job.lease is None:
+            self._refused = job
             return None
         self._waiting.popleft()
         job.sequence.queued_s = when - job.queued_at
@@ -314,40 +320,39 @@ class SimEngine:
         self._prefilling[job] = None
         return job
 
-    def _end_step(self, lane: _Lane) -> int:
-        """Deliver the results of a step; returns how much work that was: tokens, and blocks."""
+    def _end_step(self, lane: _Lane) -> None:
+        """Deliver the results of a step."""
         pieces, decoding, rounds = lane.pieces, lane.decoding, lane.rounds
         lane.pieces, lane.decoding, lane.ends_at = {}, [], math.inf
-        done = len(pieces)
+        self._work += len(pieces)
         for job, tokens in pieces.items():
-            assert job.lease is not None
             job.computed += tokens
-            self._cache.commit(job.lease, job.computed // self._cache.size)
+            self._commit(job, job.computed // self._cache.size)
             if not job.left:
                 # The last piece of a prompt gives the first token.
                 del self._prefilling[job]
                 self._decoding[job] = None
-                done += self._emit(job, 1)
-        return done + sum(self._emit(job, rounds) for job in decoding)
+                self._emit(job, 1)
+        for job in decoding:
+            self._emit(job, rounds)
 
-    def _emit(self, job: _Job, count: int) -> int:
-        """The next tokens of an answer. Returns how many there are, and blocks that it has given back."""
+    def _emit(self, job: _Job, count: int) -> None:
+        """The next tokens of an answer."""
         sequence, answer = job.sequence, job.answer
-        held = len(job.lease.blocks) if job.lease else 0
         if job.fails_after is not None:
             count = min(count, job.fails_after - len(answer.tokens))
             if not count:
                 self._forget(job)
                 sequence.fail(job.fault)
-                return held
+                return
         fresh = answer.take(count)
+        self._work += len(fresh)
         if answer.finish is not None:
             self._forget(job)
         if answer.stopped:
             sequence.end(fresh)
         else:
             sequence.push(fresh, answer.finish)
-        return len(fresh) + (held if answer.finish is not None else 0)
 
     def cancel(self, sequence: Sequence) -> None:
         """Called when a sequence is closed before its end: its place is free at once, its blocks are a little later, if others
@@ -369,13 +374,11 @@ class SimEngine:
 
     def _give_back(self) -> None:
         """The blocks of those that were given up, as far as they are one turn's work."""
-        done, self._release = 0, None
-        while self._leaving and done < TURN:
-            job = self._leaving.popleft()
-            done += len(job.lease.blocks) if job.lease else 0
-            self._end(job)
+        self._work, self._release = 0, None
+        while self._leaving and self._work < TURN:
+            self._end(self._leaving.popleft())
         now = self._now()
-        if done >= TURN:
+        if self._work >= TURN:
             self._release = self._call_at(now, self._give_back)
         self._continue(now)
 
@@ -392,10 +395,21 @@ class SimEngine:
     def _end(self, job: _Job) -> None:
         """Its computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
+        self._refused = None
         if job.lease is None:
             return
         if job.decoded:
             # The last token's K and V are not computed.
             job.lease.prefix = job.task.prefix_of(job.answer.tokens[:-1])
-            self._cache.commit(job.lease, len(job.lease.prefix.keys))
+            self._commit(job, len(job.lease.prefix.keys))
+        self._work += len(job.lease.blocks)
         self._cache.release(job.lease, self._now())
+
+    def _commit(self, job: _Job, blocks: int) -> None:
+        """Its first `blocks` blocks are computed."""
+        assert job.lease is not None
+        fresh = blocks - job.lease.shared
+        if fresh > 0:
+            self._work += fresh
+            self._refused = None
+        self._cache.commit(job.lease, blocks)

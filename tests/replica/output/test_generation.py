@@ -1,12 +1,15 @@
-"""Many answers of one request begin without holding up others."""
+"""Many answers of one request begin without holding up others, and are delivered together."""
 
 import asyncio
 from contextlib import aclosing
 
-from replica.engine import Request
-from replica.output.generation import Choices, Ended, FirstToken, Generation, TextOptions
+import pytest
+
+from replica.engine import EngineError, Request
+from replica.output.generation import Choices, Delta, Ended, FirstToken, Generation, TextOptions
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
+from replica.sim.faults import Fault
 
 
 class Quiet:
@@ -35,10 +38,62 @@ async def test_others_have_their_turn_between_the_beginnings_of_two_answers() ->
     task = asyncio.create_task(other())
     choices = Choices(make, prompts=8, n=4)
     async with aclosing(choices.deltas()) as deltas:
-        ended = [index async for index, delta in deltas if delta.finish]
+        ended = [index async for together in deltas for index, delta in together if delta.finish]
     running = False
     await task
     choices.close()
     assert sorted(ended) == list(range(32))
     assert len(set(begun)) == 32, "two of them began in the same turn of the loop"
     await engine.close()
+
+
+async def test_what_one_step_gives_is_delivered_together() -> None:
+    engine = SimEngine(SimConfig(decode_rate=100.0))
+    await engine.start()
+    answers = Answers(engine, 3)
+    await answers.run(8)
+    assert [index for index, _ in answers.rounds[-1]] == list(range(1, 8)), "the answers of one step came in several rounds"
+    assert answers.delivered() == [3] * 8
+    await engine.close()
+
+
+async def test_what_came_before_a_failure_is_delivered() -> None:
+    faults = iter([Fault(), Fault(), Fault(breaks=0.5), *[Fault()] * 5])
+    engine = SimEngine(SimConfig(decode_rate=100.0), faults=faults)
+    await engine.start()
+    answers = Answers(engine, 20)
+    with pytest.raises(EngineError, match="injected"):
+        await answers.run(8)
+    assert answers.delivered() == [generation.completion_tokens for generation in answers.all]
+    assert min(answers.delivered()) > 1
+    await engine.close()
+
+
+class Answers:
+    """Those to one prompt: `rounds` is what was delivered together."""
+
+    def __init__(self, engine: SimEngine, tokens: int) -> None:
+        self._engine, self._tokens = engine, tokens
+        self.all: list[Generation] = []
+        self.rounds: list[list[tuple[int, Delta]]] = []
+
+    def _make(self, _: int) -> Generation:
+        request = Request([7, 8], self._tokens, ignore_eos=True)
+        self.all.append(Generation(self._engine, Quiet(), request, TextOptions(), 0.0))
+        return self.all[-1]
+
+    async def run(self, n: int) -> None:
+        choices = Choices(self._make, prompts=1, n=n)
+        try:
+            async with aclosing(choices.deltas()) as deltas:
+                async for together in deltas:
+                    self.rounds.append(together)
+        finally:
+            choices.close()
+
+    def delivered(self) -> list[int]:
+        """Tokens of each answer."""
+        counts = [0] * len(self.all)
+        for index, delta in (each for together in self.rounds for each in together):
+            counts[index] += len(delta.tokens)
+        return counts

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from replica.cache.prefix import Scope
 from replica.engine import EngineError, EngineLoad, Request, Sequence
 from replica.sim.cost import SimConfig
-from replica.sim.engine import MIN_TICK_S, TURN, SimEngine
+from replica.sim.engine import MIN_TICK_S, STEP, TURN, SimEngine
 from replica.sim.faults import Fault, FaultConfig, fault_sequence
 from tests.replica.fakes import FakeClock, FakeTimer
 
@@ -351,13 +351,16 @@ async def test_an_engine_that_is_far_behind_lets_others_have_a_turn(decode_rate:
     engine.check()
 
 
-async def test_prompts_that_are_cached_are_done_in_turns_too() -> None:
+@pytest.mark.parametrize(("chunk", "answer", "most"), [(0, 1, 1), (0, 2, 1), (1000, 1, 3)])
+async def test_prompts_that_are_cached_are_done_in_turns_too(chunk: int, answer: int, most: int) -> None:
     """They take no time to compute, and have thousands of blocks each."""
     clock = Watched()
-    engine = SimEngine(SimConfig(kv_tokens=200_000, prefill_rate=1e9), clock)
-    clock.sequences += [engine.submit(request(90_000, 1)) for _ in range(10)]
+    config = SimConfig(kv_tokens=200_000, prefill_rate=1e9, decode_rate=0.1, prefill_chunk=chunk)
+    engine = SimEngine(config, clock)
+    clock.sequences += [engine.submit(request(90_000, answer)) for _ in range(10)]
     clock.stall(1)
-    assert (clock.tokens, clock.most) == (10, 1)
+    assert (clock.tokens, clock.most) == (10, most)
+    assert most * 90_000 // 16 < STEP + 90_000 // 16
 
 
 async def test_blocks_of_those_that_leave_together_are_given_back_in_turns() -> None:
