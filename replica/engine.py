@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from replica.cache.blocks import CacheCounts
-from replica.cache.prefix import Scope
+from replica.cache.prefix import Prefix, Scope
 
 FinishReason = Literal["stop", "length"]
 # How a chat prompt ends: with the header of an answer, with the last message left open, with neither.
@@ -101,12 +101,19 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Request(Sampling):
     """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
-    seconds after its end, if there is room."""
+    seconds after its end, if there is room. `hashed`: the prompt's blocks, if their keys were made before: for a long prompt
+    that takes too long for the event loop."""
 
     prompt: Items[int]
     max_tokens: int
     scope: Scope = field(default_factory=Scope)
     keep_s: float = 0.0
+    hashed: Prefix | None = field(default=None, compare=False, repr=False)
+
+    def prefix(self, size: int) -> Prefix:
+        """The prompt in blocks of `size` tokens; the caller may extend it. O(prompt)."""
+        known = self.hashed
+        return known.copy() if known is not None and known.size == size else Prefix(self.prompt, size, self.scope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from replica.api.generation import GenerationRequest
 from replica.api.prompts import Prompt
 from replica.api.validation import ApiError, json_text, shortened
+from replica.cache.prefix import Prefix
 from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooLong, Request, Sampling, counted
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
@@ -163,7 +164,9 @@ def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
         message = f"min_tokens is {least}, but {answer}: lower it, or raise {request.limit_field}."
         raise ApiError(400, message, "min_tokens")
     sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
-    return Request(array("I", tokens), max_tokens, scope=request.scope, keep_s=request.keep_s, **sampling), dropped
+    scope = request.scope
+    prefix = Prefix(tokens, engine.info.block_size, scope)
+    return Request(prefix.tokens, max_tokens, scope=scope, keep_s=request.keep_s, hashed=prefix, **sampling), dropped
 
 
 def _check_supported(engine: Engine, request: GenerationRequest) -> None:

@@ -7,6 +7,7 @@ could make two prefixes with the same key could read another tenant's cache.
 
 from array import array
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -53,6 +54,12 @@ class Prefix:
         for end in range((len(self.keys) + 1) * self.size, len(self.tokens) + 1, self.size):
             parent = self.keys[-1] if self.keys else self._root
             self.keys.append(chained(parent, self.tokens[end - self.size : end]))
+
+    def copy(self) -> "Prefix":
+        """One that can be extended on its own. O(tokens), but nothing is hashed."""
+        other = copy(self)
+        other.tokens, other.keys = self.tokens[:], self.keys[:]
+        return other
 
     def parent(self, at: int) -> Key | None:
         """The key before block `at`; None for the first block."""

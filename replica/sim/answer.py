@@ -38,8 +38,7 @@ class Task:
         grammar = request.grammar
         call = sim_text.forced_call(grammar.text) if grammar else sim_text.requested_calls(request.prompt)
         possible = frozenset(call) if call else sim_text.DRAWN
-        prefix = Prefix(request.prompt, block_size, request.scope)
-        return cls(request, prefix, array("I", call), possible.intersection(request.stop_tokens))
+        return cls(request, request.prefix(block_size), array("I", call), possible.intersection(request.stop_tokens))
 
     def covers(self, request: Request) -> bool:
         """Whether it is this request's task, too. O(1) for the n answers to one prompt: what is compared is the same there."""
@@ -49,8 +48,7 @@ class Task:
 
     def prefix_of(self, answer: Items[int]) -> Prefix:
         """The blocks of the prompt with these tokens behind it. O(prompt + answer)."""
-        whole = copy(self.prefix)
-        whole.tokens, whole.keys = self.prefix.tokens[:], self.prefix.keys[:]
+        whole = self.prefix.copy()
         whole.extend(answer)
         return whole
 

@@ -24,7 +24,6 @@ from typing import Any
 from transformers import ContinuousBatchingConfig
 
 from replica.cache.blocks import CacheCounts, CacheListener
-from replica.cache.prefix import Prefix
 from replica.engine import EngineLoad, Request, Sequence
 from replica.torch_engine import attention
 from replica.torch_engine.device import batching_config
@@ -147,7 +146,7 @@ class Batching:
         """O(prompt)."""
         sequence = Sequence(request, self._cancel)
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._sizes.block_size)
-        claim = Claim(Prefix(request.prompt, self._sizes.block_size, request.scope), request.keep_s)
+        claim = Claim(request.prefix(self._sizes.block_size), request.keep_s)
         job = _Job(f"r{next(self._ids)}", sequence, blocks, sampler, claim, asyncio.get_running_loop().time())
         self._jobs[sequence] = job
         self._waiting.append(job)

@@ -1,9 +1,11 @@
 """A sequence ends exactly once, and loses no token on the way."""
 
 import asyncio
+from array import array
 
 import pytest
 
+from replica.cache.prefix import Prefix, Scope
 from replica.engine import EngineError, NewTokens, Request, Sequence
 
 REQUEST = Request(prompt=[1, 2, 3], max_tokens=5)
@@ -62,3 +64,13 @@ def test_the_engine_is_called_for_a_close_once_and_only_before_the_end() -> None
     finished.push([1], "stop")
     finished.close()
     assert closed == []
+
+
+def test_what_was_hashed_before_is_used_only_for_blocks_of_the_same_size() -> None:
+    tokens, scope = array("I", range(40)), Scope(salt="a")
+    known = Prefix(tokens, 16, scope)
+    request = Request(tokens, 5, scope=scope, hashed=known)
+    assert request.prefix(16).keys == Request(tokens, 5, scope=scope).prefix(16).keys == known.keys
+    assert request.prefix(8).keys == Prefix(tokens, 8, scope).keys
+    request.prefix(16).extend(range(100))
+    assert (len(known.keys), len(known.tokens)) == (2, 40)

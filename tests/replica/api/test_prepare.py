@@ -14,7 +14,8 @@ from replica.api.prepare import prepare
 from replica.api.responses.requests import MAX_REPEATED, parse_responses
 from replica.api.server import ServerConfig
 from replica.api.validation import ApiError
-from replica.engine import EngineInfo
+from replica.cache.prefix import Prefix, Scope
+from replica.engine import EngineInfo, Request, Sequence
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import WatchedEngine
@@ -175,3 +176,23 @@ async def test_a_prompt_of_tokens_becomes_a_text_once_and_beside_the_event_loop(
         assert (status, len(choices)) == (200, 8)
         assert len(engine.decoded_by) == 2
         assert threading.main_thread() not in engine.decoded_by
+
+
+async def test_the_blocks_of_a_prompt_are_hashed_before_the_engine_has_it() -> None:
+    class Listening(WatchedEngine):
+        def __init__(self) -> None:
+            super().__init__(SimConfig(decode_rate=10_000.0, prefill_rate=1e6))
+            self.seen: list[Request] = []
+
+        def submit(self, request: Request) -> Sequence:
+            self.seen.append(request)
+            return super().submit(request)
+
+    engine = Listening()
+    async for replica in serve(engine, None, ServerConfig()):
+        prompts = [[7] * 40, [8] * LONG_BODY]
+        body = {"prompt": prompts, "max_tokens": 1, "cache_salt": "a", "n": 2, "temperature": 1}
+        assert (await replica.post(COMPLETION, body))[0] == 200
+        assert [request.hashed is not None and request.hashed.keys for request in engine.seen] == [
+            Prefix(prompts[at], 16, Scope(salt="a")).keys for at in (0, 1, 0, 1)
+        ]

@@ -75,7 +75,10 @@ class Found:
             f"{self.outcomes.total()} requests, {self.bytes / 1e6:.0f} MB",
             f"/health: asked {len(self.health)} times, silent for {self.silent_s * 1e3:.0f} ms at most "
             f"({took * 1e3:.0f} ms with what other processes took; {late} above {SILENT_S * 1e3:.0f} ms)",
-            *(f"  took {one.took_s:.3f} s: the replica ran for {one.ran_s:.3f}, others for {one.ready_s:.3f}" for one in self._slowest()),
+            *(
+                f"  took {one.took_s:.3f} s: the replica ran for {one.ran_s:.3f}, others for {one.ready_s:.3f}"
+                for one in self._slowest()
+            ),
             f"memory: {self.warm_mb:.0f} MB at rest after the first bodies, {self.peak_mb:.0f} MB at most, "
             f"{self.end_mb:.0f} MB at rest at the end",
             f"memory, the least in each tenth of the time: {', '.join(f'{mb:.0f}' for mb in self._tenths())}",
