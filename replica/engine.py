@@ -101,8 +101,8 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Request(Sampling):
     """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
-    seconds after its end, if there is room. `hashed`: the prompt's blocks, if their keys were made before: for a long prompt
-    that takes too long for the event loop."""
+    seconds after its end, if there is room. `hashed`: the prompt's blocks, if their keys were made before, with `prompt` for
+    its tokens: for a long prompt that takes too long for the event loop."""
 
     prompt: Items[int]
     max_tokens: int
@@ -111,9 +111,11 @@ class Request(Sampling):
     hashed: Prefix | None = field(default=None, compare=False, repr=False)
 
     def prefix(self, size: int) -> Prefix:
-        """The prompt in blocks of `size` tokens; the caller may extend it. O(prompt)."""
+        """The prompt in blocks of `size` tokens; the caller may extend it. O(prompt), but O(1) if they are `hashed`."""
         known = self.hashed
-        return known.copy() if known is not None and known.size == size else Prefix(self.prompt, size, self.scope)
+        if known is not None and known.tokens is self.prompt and (known.size, known.scope) == (size, self.scope):
+            return known.copy()
+        return Prefix(self.prompt, size, self.scope)
 
 
 @dataclass(frozen=True, slots=True)

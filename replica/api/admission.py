@@ -10,7 +10,8 @@ from the first one that comes; once its prompts are tokens, the bytes of these, 
 count: else a few clients that announce large bodies and send nothing could keep all others out.
 
 A whole answer counts while it is sent. If there is no room for another request, the clients that have needed more than
-PATIENCE_S for theirs lose them, the longest ones first: else a few that take nothing could keep all others out.
+PATIENCE_S for theirs lose them, the longest ones first, if that makes enough of it: else a few that take nothing could keep
+all others out.
 """
 
 import time
@@ -75,8 +76,9 @@ class Reservation:
 
 
 class BodyBudget:
-    """At most `limit` bytes of bodies longer than `free`, each of which is at most `limit` itself, and of answers. All methods
-    O(1), but for `check` where there is no room: O(answers)."""
+    """Of bodies longer than `free`, each of which is at most `limit` itself, and of answers: nothing is begun that would make
+    them more than `limit` bytes, nor anything, however small, while answers have made them more. All methods O(1), but for
+    `check` where there is no room: O(answers)."""
 
     def __init__(
         self, limit: int, free: int, completion_rate: Callable[[], float], clock: Callable[[], float] = time.monotonic

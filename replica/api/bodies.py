@@ -25,8 +25,8 @@ KEPT: Final = 1 << 18  # bytes besides its prompt that a request may need to its
 
 
 class Preparers:
-    """Threads for what can take long: streams go on meanwhile, and small requests overtake. They are given only what they can
-    begin at once, so nothing is kept of what waits for them and is given up."""
+    """Threads for what can take long: streams go on meanwhile, and small requests overtake. A request's work is given to them
+    only when one is free, so nothing is kept of what waits for them and is given up."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(PREPARERS, "prepare")

@@ -14,7 +14,7 @@ from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooL
 MAX_ANSWER_TOKENS = 2048
 MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
 MAX_SCORES = 1 << 19  # of the answers to one request that are not streamed: 450 bytes for each while they are written
-TOKEN_BYTES = 16  # of a token of a prompt: here, in the engine, and in the keys of its blocks
+TOKEN_BYTES = 16  # of a token of a prompt: in its array, and in the keys of blocks of four tokens or more
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
 # Characters of a format. Longer ones take seconds to compile, and many milliseconds a token.

@@ -36,7 +36,7 @@ def chained(parent: Key, tokens: "array[int]") -> Key:
 class Prefix:
     """The known tokens of one sequence, and the keys of their full blocks, each hashed once."""
 
-    __slots__ = ("_root", "keys", "matchable", "scope", "size", "tokens")
+    __slots__ = ("_copied", "_root", "keys", "matchable", "scope", "size", "tokens")
 
     def __init__(self, tokens: Iterable[int], size: int, scope: Scope | None = None) -> None:
         """`tokens` are the prompt; `extend` adds generated ones. O(tokens)."""
@@ -44,21 +44,24 @@ class Prefix:
         self.tokens = array("I")
         self.keys: list[Key] = []
         self._root = self.scope.root()
+        self._copied = False
         self.extend(tokens)
         # The last prompt token is always computed: its output is the first token. So its block cannot be a hit.
         self.matchable = max(0, len(self.tokens) - 1) // size
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """O(new tokens)."""
+        """O(new tokens); of a copy, the first time, O(tokens)."""
+        if self._copied:
+            self.tokens, self.keys, self._copied = self.tokens[:], self.keys[:], False
         self.tokens.extend(tokens)
         for end in range((len(self.keys) + 1) * self.size, len(self.tokens) + 1, self.size):
             parent = self.keys[-1] if self.keys else self._root
             self.keys.append(chained(parent, self.tokens[end - self.size : end]))
 
     def copy(self) -> "Prefix":
-        """One that can be extended on its own. O(tokens), but nothing is hashed."""
+        """One that can be extended; this one must not be any more. O(1)."""
         other = copy(self)
-        other.tokens, other.keys = self.tokens[:], self.keys[:]
+        other._copied = True
         return other
 
     def parent(self, at: int) -> Key | None:

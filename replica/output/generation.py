@@ -167,7 +167,7 @@ class Choices:
 
     async def _many(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         await self._begin(self._firsts)
-        pending = {asyncio.ensure_future(generation.next()): index for index, generation in self._all.items()}
+        pending = self._next(self._firsts)
         try:
             while pending:
                 done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -177,14 +177,18 @@ class Choices:
                     if deltas:
                         yield deltas
                     await asyncio.gather(*done)  # raises
-                begun = [at for index, _ in deltas for at in await self._begin_others(index)]
-                for at in [*(index for index, delta in deltas if delta.finish is None), *begun]:
-                    pending[asyncio.ensure_future(self._all[at].next())] = at
-                yield deltas
+                pending |= self._next(index for index, delta in deltas if delta.finish is None)
+                yield deltas  # before others begin, which takes long where they are many
+                for index, _ in deltas:
+                    pending |= self._next(await self._begin_others(index))
         finally:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+
+    def _next(self, indices: Iterable[int]) -> dict[asyncio.Future[Delta], int]:
+        """Their next deltas, as they will come."""
+        return {asyncio.ensure_future(self._all[index].next()): index for index in indices}
 
     async def _begin_others(self, index: int) -> range:
         """If this is the first delta of a prompt's first answer: begin the prompt's other answers."""

@@ -7,12 +7,14 @@ token of each decoding sequence. A step takes in what is there when it begins; i
 cached, tokens are delivered. So a request that arrives during a step waits for the end of that step.
 
 The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache; one
-that does not fit is looked at again when blocks have become cached or were given back.
+that does not fit is looked at again when blocks have become cached or were given back. A step that has admitted requests with
+ADMITTED blocks leaves others to the next one, so that it is not too much work: 31 requests on a document of 8,000 tokens.
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
-own rates (they may be any) falls behind: it does about TURN of work at a time, and other work of the event loop goes on between
-them. A request that arrives meanwhile takes part in no step that has begun earlier by the engine's time.
+own rates (they may be any) falls behind: it does a turn of work at a time, TURN and the rest of the step with which that is
+reached, and other work of the event loop goes on between them. A request that arrives meanwhile takes part in no step that has
+begun earlier by the engine's time.
 
 An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
 
@@ -48,8 +50,8 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
-TURN = 1024  # tokens, or blocks that are taken, become cached or are given back: some milliseconds
-STEP = 16 * TURN  # a step that has taken as many blocks admits no more; 32 requests on one document of 8,000 tokens have fewer
+TURN = 1024  # tokens, or blocks that are taken, become cached or are given back: a few milliseconds
+ADMITTED = 16 * TURN  # blocks of the requests that one step admits, or one request more: ten milliseconds if they are cached
 MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
 
 
@@ -205,7 +207,7 @@ class SimEngine:
             assert self._decoding.keys() >= set(lane.decoding)
 
     def submit(self, request: Request) -> Sequence:
-        """O(prompt)."""
+        """O(prompt), or a turn's work."""
         sequence, task = Sequence(request, self.cancel), self._task(request)
         answer, now, fault = Answer(task, request), self._now(), next(self._faults)
         job = _Job(sequence, task, answer, now, fault.fails_after(answer.least), ERROR if fault.fails else BREAK)
@@ -254,7 +256,7 @@ class SimEngine:
         self._work = 0
         while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now and self._work < TURN:
             when = lane.ends_at
-            self._end_step(lane)
+            self._end_step(lane, when)
             self._begin_steps(when)
         self._behind = min(lane.ends_at for lane in self._lanes) <= now
 
@@ -293,7 +295,7 @@ class SimEngine:
         """A step's prompt tokens: as many as fit into a chunk, or all of one prompt. `when` may be slightly in the past."""
         pieces = dict[_Job, int]()
         begun = iter(tuple(self._prefilling))
-        room, most = self._config.prefill_chunk, self._work + STEP
+        room, most = self._config.prefill_chunk, self._work + ADMITTED
         while (job := next(begun, None) or self._admit(when, most)) is not None:
             pieces[job] = min(job.left, room) if room else job.left
             room -= pieces[job]
@@ -320,7 +322,7 @@ class SimEngine:
         self._prefilling[job] = None
         return job
 
-    def _end_step(self, lane: _Lane) -> None:
+    def _end_step(self, lane: _Lane, when: float) -> None:
         """Deliver the results of a step."""
         pieces, decoding, rounds = lane.pieces, lane.decoding, lane.rounds
         lane.pieces, lane.decoding, lane.ends_at = {}, [], math.inf
@@ -332,23 +334,23 @@ class SimEngine:
                 # The last piece of a prompt gives the first token.
                 del self._prefilling[job]
                 self._decoding[job] = None
-                self._emit(job, 1)
+                self._emit(job, 1, when)
         for job in decoding:
-            self._emit(job, rounds)
+            self._emit(job, rounds, when)
 
-    def _emit(self, job: _Job, count: int) -> None:
+    def _emit(self, job: _Job, count: int, when: float) -> None:
         """The next tokens of an answer."""
         sequence, answer = job.sequence, job.answer
         if job.fails_after is not None:
             count = min(count, job.fails_after - len(answer.tokens))
             if not count:
-                self._forget(job)
+                self._forget(job, when)
                 sequence.fail(job.fault)
                 return
         fresh = answer.take(count)
         self._work += len(fresh)
         if answer.finish is not None:
-            self._forget(job)
+            self._forget(job, when)
         if answer.stopped:
             sequence.end(fresh)
         else:
@@ -356,7 +358,7 @@ class SimEngine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Called when a sequence is closed before its end: its place is free at once, its blocks are a little later, if others
-        have given back many just now. O(waiting + running)."""
+        have given back many just now. O(waiting + running), and a turn's work."""
         job = self._jobs[sequence]
         if job in self._late:
             self._late.pop(job).cancel()
@@ -375,9 +377,9 @@ class SimEngine:
     def _give_back(self) -> None:
         """The blocks of those that were given up, as far as they are one turn's work."""
         self._work, self._release = 0, None
-        while self._leaving and self._work < TURN:
-            self._end(self._leaving.popleft())
         now = self._now()
+        while self._leaving and self._work < TURN:
+            self._end(self._leaving.popleft(), now)
         if self._work >= TURN:
             self._release = self._call_at(now, self._give_back)
         self._continue(now)
@@ -387,12 +389,12 @@ class SimEngine:
         self._prefilling.pop(job, None)
         job.decoded = self._decoding.pop(job, True) is None
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: _Job, when: float) -> None:
         """A job has ended."""
         self._leave(job)
-        self._end(job)
+        self._end(job, when)
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: _Job, when: float) -> None:
         """Its computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
         self._refused = None
@@ -403,7 +405,7 @@ class SimEngine:
             job.lease.prefix = job.task.prefix_of(job.answer.tokens[:-1])
             self._commit(job, len(job.lease.prefix.keys))
         self._work += len(job.lease.blocks)
-        self._cache.release(job.lease, self._now())
+        self._cache.release(job.lease, when)
 
     def _commit(self, job: _Job, blocks: int) -> None:
         """Its first `blocks` blocks are computed."""

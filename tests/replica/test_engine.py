@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -66,11 +67,16 @@ def test_the_engine_is_called_for_a_close_once_and_only_before_the_end() -> None
     assert closed == []
 
 
-def test_what_was_hashed_before_is_used_only_for_blocks_of_the_same_size() -> None:
+def test_what_was_hashed_before_is_used_only_for_the_same_blocks() -> None:
     tokens, scope = array("I", range(40)), Scope(salt="a")
     known = Prefix(tokens, 16, scope)
-    request = Request(tokens, 5, scope=scope, hashed=known)
-    assert request.prefix(16).keys == Request(tokens, 5, scope=scope).prefix(16).keys == known.keys
+    known.keys[0] = b"known"
+    request = Request(known.tokens, 5, scope=scope, hashed=known)
+    assert request.prefix(16).keys == known.keys
     assert request.prefix(8).keys == Prefix(tokens, 8, scope).keys
-    request.prefix(16).extend(range(100))
-    assert (len(known.keys), len(known.tokens)) == (2, 40)
+    assert replace(request, scope=Scope()).prefix(16).keys == Prefix(tokens, 16).keys
+    assert replace(request, prompt=tokens[:20]).prefix(16).keys == Prefix(tokens[:20], 16, scope).keys
+    one, other = request.prefix(16), request.prefix(16)
+    one.extend(range(100))
+    assert (len(known.keys), len(known.tokens), other.tokens) == (2, 40, tokens)
+    assert one.keys[2:] == Prefix([*tokens, *range(100)], 16, scope).keys[2:]

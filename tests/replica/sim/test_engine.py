@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from replica.cache.prefix import Scope
 from replica.engine import EngineError, EngineLoad, Request, Sequence
 from replica.sim.cost import SimConfig
-from replica.sim.engine import MIN_TICK_S, STEP, TURN, SimEngine
+from replica.sim.engine import ADMITTED, MIN_TICK_S, TURN, SimEngine
 from replica.sim.faults import Fault, FaultConfig, fault_sequence
 from tests.replica.fakes import FakeClock, FakeTimer
 
@@ -351,7 +351,7 @@ async def test_an_engine_that_is_far_behind_lets_others_have_a_turn(decode_rate:
     engine.check()
 
 
-@pytest.mark.parametrize(("chunk", "answer", "most"), [(0, 1, 1), (0, 2, 1), (1000, 1, 3)])
+@pytest.mark.parametrize(("chunk", "answer", "most"), [(0, 1, 1), (0, 2, 1), (1000, 1, -(-ADMITTED // 5626))])
 async def test_prompts_that_are_cached_are_done_in_turns_too(chunk: int, answer: int, most: int) -> None:
     """They take no time to compute, and have thousands of blocks each."""
     clock = Watched()
@@ -360,7 +360,22 @@ async def test_prompts_that_are_cached_are_done_in_turns_too(chunk: int, answer:
     clock.sequences += [engine.submit(request(90_000, answer)) for _ in range(10)]
     clock.stall(1)
     assert (clock.tokens, clock.most) == (10, most)
-    assert most * 90_000 // 16 < STEP + 90_000 // 16
+
+
+async def test_blocks_are_retained_from_the_end_of_their_step() -> None:
+    """Also if the timer comes late: their retention has passed by then."""
+    for late_s in (0.0, 12.0):
+        engine, clock = engine_of(kv_tokens=64, prefill_chunk=100)
+        engine.submit(Request(prompt=list(range(32)), max_tokens=1, ignore_eos=True, keep_s=10.0))
+        clock.stall(0.5 + late_s)
+        clock.advance(12.0 - late_s)
+        engine.submit(request(32, 1, 100))
+        clock.advance(1)
+        engine.submit(request(32, 1, 200))
+        clock.advance(1)
+        again = engine.submit(request(32, 1, 0))
+        clock.advance(1)
+        assert again.cached_tokens == 0, f"the timer was {late_s} s late"
 
 
 async def test_blocks_of_those_that_leave_together_are_given_back_in_turns() -> None:
