@@ -56,11 +56,8 @@ class Prepared:
 
 
 def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
-    """The tokens of a prompt, in whatever form it was sent. Raises ApiError, ContextError if it certainly has too many:
-    tokenizing it would take seconds."""
-    least, spare = _characters(prompt) // engine.info.longest_token, 1 if prompt.messages is None else TEMPLATE_MAY_DROP
-    if least > spare * counted(engine.info.context):
-        raise _too_long(engine, prompt, least)
+    """The tokens of a prompt, in whatever form it was sent. Raises ApiError, ContextError if it certainly has too many."""
+    _check_length(engine, prompt, counted(engine.info.context))
     try:
         if prompt.messages is not None:
             return _known(engine, engine.encode_chat(prompt.messages, prompt.tools, prompt.end, prompt.template))
@@ -214,17 +211,22 @@ def _prompt_limit(engine: Engine, request: GenerationRequest) -> int:
 
 def _shortened(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[Prompt, int]:
     """Without turns that certainly do not fit, and how many messages these have: each message is a token at least. Raises
-    ContextError for a prompt that is certainly too long: tokenizing would take seconds."""
+    ContextError for a prompt that is certainly too long."""
     limit = _prompt_limit(engine, request)
     dropped = 0
     if prompt.messages is not None and prompt.truncation == "auto" and len(prompt.messages) > limit:
         kept, dropped = truncated(prompt.messages, lambda messages: len(messages) <= limit)
         prompt = replace(prompt, messages=kept)
-    least = _characters(prompt) // engine.info.longest_token
-    spare = 1 if prompt.messages is None else TEMPLATE_MAY_DROP
-    if prompt.truncation != "auto" and least > spare * engine.info.context:
-        raise _too_long(engine, prompt, least)
+    if prompt.truncation != "auto":
+        _check_length(engine, prompt, engine.info.context)
     return prompt, dropped
+
+
+def _check_length(engine: Engine, prompt: Prompt, most: int) -> None:
+    """Raises ContextError if it certainly has more tokens than `most`: tokenizing it would take seconds. O(texts)."""
+    least, spare = _characters(prompt) // engine.info.longest_token, 1 if prompt.messages is None else TEMPLATE_MAY_DROP
+    if least > spare * most:
+        raise _too_long(engine, prompt, least)
 
 
 def _characters(prompt: Prompt) -> int:
