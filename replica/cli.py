@@ -61,6 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             specs = [_spec(args, index, stack.enter_context(contextlib.ExitStack())) for index in range(args.count)]
             stopped = asyncio.run(serve(specs, _log))
+            _on_another_signal()
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
@@ -83,7 +84,14 @@ def _on_stop(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
         yield
     finally:
         for number, earlier in zip(numbers, before, strict=True):
-            signal.signal(number, earlier)
+            if signal.getsignal(number) is handler:
+                signal.signal(number, earlier)
+
+
+def _on_another_signal() -> None:
+    """The process ends as it was asked to, and asyncio has undone what another signal did: it does the same until the end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
 
 
 def _log(line: str) -> None:

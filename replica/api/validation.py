@@ -7,8 +7,10 @@ Each field's type carries a `description` (msgspec.Meta) that completes the sent
 fails, the error is made from the description nearest to the failing value. Null is the same as a field that was left out.
 """
 
+import contextlib
 import heapq
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -27,6 +29,8 @@ MAX_CONTAINERS = 1 << 16  # lists and objects among them: the garbage collector 
 PART = 1 << 16  # bytes
 MAX_NESTING = 250  # levels of JSON; answers have a request's values a little deeper inside
 _DEEPER = 4  # lists around a value: orjson writes 254 levels
+_looked_at = set[type]()
+_looking = threading.Lock()
 # Values with which a field asks for nothing but what is done anyway: defaults of OpenAI's, Anthropic's and vLLM's APIs.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("echo", "include_stop_str_in_output", "store", "use_beam_search"), (False,)),
@@ -133,10 +137,22 @@ def nested_too_deeply(name: str) -> ApiError:
 
 def checked(body: dict[str, Any], kind: type[T]) -> T:
     """The fields of a body; unknown ones are left out. Raises ApiError, which names the first field that is wrong."""
+    _look_at(kind)
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
         raise _field_error(body, kind, str(error)) from None
+
+
+def _look_at(kind: type[msgspec.Struct]) -> None:
+    """Call before a body is converted to it. msgspec looks at a type when that is used for the first time, and two threads
+    that do so at the same moment end the process with a segmentation fault (0.22.0)."""
+    if kind in _looked_at:
+        return
+    with _looking:
+        with contextlib.suppress(msgspec.ValidationError):
+            msgspec.convert({}, kind)
+        _looked_at.add(kind)
 
 
 def check_model(body: Mapping[str, Any], model: str) -> None:

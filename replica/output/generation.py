@@ -106,23 +106,25 @@ class Generation:
         self._last_at = _now()
         if self.completion_tokens == 0:
             self._first(self._last_at)
-        self.completion_tokens += len(new.tokens)
         self._observer.generated(len(new.tokens), self._last_at)
         delta = self._delta(new)
+        self.completion_tokens += len(delta.tokens)
         self._detokenised_s += _now() - self._last_at
         if delta.finish is not None:
             self.reason = delta.finish
         return delta
 
     def _delta(self, new: NewTokens) -> Delta:
-        ended = new.end_token is not None
+        ended, before = new.end_token is not None, self._transcript.pushed
         text, scores = self._transcript.push(new.tokens[:-1] if ended else new.tokens, new.scores)
         if new.finish is not None and self._transcript.matched is None:
             rest, more = self._transcript.finish()
             text, scores = text + rest, scores + more
         text, self._echo = self._echo + text, ""
         if self._transcript.matched is not None:
-            return Delta(text, new.tokens, scores, "stop", self._transcript.matched)
+            # Tokens behind the stop string are none of the answer's: how many have come with it depends on the moment.
+            tokens = new.tokens[: self._transcript.pushed - before]
+            return Delta(text, tokens, scores, "stop", self._transcript.matched)
         return Delta(text, new.tokens, scores, new.finish, new.end_token if new.end_token in self._stop_tokens else None)
 
     def _first(self, now: float) -> None:

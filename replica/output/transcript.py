@@ -29,7 +29,9 @@ class Transcript:
 
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int = 0) -> None:
         self._detokenizer, self._stops = detokenizer, StopStrings(stops)
+        self._searched = bool(stops)
         self._unsearched = min_tokens if stops else 0  # tokens to come whose text cannot end the answer
+        self.pushed = 0  # tokens, up to the one that completed a stop string
         self._decoded = self._sent = 0  # characters
         self._scores: deque[PlacedScore] = deque()
 
@@ -40,12 +42,14 @@ class Transcript:
 
     def push(self, tokens: list[int], scores: Sequence[TokenScore] = ()) -> tuple[str, list[PlacedScore]]:
         """`scores`: empty, or one per token; an additional one is that of an end token, which has no text."""
-        if not scores:
-            unsearched, rest = tokens[: self._unsearched], tokens[self._unsearched :]
-            return self._text(unsearched) + self._text(rest), []
+        if not scores and not self._searched:
+            return self._text(tokens), []
         text = ""
-        for token, score in zip(tokens, scores, strict=False):
-            self._scores.append(PlacedScore(self._decoded, score))
+        for at, token in enumerate(tokens):
+            if self.matched is not None:
+                return text, self._due()
+            if scores:
+                self._scores.append(PlacedScore(self._decoded, scores[at]))
             text += self._text([token])
         self._scores.extend(PlacedScore(self._decoded, score) for score in scores[len(tokens) :])
         return text, self._due()
@@ -63,10 +67,11 @@ class Transcript:
         return self._count_sent(text), self._due()
 
     def _text(self, tokens: list[int]) -> str:
-        """The text of these tokens that may be sent. Either all or none of them are among the first `min_tokens`."""
+        """The text of these tokens that may be sent. Only one at a time where there are stop strings."""
         if not tokens:
             return ""
         text = self._detokenizer.push(tokens)
+        self.pushed += len(tokens)
         self._decoded += len(text)
         if not self._unsearched:
             return self._count_sent(self._stops.push(text))

@@ -364,6 +364,7 @@ class SimEngine:
             self._late.pop(job).cancel()
         elif job in self._waiting:
             self._waiting.remove(job)
+            self._refused = None if job is self._refused else self._refused
         self._leave(job)
         for lane in self._lanes:
             lane.pieces.pop(job, None)
@@ -397,9 +398,9 @@ class SimEngine:
     def _end(self, job: _Job, when: float) -> None:
         """Its computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
-        self._refused = None
         if job.lease is None:
             return
+        self._refused = None
         if job.decoded:
             # The last token's K and V are not computed.
             job.lease.prefix = job.task.prefix_of(job.answer.tokens[:-1])

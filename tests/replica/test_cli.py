@@ -1,6 +1,7 @@
 """The command as a user meets it: a process, its ready line, its mistakes in one line each."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -87,6 +88,17 @@ def test_it_serves_without_torch_and_stops_cleanly(start: Start, number: signal.
     assert process.wait(60) == 0
     assert process.stderr is not None
     assert process.stderr.read() == ""
+
+
+def test_more_signals_change_nothing_until_the_process_has_ended(start: Start) -> None:
+    process = start("--engine", "sim", "--port", "0")
+    ready_url(process)
+    for _ in range(10_000):
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.004)
+            break
+    assert process.returncode == 0
 
 
 def test_a_stream_that_is_open_does_not_keep_it_from_stopping(start: Start) -> None:

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bench.measure.machine import ROOT
 from replica.api.bodies import LONG_BODY, PREPARERS, Preparers
 from replica.api.completions.requests import parse
 from replica.api.responses.requests import parse_responses
@@ -30,6 +31,7 @@ from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import FakeClock, WatchedEngine
 
+FIRST_TIMES = 20  # processes; without what this is for, each tenth ends with a segmentation fault
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='ab,[{"\\ \n', max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='a,"[', max_size=3), inner, max_size=4),
@@ -560,3 +562,11 @@ async def test_a_long_answer_is_written_beside_the_event_loop(answers: int, aske
             assert not long.done()
             gate.set()
             assert [status for status, _ in await asyncio.gather(long, *slow)] == [200] * (1 + PREPARERS)
+
+
+def test_first_bodies_may_come_together() -> None:
+    """In some of these processes two threads look at the same type for the first time at the same moment."""
+    command = [sys.executable, "-m", "tests.replica.api.first_bodies"]
+    for _ in range(FIRST_TIMES):
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr[-1000:]

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from replica.cache.prefix import Scope
+from replica.cache.prefix import Prefix, Scope
 from replica.engine import EngineError, EngineLoad, Request, Sequence
 from replica.sim.cost import SimConfig
 from replica.sim.engine import ADMITTED, MIN_TICK_S, TURN, SimEngine
@@ -360,6 +360,38 @@ async def test_prompts_that_are_cached_are_done_in_turns_too(chunk: int, answer:
     clock.sequences += [engine.submit(request(90_000, answer)) for _ in range(10)]
     clock.stall(1)
     assert (clock.tokens, clock.most) == (10, most)
+
+
+class CountedKeys(list[bytes]):
+    """asked: how often somebody looked at some of them."""
+
+    asked = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        self.asked += 1
+        return super().__getitem__(at)
+
+
+@pytest.mark.parametrize("chunk", [0, 1000])
+async def test_what_does_not_fit_is_looked_at_once_until_there_is_more_room(chunk: int) -> None:
+    engine, clock = engine_of(kv_tokens=3200, prefill_chunk=chunk)
+    first = engine.submit(request(100, answer=1600))
+    clock.advance(1)
+    prompt = Prefix(range(1600), 16)
+    keys = prompt.keys = CountedKeys(prompt.keys)
+    waiting = [engine.submit(Request(prompt.tokens, 16, ignore_eos=True, hashed=prompt)) for _ in range(20)]
+    clock.advance(1)
+    asked = keys.asked
+    clock.advance(1)
+    for sequence in waiting[:0:-1]:
+        sequence.close()
+    clock.advance(1)
+    assert (keys.asked, engine.load().waiting) == (asked, 1)
+    first.close()
+    clock.advance(10)
+    assert engine.load().waiting == 0
+    assert waiting[0].pending
+    engine.check()
 
 
 async def test_blocks_are_retained_from_the_end_of_their_step() -> None:
