@@ -8,7 +8,7 @@ cached, tokens are delivered. So a request that arrives during a step waits for 
 
 The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache; one
 that does not fit is looked at again when blocks have become cached or were given back. A step that has admitted requests with
-ADMITTED blocks leaves others to the next one, so that it is not too much work: 31 requests on a document of 8,000 tokens.
+ADMITTED blocks leaves others to the next one, so that it is not too much work: about 32 requests on a document of 8,000 tokens.
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its

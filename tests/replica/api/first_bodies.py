@@ -1,5 +1,5 @@
-"""A process in which several threads read the first body of each API at the same moment, whatever else they do not know of
-each other. It ends with a status other than 0 if that goes wrong. The interpreter goes from one to another as often as it can.
+"""A process in which several threads read the first body of each API at the same moment. It ends with a status other than 0 if
+that goes wrong. The interpreter goes from one thread to another as often as it can.
 
 python -m tests.replica.api.first_bodies
 """

@@ -20,7 +20,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bench.measure.machine import ROOT
 from replica.api.bodies import LONG_BODY, PREPARERS, Preparers
 from replica.api.completions.requests import parse
 from replica.api.responses.requests import parse_responses
@@ -30,6 +29,7 @@ from replica.engine import EngineInfo, Message, PromptEnd
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import FakeClock, WatchedEngine
+from tests.support.paths import ROOT
 
 FIRST_TIMES = 20  # processes; without what this is for, each tenth ends with a segmentation fault
 values = st.recursive(

@@ -54,6 +54,7 @@ async def test_what_one_step_gives_is_delivered_together() -> None:
     await answers.run(8)
     assert max(map(len, answers.rounds)) > 2, "each answer's tokens came alone"
     assert answers.delivered() == [3] * 8
+    assert answers.begun[0] == 1, "the first token was kept until the other answers had begun"
     await engine.close()
 
 
@@ -83,12 +84,13 @@ async def test_tokens_behind_a_stop_string_do_not_count(decode_rate: float) -> N
 
 
 class Answers:
-    """Those to one prompt: `rounds` is what was delivered together."""
+    """Those to one prompt: `rounds` is what was delivered together, `begun` how many answers there were by then."""
 
     def __init__(self, engine: SimEngine, tokens: int, stops: tuple[str, ...] = ()) -> None:
         self._engine, self._tokens, self._options = engine, tokens, TextOptions(stops)
         self.all: list[Generation] = []
         self.rounds: list[list[tuple[int, Delta]]] = []
+        self.begun: list[int] = []
 
     def _make(self, _: int) -> Generation:
         request = Request([7, 8], self._tokens, ignore_eos=True)
@@ -101,6 +103,7 @@ class Answers:
             async with aclosing(choices.deltas()) as deltas:
                 async for together in deltas:
                     self.rounds.append(together)
+                    self.begun.append(len(self.all))
         finally:
             choices.close()
 
