@@ -184,6 +184,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
+    meter = Meter(live, metrics, around.wall_clock)
     recall = _recall_of(around, live, metrics, parsing, running)
     lifecycle = Lifecycle(
         live=live,
@@ -193,10 +194,18 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         router=router,
         attempts=attempts,
         fallbacks=Fallbacks(fleet=fleet, parsing=parsing, metrics=metrics, clock=clock),
-        delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
+        delivery=Delivery(
+            live=live,
+            attempts=attempts,
+            resumption=resumption,
+            meter=meter,
+            running=running,
+            audience=access,
+            clock=clock,
+        ),
         recall=recall,
         diagnoses=Diagnoses(),
-        observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
+        observers=[*observers_of(fleet, meter, metrics, requests), *around.observers],
         running=running,
         audience=access,
         loops=loops,

@@ -1,100 +1,123 @@
-"""Usage -> tokens -> money.
+"""Consumed tokens -> money -> counters.
 
-What an engine reports is the truth; what it does not report is unknown, not zero: without a count of cached tokens the
-whole prompt is priced as uncached and nothing is claimed as saved. Tokens that the engine reports as written to its cache have
-prices of their own where these are configured, as providers do that.
+Tokens that the engine reports as written to its cache have prices of their own where these are configured, as providers do
+that. A model without a price costs nothing: its answers are counted, and one line in the log names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
 
-import pygtrie
-
+from gateway.accounting.consumed import CACHED, TOKENS, Consumed
+from gateway.accounting.money import MOST, dollars
+from gateway.accounting.prices import PriceBook
 from gateway.config.live import Live
-from gateway.config.schema import MATCH_ALL, PriceConfig
-from gateway.dialects.usage import Usage
+from gateway.config.schema import PriceConfig
 from gateway.telemetry.counters import FirstValues
 from gateway.telemetry.metrics import TENANTS, Metrics
 
-MAX_KNOWN: Final = 1024
+log = logging.getLogger("warmroute.meter")
+
+MAX_WARNED: Final = 1024  # models without a price that are named in the log
+
+_UNSURE: Final = (CACHED, TOKENS)  # the cached tokens are a prediction
 
 
-class Bill(NamedTuple):
-    """USD. saved: what the cached tokens would have cost more as uncached ones."""
+class Bill:
+    """Picodollars (`money.py`). saved: what the cached tokens would have cost more as uncached ones.
 
-    input: float
-    cached_input: float
-    output: float
-    saved: float
-    cache_write: float = 0.0
+    Not to be changed. A plain class, as `Usage` is.
+    """
+
+    __slots__ = ("cache_write", "cached_input", "image", "input", "output", "saved")
+
+    def __init__(self, input_: int, cached_input: int, output: int, saved: int, cache_write: int = 0, image: int = 0) -> None:
+        self.input = input_
+        self.cached_input = cached_input
+        self.output = output
+        self.saved = saved
+        self.cache_write = cache_write
+        self.image = image
 
     @property
-    def total(self) -> float:
-        return self.input + self.cached_input + self.output + self.cache_write
+    def total(self) -> int:
+        return self.input + self.cached_input + self.output + self.cache_write + self.image
+
+    def __repr__(self) -> str:
+        return f"<Bill of {dollars(self.total):.12g} USD>"
 
 
 class Meter:
-    """Prices answers and counts them. Prices are looked up by the longest matching model-name prefix."""
+    """See the top of this file. now: Unix seconds, for prices that change."""
 
-    def __init__(self, live: Live, metrics: Metrics) -> None:
+    def __init__(self, live: Live, metrics: Metrics, now: Callable[[], float]) -> None:
         self._live = live
-        self._prices: Mapping[str, PriceConfig] = {}  # those that are in the trie
-        self._trie: Any = None
-        self._known: dict[str, PriceConfig | None] = {}  # by model, as far as they were looked up
+        self._now = now
+        self._prices: Mapping[str, tuple[PriceConfig, ...]] = live.prices  # those that are in the book
+        self._book = PriceBook(live.prices)
         self._metrics = metrics
         self._tenants = FirstValues(TENANTS)
-        self._take_prices(live.prices)
+        self._warned = set[str]()
 
-    def bill(self, model: str, usage: Usage) -> Bill | None:
-        """None when no price is configured for the model."""
-        if self._live.prices is not self._prices:
-            self._take_prices(self._live.prices)
-        price = self._known[model] if model in self._known else self._price(model)
-        if price is None:
+    def bill(self, model: str, used: Consumed) -> Bill | None:
+        """At the prices of this moment. None when none is configured for the model."""
+        prices = self._live.prices
+        if prices is not self._prices:
+            self._prices, self._book = prices, PriceBook(prices)
+            self._warned.clear()
+        if not prices:
             return None
-        cached, cached_input = usage.cached or 0, price.cached_input or 0.0
-        written, cache_write = usage.written, 0.0
+        usage, cached = used.usage, used.cached
+        rates = self._book.at(model, self._now()).of(usage.prompt)
+        if rates is None:
+            return None
+        written, cache_write = usage.written, 0
         if written:
-            five_minutes, hour = price.cache_write or 0.0, price.cache_write_1h or 0.0
-            cache_write = ((written - usage.hours) * five_minutes + usage.hours * hour) / 1e6
+            cache_write = (written - usage.hours) * rates.cache_write + usage.hours * rates.cache_write_1h
         return Bill(
-            input=(usage.prompt - cached - written) * price.input / 1e6,
-            cached_input=cached * cached_input / 1e6,
-            output=usage.completion * price.output / 1e6,
-            saved=cached * (price.input - cached_input) / 1e6,
-            cache_write=cache_write,
+            _bounded((usage.prompt - cached - written) * rates.input),
+            _bounded(cached * rates.cached_input),
+            _bounded(usage.completion * rates.output),
+            _bounded(cached * (rates.input - rates.cached_input)),
+            _bounded(cache_write),
+            _bounded(used.images * rates.image),
         )
 
-    def _take_prices(self, prices: Mapping[str, PriceConfig]) -> None:
-        self._prices, self._trie = prices, pygtrie.CharTrie()
-        self._known.clear()
-        for model, price in prices.items():
-            self._trie["" if model == MATCH_ALL else model] = price
-
-    def _price(self, model: str) -> PriceConfig | None:
-        match = self._trie.longest_prefix(model)
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()  # any name may be one that a prefix takes
-        price: PriceConfig | None = match.value if match else None
-        self._known[model] = price
-        return price
-
-    def count(self, usage: Usage, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
+    def count(self, used: Consumed, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
         """Add one answer to the token and money counters. model: its label."""
-        metrics = self._metrics
-        cached = usage.cached or 0
+        metrics, usage, cached = self._metrics, used.usage, used.cached
         metrics.prompt_tokens.add((model, replica, "miss"), usage.prompt - cached)
-        metrics.prompt_tokens.add((model, replica, "hit"), cached)
+        metrics.prompt_tokens.add((model, replica, "estimated" if used.estimated in _UNSURE else "hit"), cached)
         metrics.completion_tokens.add((model, replica), usage.completion)
         if usage.written:
             metrics.cache_writes.add((model, replica), usage.written)
-        if bill:
-            tenant = self._tenants.label(tenant)
-            metrics.cost_usd.add((model, tenant, "input"), bill.input)
-            metrics.cost_usd.add((model, tenant, "cached_input"), bill.cached_input)
-            metrics.cost_usd.add((model, tenant, "output"), bill.output)
-            if bill.cache_write:
-                metrics.cost_usd.add((model, tenant, "cache_write"), bill.cache_write)
-            metrics.savings_usd.add((model, tenant), max(0.0, bill.saved))  # a price list can be upside down
+        if used.estimated:
+            metrics.estimated.add((model, used.estimated))
+        if bill is None:
+            self._unpriced(model)
+            return
+        tenant = self._tenants.label(tenant)
+        metrics.cost_usd.add((model, tenant, "input"), dollars(bill.input))
+        metrics.cost_usd.add((model, tenant, "cached_input"), dollars(bill.cached_input))
+        metrics.cost_usd.add((model, tenant, "output"), dollars(bill.output))
+        if bill.cache_write:
+            metrics.cost_usd.add((model, tenant, "cache_write"), dollars(bill.cache_write))
+        if bill.image:
+            metrics.cost_usd.add((model, tenant, "image"), dollars(bill.image))
+        metrics.savings_usd.add((model, tenant), dollars(max(0, bill.saved)))  # a price list can be upside down
+        if used.estimated:
+            metrics.estimated_cost_usd.add((model, tenant), dollars(bill.total))
+
+    def _unpriced(self, model: str) -> None:
+        if not self._prices:
+            return  # money is not counted here
+        self._metrics.unpriced.add((model,))
+        if model not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add(model)
+            log.warning("no price is configured for a model: its answers cost nothing", extra={"model": model})
+
+
+def _bounded(amount: int) -> int:
+    return min(max(amount, -MOST), MOST)

@@ -72,10 +72,13 @@ def _keys_in_clear(config: Config) -> Iterator[Problem]:
 def _prices(config: Config) -> Iterator[Problem]:
     # A pool without prefixes serves all models that its replicas list, which are unknown here.
     served = [name for pool in config.pools for name in pool.models or (MATCH_ALL,)]
-    for model, price in config.prices.items():
-        if price.cached_input is not None and price.cached_input > price.input:
-            text = f"{price.cached_input:g} is above the price of uncached input ({price.input:g}): each hit would cost money"
-            yield Problem(("prices", model, "cached_input"), text)
+    for model, prices in config.prices.items():
+        for place, price in enumerate(prices):
+            if price.cached_input is not None and price.cached_input > price.input:
+                text = (
+                    f"{price.cached_input:g} is above the price of uncached input ({price.input:g}): each hit would cost money"
+                )
+                yield Problem(("prices", model, *((place,) if len(prices) > 1 else ()), "cached_input"), text)
         if MATCH_ALL in (model, *served) or _is_pattern(model):
             continue
         if not any(model.startswith(name) or name.startswith(model) for name in served):

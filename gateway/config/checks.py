@@ -1,6 +1,7 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
 replicas with one name, keys and certificates that are half named, tokens in clear text, model prefixes that two pools claim,
-aliases of aliases, fallbacks that lead nowhere or in a circle, pools without any replica, sources without a pool.
+aliases of aliases, prices in no order of dates, fallbacks that lead nowhere or in a circle, pools without any replica, sources
+without a pool.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -25,9 +26,11 @@ from gateway.config.schema import (
     KeyConfig,
     KubernetesConfig,
     PoolConfig,
+    PriceConfig,
     ReplicaConfig,
     SharingConfig,
     TlsConfig,
+    unix_time,
 )
 from gateway.errors import first_names
 
@@ -71,6 +74,7 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         own = f"or add `{model}: {model}` if the model {model!r} is meant"
         text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
         yield Problem((ALIASES, alias), text)
+    yield from _wrong_prices(values.get(("prices",), {}))
     if not values.get(("discovery",), True):
         for key, value in values.items():
             if len(key) == 3 and key[2] == "replicas" and not value:
@@ -81,6 +85,23 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
         sources = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]
         yield from _wrong_pools_of_sources(sources, [pool.name for pool in Config(pools=tuple(values["pools",])).pools])
+
+
+def _wrong_prices(prices: Mapping[str, Sequence[PriceConfig]]) -> Iterator[Problem]:
+    """Dates that do not follow each other, and tiers that begin at the same length."""
+    for model, versions in prices.items():
+        for place, price in enumerate(versions):
+            key = ("prices", model, *((place,) if len(versions) > 1 else ()))
+            if place and not price.since:
+                yield Problem((*key, "since"), "missing: from when on do these prices hold? A date is expected")
+            elif place and versions[place - 1].since and unix_time(versions[place - 1].since) >= unix_time(price.since):
+                text = (
+                    f"{price.since} is not after {versions[place - 1].since}, the date of the prices before: give them in order"
+                )
+                yield Problem((*key, "since"), text)
+            tiers = [tier.above for tier in price.tiers]
+            if len(set(tiers)) < len(tiers):
+                yield Problem((*key, "tiers"), "two tiers begin above the same number of prompt tokens")
 
 
 def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfig]) -> Iterator[Problem]:

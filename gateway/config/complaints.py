@@ -56,7 +56,9 @@ def _number_complaint(info: inspect.IntType | inspect.FloatType, value: object, 
         return f"must be greater than {info.gt:g}"
     if info.ge is None:
         return None
-    return f"must be at least {info.ge:g}" if info.le in (None, MAX_NUMBER) else f"{info.ge:g} to {info.le:g} are possible"
+    return (
+        f"must be at least {info.ge:g}" if info.le in (None, MAX_NUMBER) else f"{info.ge:,.12g} to {info.le:,.12g} are possible"
+    )
 
 
 def _is_finite(value: float, whole: bool) -> bool:

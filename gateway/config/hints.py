@@ -2,6 +2,7 @@
 
 EXPECTED   description of a valid value, for messages (of a section or a mapping: instead of "a mapping")
 NAME       a name, which YAML may read as a number or as true: the message says to put it in quotes
+ALONE      a list of which one item may stand alone, without the list
 FALSE      what `false` stands for (YAML reads `off` and `no` without quotes as false): a text; of a section, which may be
            `"off"` likewise, a mapping
 READ       a function that normalizes a text, or raises ValueError
@@ -19,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import FieldInfo
 
-EXPECTED, FALSE, NAME, READ, SECRET, UNSHOWN = "expected", "false", "name", "read", "secret", "unshown"
+ALONE, EXPECTED, FALSE, NAME, READ, SECRET, UNSHOWN = "alone", "expected", "false", "name", "read", "secret", "unshown"
 
 # Bound of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000

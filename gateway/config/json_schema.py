@@ -1,7 +1,8 @@
 """The configuration as JSON Schema: for editors (`warmroute check --schema`) and the Helm chart (`scripts/chart_schema.py`).
 
 msgspec makes the schema of the Structs. Further forms that `parse.py` accepts are added here: plain text for a Struct with a
-SHORT key, and `false`. Secrets are left out. References are inlined: validators of all versions of JSON Schema agree on that.
+SHORT key, one price for a list of them, and `false`. Secrets are left out. References are inlined: validators of all versions
+of JSON Schema agree on that.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def config_schema() -> Schema:
                 properties[field.name] |= {"type": ["string", "boolean"], "not": {"const": True}}
             elif FALSE in extra_of(field.type):  # a section
                 properties[field.name] = {"anyOf": [{"enum": [OFF, False]}, properties[field.name]]}
+    prices = parts["Config"]["properties"]["prices"]  # one price, or a list of them
+    prices["additionalProperties"] = {"anyOf": [prices["additionalProperties"]["items"], prices["additionalProperties"]]}
     for short in (ReplicaConfig, FallbackConfig, DnsConfig, KubernetesConfig):
         whole = parts[short.__name__]
         parts[short.__name__] = {"anyOf": [whole["properties"][short.SHORT], whole]}

@@ -35,7 +35,7 @@ class Live:
         self.timeouts: TimeoutConfig = config.timeouts
         self.cors_origins: frozenset[str] = frozenset(config.cors_origins)
         self.aliases = Aliases(config.model_aliases) if config.model_aliases else None
-        self.prices: Mapping[str, PriceConfig] = config.prices
+        self.prices: Mapping[str, tuple[PriceConfig, ...]] = config.prices
 
     def __repr__(self) -> str:
         return f"<Live configuration, {len(self.config.pools)} pools>"

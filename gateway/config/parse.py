@@ -7,8 +7,9 @@ traversed here, and every value in them is converted separately:
     list, mapping      each item; then its length
     any other value    `msgspec.convert`
 
-Also here, beyond msgspec: numbers in scientific notation, which YAML 1.1 reads as text, suggestions for unknown keys, and the
-forms of values listed in `hints.py`. A Struct may have a class variable SHORT: a plain text stands for the value of that key.
+Also here, beyond msgspec: numbers in scientific notation, which YAML 1.1 reads as text, dates, which it does not, suggestions
+for unknown keys, and the forms of values listed in `hints.py`. A Struct may have a class variable SHORT: a plain text stands
+for the value of that key.
 
 Problems between values (two replicas with one name) are checked in `checks.py`, among all values that are valid on their own
 (`Parsed.good`): one invalid value does not hide the problems of others.
@@ -16,6 +17,7 @@ Problems between values (two replicas with one name) are checked in `checks.py`,
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
 import typing
@@ -29,6 +31,7 @@ from msgspec.structs import FieldInfo
 from gateway.config.addresses import shown
 from gateway.config.complaints import complaint
 from gateway.config.hints import (
+    ALONE,
     EXPECTED,
     FALSE,
     READ,
@@ -160,6 +163,8 @@ class _Reader:
 
     def _single(self, hint: Any, value: Any, key: Key) -> Any:
         """Convert by msgspec; of a list or mapping of valid items, check its length."""
+        if isinstance(value, datetime.date):  # YAML reads one without quotes so
+            value = value.isoformat()
         number, reason = _number(value), ""
         for form in (value,) if number is None else (value, number):
             try:
@@ -175,9 +180,12 @@ class _Reader:
         return self._bad(key, complaint(hint, value, number, reason) if len(self.problems) < MAX_PROBLEMS else "wrong")
 
     def _list(self, hint: Any, value: Any, key: Key) -> Any:
+        (item, *_) = typing.get_args(bare(hint))
+        if ALONE in extra_of(hint) and not isinstance(value, list):
+            made = (self.read(item, value, key),)
+            return _BAD if _BAD in made else made
         if not isinstance(value, list):
             return self._bad(key, f"a list is expected, got {shown(value)}")
-        (item, *_) = typing.get_args(bare(hint))
         made = tuple(self.read(item, each, (*key, index)) for index, each in enumerate(value))
         return _BAD if any(each is _BAD for each in made) else self._single(hint, made, key)
 

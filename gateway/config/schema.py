@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
@@ -28,7 +29,7 @@ from gateway.config.addresses import (
     store_url,
 )
 from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
-from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET, UNSHOWN
+from gateway.config.hints import ALONE, EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET, UNSHOWN
 from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
 from router import POLICIES
 
@@ -44,6 +45,8 @@ MAX_NAME_SERVERS = 8
 SOURCE_KINDS = ("dns", "kubernetes", "file")
 AUTO_ENGINE = "auto"
 MAX_POOL_NAME = 90  # characters of a name that is made of models
+MAX_PRICE = 1e6  # USD for a million tokens, or for an image
+MAX_TIERS, MAX_PEAKS, MAX_CHANGES = 8, 24, 64  # of a model's prices
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
@@ -58,10 +61,15 @@ EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "
 Audience = Literal["operators", "all"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["json", "console"]
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 _STATE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
 _PASSWORD = re.compile(r"postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)")
 _STATE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
+_DATE = "a date such as 2026-10-07, or 2026-10-07T16:00:00Z,"
+_HOURS = "hours such as 01:00-04:00, of UTC,"
+_HOURS_PATTERN = r"([01][0-9]|2[0-3]):[0-5][0-9]-(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)"
 _HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
 _URL_PATTERN = r"^https?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[1-9][0-9]{0,4})?(/[^?#\s]*)?$"
@@ -81,6 +89,30 @@ def _state_url(url: str) -> str:
     if re.fullmatch(_STATE_URL_PATTERN, url):
         return url
     raise ValueError(f"{_STATE_URL} is expected, got {shown(url.partition('://')[0])}")
+
+
+def _price_date(text: str) -> str:
+    """Raises ValueError."""
+    try:
+        if text:
+            unix_time(text)
+    except ValueError:
+        raise ValueError(f"{_DATE} is expected, got {shown(text)}") from None
+    return text
+
+
+def unix_time(text: str) -> float:
+    """Of a date, or a date and time; without a time zone it is in UTC. Raises ValueError."""
+    begins = datetime.fromisoformat(text)
+    return (begins if begins.tzinfo else begins.replace(tzinfo=UTC)).timestamp()
+
+
+def _hours(text: str) -> str:
+    """Raises ValueError."""
+    begin, _, end = text.partition("-")
+    if not re.fullmatch(_HOURS_PATTERN, text) or begin == end:
+        raise ValueError(f"{_HOURS} are expected, got {shown(text)}")
+    return text
 
 
 def _variable(name: str) -> str:
@@ -133,7 +165,9 @@ def _about(text: str, **extra: Any) -> Meta:
 
 Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
-Price = Annotated[float, Meta(ge=0, le=MAX_NUMBER)]
+Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
+PriceDate = Annotated[str, Meta(extra={READ: _price_date, EXPECTED: _DATE})]
+PeakHours = Annotated[str, Meta(extra={READ: _hours, EXPECTED: _HOURS}, extra_json_schema={"pattern": f"^{_HOURS_PATTERN}$"})]
 # Patterns are for editors and the chart, which have no better check.
 BaseUrl = Annotated[str, Meta(extra={READ: _base_url}, extra_json_schema={"pattern": _URL_PATTERN})]
 Name = Annotated[str, Meta(extra={READ: _name}, extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
@@ -435,6 +469,27 @@ class RoutingConfig(_Section, frozen=True):
     ] = "operators"
 
 
+class TierConfig(_Section, frozen=True):
+    """Prices of requests with long prompts, all of their tokens: USD per million."""
+
+    above: Annotated[Positive, _about("Prompts with more tokens than this.")]
+    input: Price
+    output: Price
+    cached_input: Annotated[Price | None, _about("Null: in proportion to input, as below the tier.")] = None
+    cache_write: Annotated[Price | None, _about("Likewise.")] = None
+    cache_write_1h: Annotated[Price | None, _about("Likewise.")] = None
+
+
+class PeakConfig(_Section, frozen=True):
+    """Hours at which all prices of a model are multiplied."""
+
+    hours: Annotated[
+        PeakHours, _about("From and to, UTC; they may pass midnight, and are then those of the day on which they begin.")
+    ]
+    factor: Annotated[float, Meta(gt=0, le=100), _about("On all prices.")]
+    days: Annotated[tuple[Day, ...], Meta(min_length=1, max_length=len(DAYS)), _about("Days of the week, UTC.")] = DAYS
+
+
 class PriceConfig(_Section, frozen=True):
     """USD per million tokens."""
 
@@ -445,6 +500,14 @@ class PriceConfig(_Section, frozen=True):
         Price | None, _about("Of tokens that the engine reports as newly written to its cache. Null: as input.")
     ] = None
     cache_write_1h: Annotated[Price | None, _about("The same, of what is to stay for an hour. Null: as cache_write.")] = None
+    image: Annotated[Price, _about("USD for each image in a prompt, beside its tokens.")] = 0.0
+    tiers: Annotated[tuple[TierConfig, ...], Meta(max_length=MAX_TIERS), _about("Other prices for longer prompts.")] = ()
+    peak: Annotated[
+        tuple[PeakConfig, ...],
+        Meta(max_length=MAX_PEAKS),
+        _about("Hours with other prices; where two overlap, the first holds."),
+    ] = ()
+    since: Annotated[PriceDate, _about("From when on these prices hold: a date, or a date and time, UTC. Empty: always.")] = ""
 
     def __post_init__(self) -> None:
         if self.cached_input is None:
@@ -453,6 +516,12 @@ class PriceConfig(_Section, frozen=True):
             force_setattr(self, "cache_write", self.input)
         if self.cache_write_1h is None:
             force_setattr(self, "cache_write_1h", self.cache_write)
+
+
+PriceList = Annotated[
+    tuple[PriceConfig, ...],
+    Meta(min_length=1, max_length=MAX_CHANGES, extra={ALONE: True, EXPECTED: "a price, or a list of them,"}),
+]
 
 
 class HealthConfig(_Section, frozen=True):
@@ -611,7 +680,12 @@ class Config(_Section, frozen=True):
         DEFAULT_WORKERS
     )
     routing: RoutingConfig = RoutingConfig()
-    prices: Annotated[Mapping[ModelPrefix, PriceConfig], _about('By model name or its beginning; "*" for any model.')] = {}
+    prices: Annotated[
+        Mapping[ModelPrefix, PriceList],
+        _about(
+            'By model name or its beginning; "*" for any model. Where they change: a list, each but the first with `since`.'
+        ),
+    ] = {}
     model_aliases: Annotated[
         Mapping[ModelAlias, ModelName],
         Meta(

@@ -21,21 +21,21 @@ class NeedsHelper(Exception):
 class ApiRequest:
     """One request, parsed by its dialect.
 
-    model: "" where the body names none. prompt: canonical text or token ids, None where the body has none that we know.
-    made: instead of it, once they are made, the prompt's block keys. salt: of fixed length at most; what keeps this prompt
-    apart from others that read the same. stream: the client wants a stream. metered: a generation, whose usage is counted.
-    body: what goes to the replica, once `edits` are applied: (start, end, new bytes) each; () when that is done.
-    strip_usage: the usage event of the stream is ours, not the client's. stores: whether the answer is to be kept by the
-    server, where the body says so. harmless: it may be sent twice, although it generates nothing. billing: edits of `body`
-    that cut out what a client writes for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt
-    tokens is about this one prompt, so that the router may learn from it. Not so for a batch of prompts, several answers, or
-    a prompt that the engine cuts or replaces. breakpoints: where in the canonical prompt the client wants it cached, and how
-    long (`prompt/marks.py`). prewarm: edits of `body` for engines that always generate a token, where the client wants none.
-    diagnosis: the client asks where its prompt has left an earlier one, None: it does not. session: the conversation that the
-    body names, "" if it names none. alias: the name that the client has used for the model, "" if that was the model's own.
-    refers: the id of an object at the server that the request goes on with, "" without one. references: some of its items are
-    ids of items at the server. keeps: the answer is such an object. size: of all that is to be computed, in bytes or token ids,
-    where that is more than the prompt (a batch); 0 else.
+    model: "" where the body names none. prompt: canonical text or token ids, None where the body has none that we know. made:
+    instead of it, once they are made, the prompt's block keys. salt: of fixed length at most; what keeps this prompt apart from
+    others that read the same. stream: the client wants a stream. metered: a generation, whose usage is counted. body: what goes
+    to the replica, once `edits` are applied: (start, end, new bytes) each; () when that is done. strip_usage: the usage event
+    of the stream is ours, not the client's. stores: whether the answer is to be kept by the server, where the body says so.
+    harmless: it may be sent twice, although it generates nothing. billing: edits of `body` that cut out what a client writes
+    for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt tokens is about this one prompt,
+    so that the router may learn from it. Not so for a batch of prompts, several answers, or a prompt that the engine cuts or
+    replaces. breakpoints: where in the canonical prompt the client wants it cached, and how long (`prompt/marks.py`). images:
+    in the prompt. prewarm: edits of `body` for engines that always generate a token, where the client wants none. diagnosis:
+    the client asks where its prompt has left an earlier one, None: it does not. session: the conversation that the body names,
+    "" if it names none. alias: the name that the client has used for the model, "" if that was the model's own. refers: the id
+    of an object at the server that the request goes on with, "" without one. references: some of its items are ids of items at
+    the server. keeps: the answer is such an object. size: of all that is to be computed, in bytes or token ids, where that is
+    more than the prompt (a batch); 0 else.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class ApiRequest:
         "diagnosis",
         "edits",
         "harmless",
+        "images",
         "keeps",
         "made",
         "metered",
@@ -92,6 +93,7 @@ class ApiRequest:
         self.diagnosis: Diagnosis | None = None
         self.alias = ""
         self.size = 0
+        self.images = 0
         self.refers = ""
         self.references = False
         self.keeps = False

@@ -51,6 +51,11 @@ class StreamReader:
         """Of the last event that has gone to the client and has a number; -1: none had."""
         return -1
 
+    @property
+    def passed(self) -> int:
+        """Tokens of the answer that have passed, as far as events show them: for a stream that ends before its usage."""
+        return 0
+
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream; returns what may go to the client now."""
         raise NotImplementedError

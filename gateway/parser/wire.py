@@ -62,6 +62,7 @@ class ParsedBody(NamedTuple):
     references: bool
     keeps: bool
     size: int
+    images: int
     breakpoints: tuple[tuple[int, int], ...]
     prompt: tuple[bytes, int, int, str] | None
 
@@ -89,6 +90,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.references,
         api.keeps,
         api.size,
+        api.images,
         made.breakpoints if made else (),
         prompt,
     )
@@ -110,6 +112,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.references = parsed.references
     api.keeps = parsed.keeps
     api.size = parsed.size
+    api.images = parsed.images
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
         api.made.breakpoints = parsed.breakpoints

@@ -15,6 +15,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from gateway.accounting.consumed import BYTES_PER_TOKEN
+from gateway.accounting.meter import Meter
+from gateway.accounting.money import decimal
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.adaptation.answers import AdaptedAnswers
@@ -41,6 +44,7 @@ class Delivery:
         live: Live,
         attempts: Attempts,
         resumption: Resumption,
+        meter: Meter,
         running: Running,
         audience: Audience,
         clock: Callable[[], float],
@@ -48,6 +52,7 @@ class Delivery:
         self._live = live
         self._attempts = attempts
         self._resumption = resumption
+        self._meter = meter
         self._running = running
         self._audience = audience
         self._clock = clock
@@ -55,8 +60,8 @@ class Delivery:
     async def deliver(self, exchange: Exchange, answer: ReplicaAnswer) -> ClientReply:
         """The whole answer to the client; returns when it is complete, or cannot be."""
         chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-        routed = b""
-        if self._audience.sees_headers(exchange.request):
+        routed, open_ = b"", self._audience.sees_headers(exchange.request)
+        if open_:
             replica = chosen.replica.encode("ascii")
             routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
         headers = downstream_headers(answer.head, answer.address)
@@ -82,11 +87,24 @@ class Delivery:
             delivered.usage = attempts.usage
             if answer.status == 200 and (editor := exchange.editor()):
                 body, delivered.usage = editor.whole(body, delivered.usage)
+            if delivered.usage is None:
+                delivered.passed = len(body) // BYTES_PER_TOKEN
+            if open_ and answer.status == 200 and exchange.api.metered:
+                headers += self._cost(exchange)
             reply.begin(answer.status, headers, length=len(body), first=body)
             delivered.last_byte = self._clock()
         else:
             await self._copy(exchange, answer, reply, headers)
         return reply
+
+    def _cost(self, exchange: Exchange) -> bytes:
+        """Header lines of a plain answer: what it costs."""
+        used = exchange.consumed(exchange.usage, whole=True)
+        bill = exchange.delivered.bill = self._meter.bill(exchange.api.model, used)
+        if bill is None:
+            return b""
+        line = b"X-Warmroute-Cost-Usd: %b\r\n" % decimal(bill.total).encode("ascii")
+        return line + b"X-Warmroute-Cost-Estimated: %b\r\n" % used.estimated.encode("ascii") if used.estimated else line
 
     async def _stream(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
         """The events to the client as they come."""
@@ -136,10 +154,12 @@ class Delivery:
         tail = attempts.tail
         exchange.require_room()
         first, attempts.body = attempts.body or answer.take(), b""
+        seen = [len(first)]  # not a variable of this function: compiled code reads it before it is set
 
         def sink(data: bytes) -> None:
             reply.write(data)
             delivered.last_byte = clock()
+            seen[0] += len(data)
             if tail:
                 tail.feed(data)
 
@@ -164,6 +184,8 @@ class Delivery:
             self._break_off(exchange, reply, shutting_down(), events=False)
         finally:
             reply.feed_from(None)
+            if delivered.usage is None:
+                delivered.passed = seen[0] // BYTES_PER_TOKEN
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError, *, events: bool) -> None:
         """End an answer that cannot be completed: with an error event where the dialect has one, else cut the connection."""

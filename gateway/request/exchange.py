@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.accounting.consumed import Consumed, Prediction, consumed
+from gateway.accounting.meter import Bill
 from gateway.admission.memory import LARGE_BODY
 from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.adaptation.request import adapted
@@ -95,10 +97,23 @@ class Delivered:
 
     status: 0 while there is none. reply: once there is one. first_byte, last_byte: readings of the clock. done_sent: the
     stream's own end went out: a client that leaves then has everything. reader: of the stream. resumed: how often another
-    replica went on with it. error: why the answer could not be completed, "" if it was.
+    replica went on with it. passed: tokens of its streams that are over. error: why the answer could not be completed, "" if it
+    was. bill: of a plain answer, made before it went out.
     """
 
-    __slots__ = ("done_sent", "error", "first_byte", "last_byte", "reader", "reply", "resumed", "status", "usage")
+    __slots__ = (
+        "bill",
+        "done_sent",
+        "error",
+        "first_byte",
+        "last_byte",
+        "passed",
+        "reader",
+        "reply",
+        "resumed",
+        "status",
+        "usage",
+    )
 
     def __init__(self) -> None:
         self.status = 0
@@ -108,8 +123,10 @@ class Delivered:
         self.done_sent = False
         self.reader: StreamReader | None = None
         self.resumed = 0
+        self.passed = 0
         self.error = ""
         self.usage: Usage | None = None
+        self.bill: Bill | None = None
 
 
 class Exchange:
@@ -263,6 +280,21 @@ class Exchange:
         if len(body) >= LARGE_BODY and not self._copied:
             self.charge(len(body))
             self._copied = True
+
+    @property
+    def usage(self) -> Usage | None:
+        """As the engine has reported it, as far as it is known to count such tokens."""
+        usage, trial = self.delivered.usage, self.attempts.trial
+        if usage is not None and trial is not None and not trial[1].engine.counts_cached:
+            return Usage(usage.prompt, usage.completion)
+        return usage
+
+    def consumed(self, reported: Usage | None, *, whole: bool) -> Consumed:
+        """By this request, once, whatever attempts there were. whole: the answer came to its end."""
+        decision, trial = self.booking.decision, self.attempts.trial
+        caches = trial is None or trial[1].facts.caching is not False
+        predicted = Prediction(decision.prompt_tokens, decision.best.matched_tokens, caches=caches)
+        return consumed(reported, predicted, self.delivered.passed, whole=whole, images=self.api.images)
 
     def give_up(self) -> None:
         """Another pool gets the request: drop the copies of its body, and release what they were charged. Idempotent."""

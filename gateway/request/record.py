@@ -8,6 +8,7 @@ import re
 from http import HTTPStatus
 from typing import Final
 
+from gateway.accounting.consumed import Consumed
 from gateway.accounting.meter import Bill
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
@@ -49,7 +50,9 @@ class SettledRequest:
     label: the model's bounded name for metrics. tenant: bounded text. booking: its way through the router, None if no replica
     was chosen; ok: the replica answered as it should. metered: a generation; countable: the engine's count of prompt tokens is
     about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
-    answer. failed_attempts: replica, reason and error of each. bill, breakpoint: set by an observer, for those after it.
+    answer. failed_attempts: replica, reason and error of each. usage: as the engine reported it; consumed: what is counted,
+    with estimates for what it did not. bill: made before a plain answer went out, else by an observer; breakpoint: by an
+    observer.
     translated: the replica was asked in chat.
     passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
     reached replicas of those before.
@@ -67,6 +70,7 @@ class SettledRequest:
     breakpoint = ""
     cancelled = False
     complete = False
+    consumed: Consumed | None = None
     countable = False
     ended = 0.0
     endpoint = OTHER_ENDPOINT

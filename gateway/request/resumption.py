@@ -123,6 +123,7 @@ async def pump(
         reply.end(await _kept(exchange, reader))  # nothing is missing
     finally:
         delivered.done_sent = reader.done and not reader.holds
+        delivered.passed += reader.passed
         if reader.usage:  # also when the client leaves before the very end
             delivered.usage = reader.usage
     return None

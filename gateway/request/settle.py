@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from gateway.accounting.consumed import CACHED, TOKENS, Consumed
 from gateway.accounting.meter import Meter
+from gateway.accounting.money import dollars
 from gateway.fleet.directory import Fleet
 from gateway.request.record import SettledRequest, code_label
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
-from gateway.upstream.http1 import SWITCHING
 from router import HELD, Outcome
 
 log = logging.getLogger("warmroute.gateway")
@@ -79,7 +80,7 @@ class CacheReports:
 
 
 class Metering:
-    """Counts tokens and money."""
+    """Counts tokens and money. An answer that should have had a usage, and had none, is estimated, and counted as such."""
 
     def __init__(self, meter: Meter, metrics: Metrics) -> None:
         self._meter = meter
@@ -87,24 +88,21 @@ class Metering:
 
     def __call__(self, request: SettledRequest) -> None:
         booking, label, usage = request.booking, request.label, request.usage
-        if booking is not None and request.answered == SWITCHING:  # a session
-            if request.unread:
-                self._metrics.unmetered.add((label, request.endpoint))
-            self._count(request)
-        if booking is None or not request.generates or request.answered != 200:
+        if booking is None:
+            return
+        if used := request.consumed:
+            bill = request.bill or self._meter.bill(request.model, used)
+            request.bill = bill
+            self._meter.count(used, bill, model=label, replica=request.replica, tenant=request.tenant)
+        if request.unread:
+            self._metrics.unmetered.add((label, request.endpoint))
+        if not request.generates or request.answered != 200:
             return
         if request.complete and not usage:
             self._metrics.unmetered.add((label, request.endpoint))
-        if not request.metered:
-            return
-        self._metrics.predicted_cached.add((label, request.replica), request.predicted_cached_tokens)
-        self._metrics.available_cached.add((label,), booking.decision.available_tokens)
-        self._count(request)
-
-    def _count(self, request: SettledRequest) -> None:
-        if usage := request.usage:
-            request.bill = bill = self._meter.bill(request.model, usage)
-            self._meter.count(usage, bill, model=request.label, replica=request.replica, tenant=request.tenant)
+        if request.metered:
+            self._metrics.predicted_cached.add((label, request.replica), request.predicted_cached_tokens)
+            self._metrics.available_cached.add((label,), booking.decision.available_tokens)
 
 
 class Breakpoints:
@@ -164,8 +162,18 @@ def _microseconds(seconds: float) -> float:
     return int(seconds * 1e6 + 0.5) / 1e6
 
 
+def _estimates(used: Consumed) -> dict[str, Any]:
+    """The counts that the engine did not report. The predicted cached tokens have a name of their own in the line."""
+    line: dict[str, Any] = {"estimated": used.estimated}
+    if used.estimated == TOKENS:
+        line["prompt_tokens"] = used.usage.prompt
+    if used.estimated != CACHED:
+        line["completion_tokens"] = used.usage.completion
+    return line
+
+
 def _line(request: SettledRequest) -> dict[str, Any]:
-    usage, bill = request.usage, request.bill
+    usage, bill, used = request.usage, request.bill, request.consumed
     line = {
         "id": request.id,
         "path": request.path,
@@ -182,9 +190,11 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         "cached_tokens_predicted": request.predicted_cached_tokens,
         "cached_tokens_reported": usage.cached if usage else None,
         "completion_tokens": usage.completion if usage else None,
-        "cost_usd": round(bill.total, 9) if bill else None,
-        "saved_usd": round(bill.saved, 9) if bill else None,
+        "cost_usd": dollars(bill.total) if bill else None,
+        "saved_usd": dollars(bill.saved) if bill else None,
     }
+    if used and used.estimated:
+        line |= _estimates(used)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written
     if request.breakpoint:

@@ -177,7 +177,7 @@ class Metrics:
     def _add_tokens(self, make: _Family) -> None:
         self.prompt_tokens = make.counter(
             "prompt_tokens_total",
-            "Prompt tokens as the engine reported them; hit: cached.",
+            "Prompt tokens; hit: cached, as the engine reported; estimated: cached, as the router predicted.",
             *_TOKEN_LABELS,
             "cache",
         )
@@ -190,11 +190,17 @@ class Metrics:
             "model",
         )
         self.completion_tokens = make.counter(
-            "completion_tokens_total", "Generated tokens as the engine reported them.", *_TOKEN_LABELS
+            "completion_tokens_total", "Generated tokens, as far as the engine reported them.", *_TOKEN_LABELS
+        )
+        self.estimated = make.counter(
+            "estimated_answers_total",
+            "Answers that were metered by an estimate of what the engine did not report: cached, output, tokens (all of them).",
+            "model",
+            "what",
         )
         self.unmetered = make.counter(
             "unmetered_requests_total",
-            "Successful generations whose response had no valid usage, or one that is not read.",
+            "Successful generations whose response had no valid usage (estimated), or one that is not read (not counted).",
             *_REQUEST_LABELS,
         )
         self.breakpoints = make.counter(
@@ -207,6 +213,12 @@ class Metrics:
             "cache_write_tokens_total", "Prompt tokens that the engine reported as newly written to its cache.", *_TOKEN_LABELS
         )
         self.cost_usd = make.counter("cost_usd_total", "Cost by the configured prices, in USD.", "model", "tenant", "kind")
+        self.estimated_cost_usd = make.counter(
+            "estimated_cost_usd_total", "Of cost_usd_total, what estimates are part of, in USD.", "model", "tenant"
+        )
+        self.unpriced = make.counter(
+            "unpriced_answers_total", "Answers of models for which no price is configured, while others have one.", "model"
+        )
         self.savings_usd = make.counter(
             "savings_usd_total", "Additional cost of the cached tokens, had they not been cached, in USD.", "model", "tenant"
         )

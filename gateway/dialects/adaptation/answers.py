@@ -116,6 +116,10 @@ class AdaptedReader(StreamReader):
     def last_number(self) -> int:
         return self._inner.last_number
 
+    @property
+    def passed(self) -> int:
+        return self._inner.passed
+
     def feed(self, chunk: bytes) -> bytes:
         return self._passed(self._pieces.feed(chunk))
 

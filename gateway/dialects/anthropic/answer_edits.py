@@ -128,6 +128,10 @@ class EditedReader(StreamReader):
         within = self._inner.within_event
         return self._read(self._inner.finish(), within=within)
 
+    @property
+    def passed(self) -> int:
+        return self._inner.passed
+
     def raise_failure(self) -> None:
         self._inner.raise_failure()
 

@@ -43,7 +43,7 @@ class Messages(Dialect):
         model, stream = model_of(body), wants_stream(body)
         prompt = messages_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
-        api.breakpoints = prompt.breakpoints()
+        api.breakpoints, api.images = prompt.breakpoints(), prompt.images
         if may_mark(raw):
             require_breakpoints(body)
         api.countable = not runs_tools(body)

@@ -21,6 +21,7 @@ from gateway.dialects.events.sse import object_of
 QUIET: Final = frozenset(["message_start", "ping"])  # events that come before the first token
 
 _READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # one of them is in every event that is read
+_DELTA: Final = b'"content_block_delta"'  # once in an event; within a text the quotes are escaped
 
 
 class MessageReader(NamedReader):
@@ -29,16 +30,23 @@ class MessageReader(NamedReader):
     def __init__(self) -> None:
         super().__init__()
         self._counts = dict[str, Any]()
+        self._deltas = 0
 
     def feed(self, chunk: bytes) -> bytes:
         if self.are_whole(chunk) and not has_any(chunk, _READ):
             self.within_event = False
+            self._deltas += chunk.count(_DELTA)
             return chunk  # nearly all chunks of nearly all streams
         return self.read(chunk)
+
+    @property
+    def passed(self) -> int:
+        return self._deltas
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if unread or self.done:
             return True
+        self._deltas += event.find(_DELTA) >= 0
         name = name_of(event)
         if name == "message_stop":
             self.done = True

@@ -24,7 +24,7 @@ from gateway.dialects.events.sse import EventData, data_of, event_at, events_of,
 from gateway.dialects.json_edits import Edit, Members, read_object
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT
-from gateway.dialects.openai.stream import ChunkReader
+from gateway.dialects.openai.stream import QUIET, ChunkReader
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 
@@ -142,9 +142,9 @@ def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
 class SplicedReader(StreamReader):
     """One continuation's events as those of the answer that they continue. usage: of the whole, once it is known."""
 
-    def __init__(self, so_far: TextSoFar, *, strip_usage: bool) -> None:
+    def __init__(self, so_far: TextSoFar, *, strip_usage: bool, quiet: int = QUIET) -> None:
         super().__init__()
-        self._events = ChunkReader(strip_usage=False, watchful=True)
+        self._events = ChunkReader(strip_usage=False, watchful=True, quiet=quiet)
         self._so_far = so_far
         self._strip_usage = strip_usage
 
@@ -157,6 +157,10 @@ class SplicedReader(StreamReader):
         out = self._events.finish()
         self.done, self.within_event = self._events.done, self._events.within_event
         return b"".join(map(self._event, events_of(out)))
+
+    @property
+    def passed(self) -> int:
+        return self._events.passed
 
     def raise_failure(self) -> None:
         self._events.raise_failure()
@@ -231,7 +235,7 @@ class TextContinuation(Continuation):
 
     def reader(self, so_far: PartialAnswer, *, strip_usage: bool) -> StreamReader:
         assert isinstance(so_far, TextSoFar)
-        return SplicedReader(so_far, strip_usage=strip_usage)
+        return SplicedReader(so_far, strip_usage=strip_usage, quiet=QUIET if self._kind == CHAT else 0)
 
     def ending(self, so_far: PartialAnswer, usage: Usage | None) -> bytes:
         assert isinstance(so_far, TextSoFar)

@@ -10,7 +10,7 @@ from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOp
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
-from gateway.dialects.openai.stream import ChunkReader, Opening, begins_well
+from gateway.dialects.openai.stream import QUIET, ChunkReader, Opening, begins_well
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
@@ -23,7 +23,7 @@ class Generation(Dialect):
         return parse(self.name, raw, most)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return ChunkReader(strip_usage=api.strip_usage, watchful=watchful)
+        return ChunkReader(strip_usage=api.strip_usage, watchful=watchful, quiet=QUIET if self.name == CHAT else 0)
 
     def opening(self, data: bytes) -> StreamOpening | None:
         return None if begins_well(data) else Opening()

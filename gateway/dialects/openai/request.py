@@ -50,13 +50,13 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     breakpoints: tuple[tuple[int, int], ...]
     if kind == CHAT or (kind == GUESS and "messages" in body):
         chat = chat_prompt(body, most)
-        prompt, salt, breakpoints, size = chat.joined(), salt_of(body), chat.breakpoints(), 0
+        prompt, salt, breakpoints, size, images = chat.joined(), salt_of(body), chat.breakpoints(), 0, chat.images
     else:
-        breakpoints = ()
+        breakpoints, images = (), 0
         (prompt, size), salt = sized_prompt(body, "prompt", most), headed_salt(body)
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
-    api.session, api.breakpoints, api.size = session_of(body), breakpoints, size
+    api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
     if stream and not _asks_usage(body):
         if most and _OPTIONS in body and len(raw) > SCANNED_AT_ONCE:
             raise NeedsHelper

@@ -28,22 +28,25 @@ from gateway.dialects.excerpt import one_line
 from gateway.dialects.openai.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
+QUIET: Final = 1  # events of a chat before its first token: the role
 MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
 
 _ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
 _DATA: Final = b"data:"
 _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # how the first events of nearly all streams begin
 _RETRY: Final = b"retry:"
+_CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
 
 
 class ChunkReader(EventReader):
     """One stream. strip_usage: the usage event is not for the client. watchful: an event by which the engine reports its
-    failure does not pass, nor what follows it; `failure` is that report.
+    failure does not pass, nor what follows it; `failure` is that report. quiet: events before the first token.
     """
 
-    def __init__(self, *, strip_usage: bool, watchful: bool = False) -> None:
+    def __init__(self, *, strip_usage: bool, watchful: bool = False, quiet: int = 0) -> None:
         super().__init__()
         self.strip_usage = strip_usage
+        self._events = -quiet
         self.failure: ReplicaFailure | None = None
         self._watchful = watchful
 
@@ -53,8 +56,14 @@ class ChunkReader(EventReader):
         # `find`, for `in` makes and drops an exception each time before it searches.
         if self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self.within_event = False
+            self._events += chunk.count(_CHOICES)
             return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
         return self.read(chunk)
+
+    @property
+    def passed(self) -> int:
+        """One for each event with choices, as engines write them; the first of a chat has the role only."""
+        return max(0, self._events)
 
     def raise_failure(self) -> None:
         if failure := self.failure:
@@ -68,6 +77,7 @@ class ChunkReader(EventReader):
                 return False
         if unread:
             return True
+        self._events += event.find(_CHOICES) >= 0
         if len(event) <= MAX_PARSED_EVENT and event.find(b"[DONE]") >= 0 and data_of(event).strip() == b"[DONE]":
             self.done = True
         if event.find(b'"usage"') < 0:

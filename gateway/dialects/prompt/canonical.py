@@ -37,13 +37,13 @@ MAX_FILLER: Final = 4 << 20  # bytes of a prompt that only stand for the size of
 
 class CanonicalPrompt:
     """A prompt that is being built: `parts`, to be joined at the end, so that a long text is copied once; `marks` in it.
-    refers: some of it is not in the body, which has ids of it only.
+    refers: some of it is not in the body, which has ids of it only. images: in it.
 
     most: how many parts it may have, or NeedsHelper is raised; 0: any number. What has many values is counted before it is
     read, so that no more than `most` are read in vain.
     """
 
-    __slots__ = ("_filler", "_signs", "inline", "marks", "most", "parts", "refers")
+    __slots__ = ("_filler", "_signs", "images", "inline", "marks", "most", "parts", "refers")
 
     def __init__(self, most: int = 0) -> None:
         self.parts = list[bytes]()
@@ -51,6 +51,7 @@ class CanonicalPrompt:
         self.most = most or 1 << 62
         self.marks = Marks()
         self.refers = False
+        self.images = 0
         self._filler = 0
         self._signs = 0
 

@@ -67,6 +67,7 @@ def _no_text(prompt: CanonicalPrompt, kind: str, part: dict[str, Any]) -> bytes:
     if kind in _IMAGES:
         url, tokens = _image(part)
         if url:
+            prompt.images += 1
             return prompt.filled(xxhash.xxh3_128_digest(url), tokens * _BYTES_PER_TOKEN)
     elif kind in _FILES:
         size = _file_size(part)

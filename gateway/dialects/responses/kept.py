@@ -146,6 +146,10 @@ class KeptReader(StreamReader):
     def last_number(self) -> int:
         return self._inner.last_number
 
+    @property
+    def passed(self) -> int:
+        return self._inner.passed
+
     def feed(self, chunk: bytes) -> bytes:
         return self._read(self._inner.feed(chunk))
 

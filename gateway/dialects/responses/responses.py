@@ -35,7 +35,7 @@ class Responses(Dialect):
         _require_flags(body)
         prompt = responses_prompt(body, most)
         api = ApiRequest(model, prompt.joined(), salt_of(body), stream=stream, metered=True, body=raw)
-        api.breakpoints = prompt.breakpoints()
+        api.breakpoints, api.images = prompt.breakpoints(), prompt.images
         api.references = prompt.refers
         api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True

@@ -25,6 +25,7 @@ _COMPLETE: Final = frozenset(["response.completed", "response.incomplete"])
 _READ: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"event: error", b"event:error", b'"error"')
 # Codes and types of errors that a client has caused.
 _CLIENTS: Final = frozenset(["invalid_prompt", "rate_limit_exceeded", "invalid_request_error", "context_length_exceeded"])
+_DELTA: Final = b'.delta"'  # the end of an event's type; within a text the quotes are escaped
 _NUMBER_NAME: Final = b'"sequence_number"'
 _NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
@@ -35,6 +36,7 @@ class ResponseReader(NamedReader):
     def __init__(self) -> None:
         super().__init__()
         self._number = -1
+        self._deltas = 0
         self._ending = False  # the last event is too long to be held, and goes on unread
         self._tail = bytearray()  # its last bytes
 
@@ -52,7 +54,12 @@ class ResponseReader(NamedReader):
         else:
             out = self.read(chunk)
         self._number = number_in(out, self._number)
+        self._deltas += out.count(_DELTA)
         return out
+
+    @property
+    def passed(self) -> int:
+        return self._deltas
 
     def begun(self, head: bytes) -> None:
         self._ending = name_of(head) in _COMPLETE

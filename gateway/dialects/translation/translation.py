@@ -24,7 +24,7 @@ from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
 from gateway.dialects.json_structure import exceeds
-from gateway.dialects.openai.stream import failure_of
+from gateway.dialects.openai.stream import QUIET, failure_of
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.translation.chat_message import in_texts
 from gateway.dialects.usage import Usage
@@ -119,6 +119,11 @@ class TranslatingReader(StreamReader):
         self._splitter = Splitter()
         self._begun = False
         self._reason = ""
+        self._deltas = 0
+
+    @property
+    def passed(self) -> int:
+        return max(0, self._deltas - QUIET)
 
     @property
     def last_number(self) -> int:
@@ -166,6 +171,7 @@ class TranslatingReader(StreamReader):
             if not isinstance(delta, dict):
                 delta = choice.get("message")  # some engines stream one chunk, written like a whole answer
             if isinstance(delta, dict):
+                self._deltas += 1
                 out += self.writer.delta(in_texts(delta))
             if isinstance(reason, str) and reason:
                 require_finished(reason)

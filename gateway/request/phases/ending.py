@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.accounting.consumed import NOTHING_PREDICTED, Consumed, consumed
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.usage import Usage
 from gateway.request.attempts import Attempts
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
@@ -106,13 +106,24 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     record.failed_attempts = attempts.failed
     record.answered = delivered.status
     record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
-    record.usage, record.resumed = delivered.usage, delivered.resumed
-    if record.usage is not None and attempts.trial is not None and not attempts.trial[1].engine.counts_cached:
-        record.usage = Usage(record.usage.prompt, record.usage.completion)
+    record.usage, record.resumed, record.bill = exchange.usage, delivered.resumed, delivered.bill
     if record.answered == SWITCHING and delivered.reply:
         record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
         record.countable = False  # the sum of several prompts
+    record.consumed = _consumed(record, exchange)
     answers = exchange.answers.inner if isinstance(exchange.answers, AdaptedAnswers) else exchange.answers
     record.translated = answers is not exchange.dialect
     if not record.cancelled:
         record.error = record.error or delivered.error or attempts.error
+
+
+def _consumed(record: SettledRequest, exchange: Exchange) -> Consumed | None:
+    """What is to be paid for. A client that leaves before the answer's first byte has had its prompt computed; an answer that
+    is an error has consumed nothing.
+    """
+    if record.answered == SWITCHING:
+        return consumed(record.usage, NOTHING_PREDICTED, 0, whole=True) if record.usage else None
+    left = not record.answered and (record.status == CLIENT_LEFT or record.cancelled)
+    if not record.metered or not (record.answered == 200 or left):
+        return None
+    return exchange.consumed(record.usage, whole=record.complete or exchange.delivered.done_sent)

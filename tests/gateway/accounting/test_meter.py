@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.accounting.meter import Meter
+from gateway.accounting.consumed import CACHED, Consumed
+from gateway.accounting.meter import MAX_WARNED, Bill, Meter
+from gateway.accounting.money import DOLLAR, MOST
 from gateway.config.live import Live
 from gateway.config.schema import PriceConfig
 from gateway.dialects.openai.usage import parse_usage
@@ -21,8 +24,18 @@ from tests.support.fakes import FakeReplica, answers, streams
 def priced(prices: dict[str, PriceConfig]) -> Live:
     """A configuration in force that has these prices."""
     live = live_of()
-    live.take(replace(live.config, prices=prices))
+    live.take(replace(live.config, prices={model: (price,) for model, price in prices.items()}))
     return live
+
+
+def metering(prices: dict[str, PriceConfig], metrics: Metrics | None = None) -> Meter:
+    return Meter(priced(prices), metrics or Metrics(), lambda: 0.0)
+
+
+def billed(prices: dict[str, PriceConfig], usage: Usage, model: str = "m", images: int = 0) -> Bill:
+    bill = metering(prices).bill(model, Consumed(usage, images))
+    assert bill is not None
+    return bill
 
 
 PRICES = {"m": PriceConfig(input=2.0, output=10.0, cached_input=0.5), "m-large": PriceConfig(input=20.0, output=1.0)}
@@ -64,7 +77,7 @@ def test_counts_that_cannot_be_are_not_believed(tokens: int) -> None:
     assert parse_usage({"usage": {"prompt_tokens": 10**9, "completion_tokens": 10**9}}) == Usage(10**9, 10**9)
 
 
-async def test_an_answer_with_counts_that_cannot_be_is_unmetered() -> None:
+async def test_counts_that_cannot_be_are_replaced_by_estimates() -> None:
     absurd = 2**64 - 1
     price = {"m": {"input": 1, "output": 1}}
     script = [answers(prompt=absurd), answers(completion=absurd), streams("a", "b", prompt=absurd)]
@@ -76,69 +89,122 @@ async def test_an_answer_with_counts_that_cannot_be_is_unmetered() -> None:
                 assert str(absurd).encode() in await answer.read(), "the client gets what the replica sent"
         page = await run.metrics()
         assert page['warmroute_unmetered_requests_total{endpoint="/v1/chat/completions",model="m"}'] == 3
-        counted = [value for name, value in page.items() if name.startswith(("warmroute_prompt_tokens", "warmroute_cost_usd"))]
-        assert sum(counted) == 0
-
-
-def test_missing_is_not_zero_and_claims_no_savings() -> None:
-    meter = Meter(priced(PRICES), Metrics())
-    bill = meter.bill("m", Usage(1000, 0, None))
-    assert bill is not None
-    assert (bill.total, bill.saved) == (pytest.approx(2e-3), 0)
+        assert page['warmroute_estimated_answers_total{model="m",what="tokens"}'] == 3
+        kinds = ("warmroute_prompt_tokens", "warmroute_completion")
+        counted = [value for name, value in page.items() if name.startswith(kinds)]
+        assert 0 < sum(counted) < 3 * len(json.dumps(BODY))
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5))
 def test_cost_and_savings_add_up_to_the_uncached_price(prompt: int, cached: int, completion: int) -> None:
-    bill = Meter(priced(PRICES), Metrics()).bill("m", Usage(prompt, completion, min(cached, prompt)))
-    assert bill is not None
-    assert bill.total + bill.saved == pytest.approx((prompt * 2.0 + completion * 10.0) / 1e6)
+    bill = billed(PRICES, Usage(prompt, completion, min(cached, prompt)))
+    assert bill.total + bill.saved == prompt * 2_000_000 + completion * 10_000_000, "picodollars, exactly"
+
+
+def test_a_price_with_six_decimals_is_exact() -> None:
+    bill = billed({"m": PriceConfig(input=0.000001, cached_input=0.003, output=0.1)}, Usage(10, 7, 3))
+    assert (bill.input, bill.cached_input, bill.output) == (7, 9_000, 700_000)
 
 
 def test_what_is_written_to_the_cache_has_prices_of_its_own() -> None:
     price = PriceConfig(input=3.0, output=15.0, cached_input=0.3, cache_write=3.75, cache_write_1h=6.0)
     metrics = Metrics()
-    meter = Meter(priced({"m": price}), metrics)
-    usage = Usage(10_000, 100, 6_000, 3_000, 1_000)
-    bill = meter.bill("m", usage)
+    meter = metering({"m": price}, metrics)
+    used = Consumed(Usage(10_000, 100, 6_000, 3_000, 1_000))  # 1,000 fresh, 2,000 for 5 minutes, 1,000 for an hour
+    bill = meter.bill("m", used)
     assert bill is not None
-    assert bill == pytest.approx((0.003, 0.0018, 0.0015, 0.0162, 0.0135))  # 1,000 fresh, 2,000 for 5 minutes, 1,000 for an hour
-    assert bill.total == pytest.approx(0.0198)
-    meter.count(usage, bill, model="m", replica="r", tenant="t")
+    parts = [bill.input, bill.cached_input, bill.output, bill.saved, bill.cache_write]
+    assert [part / DOLLAR for part in parts] == [0.003, 0.0018, 0.0015, 0.0162, 0.0135]
+    assert bill.total == 19_800_000_000
+    meter.count(used, bill, model="m", replica="r", tenant="t")
     costs = {sample.labels["kind"]: sample.value for sample in metrics.cost_usd.family().samples}
-    assert costs == pytest.approx({"input": 0.003, "cached_input": 0.0018, "output": 0.0015, "cache_write": 0.0135})
+    assert costs == {"input": 0.003, "cached_input": 0.0018, "output": 0.0015, "cache_write": 0.0135}
     assert [sample.value for sample in metrics.cache_writes.family().samples] == [3_000]
 
 
 def test_without_prices_of_its_own_it_costs_what_input_costs() -> None:
-    meter = Meter(priced(PRICES), Metrics())
-    written, fresh = meter.bill("m", Usage(1000, 5, 0, 800, 300)), meter.bill("m", Usage(1000, 5, 0))
-    assert written is not None
-    assert fresh is not None
-    assert written.total == pytest.approx(fresh.total)
+    assert billed(PRICES, Usage(1000, 5, 0, 800, 300)).total == billed(PRICES, Usage(1000, 5, 0)).total
     assert PriceConfig(input=1.0, output=1.0, cache_write=2.0).cache_write_1h == 2.0
 
 
+def test_images_cost_beside_their_tokens() -> None:
+    metrics = Metrics()
+    meter = metering({"m": PriceConfig(input=1.0, output=1.0, image=0.0025)}, metrics)
+    used = Consumed(Usage(1000, 0, 0), images=3)
+    bill = meter.bill("m", used)
+    assert bill is not None
+    assert (bill.image, bill.total) == (7_500_000_000, 8_500_000_000)
+    meter.count(used, bill, model="m", replica="r", tenant="t")
+    costs = {sample.labels["kind"]: sample.value for sample in metrics.cost_usd.family().samples}
+    assert costs["image"] == 0.0075
+
+
 def test_prices_go_by_the_longest_prefix() -> None:
-    meter = Meter(priced(PRICES), Metrics())
-    assert [
-        meter.bill(model, Usage(10**6, 0)) and meter.bill(model, Usage(10**6, 0)).total for model in ("m", "m-7b", "m-large-2")
-    ] == [2, 2, 20]  # type: ignore[union-attr]
-    assert meter.bill("other", Usage(1, 1)) is None
-    assert meter.bill("", Usage(1, 1)) is None
+    meter, million = metering(PRICES), Consumed(Usage(10**6, 0, 0))
+    bills = [meter.bill(model, million) for model in ("m", "m-7b", "m-large-2", "other", "")]
+    assert [bill and bill.total // DOLLAR for bill in bills] == [2, 2, 20, None, None]
 
 
 def test_any_model_has_the_price_of_the_star() -> None:
-    bill = Meter(priced({"*": PRICES["m"]}), Metrics()).bill("whatever", Usage(10**6, 0))
-    assert bill is not None
-    assert bill.total == 2.0
+    assert billed({"*": PRICES["m"]}, Usage(10**6, 0), "whatever").total == 2 * DOLLAR
+
+
+def test_new_prices_hold_at_once() -> None:
+    live = priced(PRICES)
+    meter, used = Meter(live, Metrics(), lambda: 0.0), Consumed(Usage(10**6, 0, 0))
+    first = meter.bill("m", used)
+    live.take(replace(live.config, prices={"m": (PRICES["m-large"],)}))
+    second = meter.bill("m", used)
+    assert first
+    assert second
+    assert (first.total // DOLLAR, second.total // DOLLAR) == (2, 20)
+
+
+def test_an_absurd_bill_is_bounded() -> None:
+    dear = {"m": PriceConfig(input=1e6, output=1e6, cached_input=1e6, image=1e6)}
+    bill = billed(dear, Usage(10**9, 10**9, 0, 10**9), images=10**9)
+    assert max(bill.input, bill.output, bill.cache_write, bill.image) == MOST
+    upside_down = {"m": PriceConfig(input=0, output=0, cached_input=1e6)}
+    assert billed(upside_down, Usage(10**9, 0, 10**9)).saved == -MOST
+
+
+def test_a_model_without_a_price_is_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    meter, used = metering(PRICES, metrics), Consumed(Usage(100, 10, 50))
+    for _ in range(3):
+        assert meter.bill("other", used) is None
+        meter.count(used, None, model="other", replica="r", tenant="t")
+    assert [(sample.labels, sample.value) for sample in metrics.unpriced.family().samples] == [({"model": "other"}, 3)]
+    assert [record.__dict__["model"] for record in caplog.records] == ["other"]
+    for number in range(2 * MAX_WARNED):
+        meter.count(used, None, model=f"flood-{number}", replica="r", tenant="t")
+    assert len(caplog.records) == MAX_WARNED
+
+
+def test_without_any_prices_nothing_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    metering({}, metrics).count(Consumed(Usage(100, 10, 50)), None, model="m", replica="r", tenant="t")
+    assert not metrics.unpriced.family().samples
+    assert not caplog.records
+
+
+def test_estimates_are_counted_as_such() -> None:
+    metrics = Metrics()
+    meter = metering(PRICES, metrics)
+    for used in (Consumed(Usage(100, 10, 50)), Consumed(Usage(1000, 10, 500), 0, CACHED)):
+        meter.count(used, meter.bill("m", used), model="m", replica="r", tenant="t")
+    tokens = {sample.labels["cache"]: sample.value for sample in metrics.prompt_tokens.family().samples}
+    assert tokens == {"miss": 550, "hit": 50, "estimated": 500}
+    assert [(sample.labels["what"], sample.value) for sample in metrics.estimated.family().samples] == [(CACHED, 1)]
+    estimated = [sample.value for sample in metrics.estimated_cost_usd.family().samples]
+    assert estimated == [(500 * 2 + 500 * 0.5 + 10 * 10) / 1e6]
 
 
 def test_tenants_are_bounded() -> None:
     metrics = Metrics()
-    meter = Meter(priced(PRICES), metrics)
-    usage = Usage(100, 10, 50)
+    meter, used = metering(PRICES, metrics), Consumed(Usage(100, 10, 50))
     for index in range(TENANTS + 50):
-        meter.count(usage, meter.bill("m", usage), model="m", replica="r", tenant=f"t{index}")
+        meter.count(used, meter.bill("m", used), model="m", replica="r", tenant=f"t{index}")
     samples = {sample.labels["tenant"]: sample.value for sample in metrics.savings_usd.family().samples}
     assert len(samples) == TENANTS + 1
     assert samples["other"] == pytest.approx(50 * samples["t0"])

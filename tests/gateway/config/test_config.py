@@ -18,13 +18,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.app import compose
+from gateway.cluster.messages import decode_config, encode_config
 from gateway.commands.advice import warnings_of
 from gateway.commands.cli import main
 from gateway.config.checks import checked
 from gateway.config.hints import MAX_NUMBER
 from gateway.config.json_schema import editor_schema
 from gateway.config.parse import ConfigError, convert
-from gateway.config.schema import MAX_POOLS, MAX_REPLICAS, Config, PriceConfig, ReplicaConfig
+from gateway.config.schema import (
+    MAX_POOLS,
+    MAX_REPLICAS,
+    Config,
+    PeakConfig,
+    PriceConfig,
+    ReplicaConfig,
+    TierConfig,
+    unix_time,
+)
 from gateway.config.source import load, read
 from tests.gateway.conftest import LOGGED
 
@@ -58,7 +68,7 @@ prices:
     loaded = load(path, {}, env={})
     assert loaded.pools[0].replicas[1].capacity_tokens == 1_000_000
     assert loaded.routing.ttl_s == 300.0
-    assert loaded.prices["smollm2"] == PriceConfig(input=0.5, output=1.5, cached_input=0.05)
+    assert loaded.prices["smollm2"] == (PriceConfig(input=0.5, output=1.5, cached_input=0.05),)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,7 @@ prices:
         ({"pools": [{"replicas": [URL], "resume_streams": 1}]}, r"resume_streams: true or false is expected, got 1"),
         ({"pools": [{"replicas": [URL], "resume_streams": "yes"}]}, r"resume_streams: true or false is expected, got 'yes'"),
         ({"prices": {"m": {"input": 1}}}, "prices.m.output: missing"),
-        ({"prices": {"m": {"input": -1, "output": 1}}}, "prices.m.input: must be at least 0, got -1"),
+        ({"prices": {"m": {"input": -1, "output": 1}}}, "prices.m.input: 0 to 1,000,000 are possible, got -1"),
         ({"prices": [1]}, "prices: a mapping is expected"),
         ({"state": True}, "state: a mapping such as .url: sqlite., or off to keep nothing, is expected, got True"),
         ({"state": None}, "state: .* or off .* got None"),
@@ -311,7 +321,7 @@ def test_no_other_text_is_a_number(text: str) -> None:
 
 
 def test_a_price_for_any_model_may_be_given() -> None:
-    assert config(prices={"*": {"input": 1, "output": 1}}).prices["*"].output == 1
+    assert config(prices={"*": {"input": 1, "output": 1}}).prices["*"][0].output == 1
 
 
 def test_any_model_is_claimed_once() -> None:
@@ -350,7 +360,7 @@ prices:
   huge: {{<<: *large, output: 4}}
 """
     prices = load(written(tmp_path, text), {}, env={}).prices
-    assert [(price.input, price.output) for price in prices.values()] == [(1, 2), (1, 3), (1, 4)]
+    assert [(price.input, price.output) for (price,) in prices.values()] == [(1, 2), (1, 3), (1, 4)]
 
 
 def test_pools_and_replicas_are_bounded() -> None:
@@ -475,8 +485,56 @@ def test_any_yaml_gives_a_config_or_a_config_error(raw: dict[str, Any]) -> None:
 
 
 def test_a_price_for_cached_tokens_defaults_to_a_tenth() -> None:
-    assert config(prices={"m": {"input": 2, "output": 1}}).prices["m"].cached_input == pytest.approx(0.2)
-    assert config(prices={"m": {"input": 2, "output": 1, "cached_input": 0}}).prices["m"].cached_input == 0
+    assert config(prices={"m": {"input": 2, "output": 1}}).prices["m"][0].cached_input == pytest.approx(0.2)
+    assert config(prices={"m": {"input": 2, "output": 1, "cached_input": 0}}).prices["m"][0].cached_input == 0
+
+
+def test_a_price_may_change(tmp_path: Path) -> None:
+    text = f"""
+pools: [{{replicas: [{URL}]}}]
+prices:
+  one: {{since: 2026-10-07, input: 1, output: 2}}
+  two:
+    - {{input: 2, cached_input: 0.2, output: 10}}
+    - since: 2026-10-07T16:00:00Z
+      input: 4
+      output: 20
+      image: 0.001
+      tiers: [{{above: 200000, input: 8, output: 30}}]
+      peak: [{{hours: "22:00-04:00", days: [mon, fri], factor: 2}}]
+"""
+    prices = load(written(tmp_path, text), {}, env={}).prices
+    assert [price.since for price in prices["one"]] == ["2026-10-07"]
+    assert [unix_time(price.since) for price in prices["two"][1:]] == [1791388800.0]
+    assert prices["two"][1].tiers == (TierConfig(above=200_000, input=8, output=30),)
+    assert prices["two"][1].peak == (PeakConfig(hours="22:00-04:00", days=("mon", "fri"), factor=2),)
+    assert decode_config(encode_config(load(written(tmp_path, text), {}, env={}))).prices == prices
+
+
+@pytest.mark.parametrize(
+    ("prices", "text"),
+    [
+        ("[]", "a price, or a list of them, is expected, got none"),
+        ("5", "a mapping is expected, got 5"),
+        ("[{input: 1, output: 1}, {input: 1, output: 1}]", r"\[1\].since: missing: from when on"),
+        (
+            "[{input: 1, output: 1, since: 2026-02-02}, {input: 1, output: 1, since: 2026-02-02}]",
+            r"\[1\].since: .* is not after",
+        ),
+        ("{input: 1, output: 1, since: soon}", "since: a date such as 2026-10-07, .* is expected, got 'soon'"),
+        ("{input: 1, output: 1, since: 20261301}", "since: a date such as .* is expected, got 20261301"),
+        ("{input: 1, output: 1000001}", "output: 0 to 1,000,000 are possible"),
+        ("{input: 1, output: 1, tiers: [{above: 0, input: 1, output: 1}]}", r"tiers\[0\].above: must be greater than 0"),
+        ("{input: 1, output: 1, tiers: [&t {above: 9, input: 1, output: 1}, *t]}", "two tiers begin above the same number"),
+        ("{input: 1, output: 1, peak: [{hours: 24:00-01:00, factor: 2}]}", r"peak\[0\].hours: hours such as 01:00-04:00"),
+        ("{input: 1, output: 1, peak: [{hours: 01:00-01:00, factor: 2}]}", r"peak\[0\].hours: hours such as 01:00-04:00"),
+        ("{input: 1, output: 1, peak: [{hours: 01:00-02:00, factor: 101}]}", r"peak\[0\].factor: "),
+        ("{input: 1, output: 1, peak: [{hours: 01:00-02:00, factor: 2, days: [Monday]}]}", "is not one of mon, tue, wed"),
+    ],
+)
+def test_a_wrong_price_is_named(tmp_path: Path, prices: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"prices.m.*{text}"):
+        load(written(tmp_path, f"pools: [{{replicas: [{URL}]}}]\nprices: {{m: {prices}}}"), {}, env={})
 
 
 def test_base_urls_may_end_as_engines_print_them() -> None:
@@ -611,8 +669,8 @@ def test_check_prints_all_errors_at_once_with_their_lines(tmp_path: Path, capsys
         "16: routing.policy: 'best'",
         "17: routing.ttl_s: a finite number is expected, got 'long'",
         "18: routing.memory_mb: must be greater than 0, got -1",
-        "20: prices.m.input: must be at least 0, got -1",
-        "20: prices.m.cached_input: must be at least 0, got -1",
+        "20: prices.m.input: 0 to 1,000,000 are possible, got -1",
+        "20: prices.m.cached_input: 0 to 1,000,000 are possible, got -1",
         "20: prices.m.output: missing",
         "22: the key 'log_level' is given twice, first in line 21",
     ]
@@ -821,7 +879,7 @@ prices:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text), {}, env={})
     assert [str(problem).rpartition("written.yaml:")[2] for problem in caught.value.problems] == [
-        "5: prices.small.output: must be at least 0, got -2",
-        "5: prices.large.output: must be at least 0, got -2",
-        "6: prices.large.input: must be at least 0, got -3",
+        "5: prices.small.output: 0 to 1,000,000 are possible, got -2",
+        "5: prices.large.output: 0 to 1,000,000 are possible, got -2",
+        "6: prices.large.input: 0 to 1,000,000 are possible, got -3",
     ]
