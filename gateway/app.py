@@ -216,10 +216,24 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     local = _local_of(around, parts, live, metrics, requests)
     local.begin_leaving = running.begin_leaving
     control = around.control_plane(local)
-    served = Served(
+    served = _served_of(around, lifecycle, local, control, access, memory, connections)
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
+
+
+def _served_of(
+    around: Surroundings,
+    lifecycle: Lifecycle,
+    local: LocalControl,
+    control: ControlPlane,
+    access: Access,
+    memory: Budget,
+    connections: ConnectionLimit,
+) -> Served:
+    live, fleet, running = lifecycle.live, lifecycle.fleet, lifecycle.running
+    return Served(
         live=live,
         lifecycle=lifecycle,
-        models=Models(live=live, fleet=fleet, loops=loops),
+        models=Models(live=live, fleet=fleet, loops=lifecycle.loops),
         operator=_operator_of(around, lifecycle, local, control, access),
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
@@ -227,7 +241,6 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         connections=connections,
         seam=around.seam or Seam(),
     )
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
 
 
 def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, requests: RequestLog) -> LocalControl:

@@ -1,4 +1,4 @@
-"""Twenty answers and their invoices, worked out by hand: what /metrics has to show, and what each answer adds to it.
+"""Thirty-seven answers and their invoices, worked out by hand: what /metrics has to show, and what each answer adds to it.
 
 The prices are USD per million tokens, so tokens x price are millionths of a dollar, which is what the rows below have. Nothing
 here is computed by code: not the rows, and not the sums of the last test.
@@ -16,13 +16,21 @@ from tests.clients.sdk.engines import UNKNOWN
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.dialects.events.test_named import named
 from tests.gateway.request.test_dialects import CREATED, DELTA, events, response
-from tests.support.fakes import Behaviour, FakeReplica, answers, http, writes
+from tests.support.fakes import Behaviour, FakeReplica, answers, event, http, models, streams, writes
 
-PRICES: Final = {"m": {"input": 3.0, "cached_input": 0.3, "cache_write": 3.75, "cache_write_1h": 6.0, "output": 15.0}}
+M: Final = {"input": 3.0, "cached_input": 0.3, "cache_write": 3.75, "cache_write_1h": 6.0, "output": 15.0}
+PRICES: Final = {
+    "m": M,
+    "long": {**M, "tiers": [{"above": 1000, "input": 6.0, "output": 22.5}, {"above": 5000, "input": 9.0, "output": 30.0}]},
+    "sees": {**M, "image": 0.001},
+    "dated": [{**M, "input": 100.0}, {**M, "since": "2020-01-01"}, {**M, "since": "2999-01-01", "input": 100.0}],
+    "night": {**M, "peak": [{"hours": "00:00-12:00", "factor": 2}, {"hours": "12:00-24:00", "factor": 2}]},
+    "tiny": {"input": 0.000001, "cached_input": 0.003, "output": 0.000002},
+}
 
 
 class Invoice(NamedTuple):
-    """Tokens, then millionths of a dollar."""
+    """Tokens, then millionths of a dollar. estimated: cached tokens that were predicted; guessed: cost of estimates."""
 
     miss: int = 0
     hit: int = 0
@@ -33,6 +41,9 @@ class Invoice(NamedTuple):
     cache_write: float = 0
     output: float = 0
     saved: float = 0
+    image: float = 0
+    estimated: int = 0
+    guessed: float = 0
 
 
 class Never(asyncio.Event):
@@ -95,25 +106,57 @@ NEVER: Final = Never()
 VLLM: Final = ({"input_tokens": 845, "output_tokens": 0}, message_usage(13, 832, 0, 0, 8))
 LLAMA: Final = ({"cache_read_input_tokens": 844, "input_tokens": 1, "output_tokens": 0}, {"output_tokens": 8})
 LEFT: Final = {"input_tokens": 20, "cache_read_input_tokens": 680, "cache_creation_input_tokens": 0, "output_tokens": 1}
-CASES: Final[dict[str, tuple[Behaviour, Invoice]]] = {
+GUESSED: Final = (
+    "x" * 394
+)  # with its role and separators a canonical prompt of 400 bytes, which are 100 tokens to a new gateway
+PICTURE: Final = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+CONTENT: Final[dict[str, Any]] = {"chat, two images": [{"type": "text", "text": "compare"}, PICTURE, PICTURE]}
+MODELS: Final = {
+    "chat, at a tier's bound": "long",
+    "chat, a tier": "long",
+    "chat stream, the second tier": "long",
+    "chat, two images": "sees",
+    "chat, dated": "dated",
+    "chat, at night": "night",
+    "chat, a tiny price": "tiny",
+}
+EXACT: Final[dict[str, tuple[Behaviour, Invoice]]] = {
+    # Chat
+    "chat, nothing cached": (answers(prompt=1000, completion=40, cached=0), Invoice(1000, 0, 0, 40, 3000, 0, 0, 600, 0)),
+    "chat, a hit": (answers(prompt=1000, completion=1, cached=960), Invoice(40, 960, 0, 1, 120, 288, 0, 15, 2592)),
+    "chat stream, a hit": (
+        streams("a", "b", prompt=500, completion=2, cached=480),
+        Invoice(20, 480, 0, 2, 60, 144, 0, 30, 1296),
+    ),
+    "chat, at a tier's bound": (answers(prompt=1000, completion=10, cached=0), Invoice(1000, 0, 0, 10, 3000, 0, 0, 150, 0)),
+    "chat, a tier": (answers(prompt=1001, completion=10, cached=1000), Invoice(1, 1000, 0, 10, 6, 600, 0, 225, 5400)),
+    "chat stream, the second tier": (
+        streams("a", prompt=6000, completion=1, cached=5000),
+        Invoice(1000, 5000, 0, 1, 9000, 4500, 0, 30, 40500),
+    ),
+    "chat, two images": (answers(prompt=2100, completion=2, cached=0), Invoice(2100, 0, 0, 2, 6300, 0, 0, 30, 0, 2000)),
+    "chat, dated": (answers(prompt=10, completion=1, cached=0), Invoice(10, 0, 0, 1, 30, 0, 0, 15, 0)),
+    "chat, at night": (answers(prompt=10, completion=1, cached=5), Invoice(5, 5, 0, 1, 30, 3, 0, 30, 27)),
+    "chat, a tiny price": (
+        answers(prompt=9, completion=3, cached=2),
+        Invoice(7, 2, 0, 3, 0.000007, 0.006, 0, 0.000006, 0),
+    ),
+    # Completions
+    "completion, a hit": (answers(prompt=64, completion=8, cached=48), Invoice(16, 48, 0, 8, 48, 14.4, 0, 120, 129.6)),
+    "completion stream": (streams("a", prompt=64, completion=1, cached=0), Invoice(64, 0, 0, 1, 192, 0, 0, 15, 0)),
     # Messages
     "message, nothing cached": (message(1000, 0, 0, 0, 100), Invoice(1000, 0, 0, 100, 3000, 0, 0, 1500, 0)),
     "message, a hit": (message(50, 950, 0, 0, 20), Invoice(50, 950, 0, 20, 150, 285, 0, 300, 2565)),
     "message, 5 m written": (message(10, 0, 0, 2000, 7), Invoice(2010, 0, 2000, 7, 30, 0, 7500, 105, 0)),
     "message, 1 h written": (message(4, 0, 2000, 0, 3), Invoice(2004, 0, 2000, 3, 12, 0, 12000, 45, 0)),
     "message, all at once": (message(6, 4000, 1500, 300, 11), Invoice(1806, 4000, 1800, 11, 18, 1200, 10125, 165, 10800)),
-    "stream as vLLM's": (message_stream(*VLLM), Invoice(13, 832, 0, 8, 39, 249.6, 0, 120, 2246.4)),
-    "stream as llama.cpp's": (message_stream(*LLAMA), Invoice(1, 844, 0, 8, 3, 253.2, 0, 120, 2278.8)),
-    "stream, both written": (
+    "message stream as vLLM's": (message_stream(*VLLM), Invoice(13, 832, 0, 8, 39, 249.6, 0, 120, 2246.4)),
+    "message stream as llama.cpp's": (message_stream(*LLAMA), Invoice(1, 844, 0, 8, 3, 253.2, 0, 120, 2278.8)),
+    "message stream, both written": (
         message_stream(message_usage(2, 300, 200, 1000, 1), {"output_tokens": 40}),
         Invoice(1202, 300, 1200, 40, 6, 90, 4950, 600, 810),
     ),
-    "stream that fails": (
-        message_stream({"input_tokens": 500, "cache_read_input_tokens": 0, "output_tokens": 0}, {}, end=BROKEN),
-        Invoice(500, 0, 0, 0, 1500, 0, 0, 0, 0),
-    ),
-    "stream as vLLM's that fails": (message_stream(VLLM[0], {}, end=BROKEN), Invoice()),  # nobody knows what was cached
-    "stream, the client leaves": (message_stream(LEFT, {}, hold=NEVER), Invoice(20, 680, 0, 1, 60, 204, 0, 15, 1836)),
+    "message stream, the client leaves": (message_stream(LEFT, {}, hold=NEVER), Invoice(20, 680, 0, 1, 60, 204, 0, 15, 1836)),
     # Responses
     "response, nothing cached": (plain_response("completed", 1000, 0, 0, 50), Invoice(1000, 0, 0, 50, 3000, 0, 0, 750, 0)),
     "response, a hit": (plain_response("completed", 2000, 1984, 0, 10), Invoice(16, 1984, 0, 10, 48, 595.2, 0, 150, 5356.8)),
@@ -131,14 +174,43 @@ CASES: Final[dict[str, tuple[Behaviour, Invoice]]] = {
         response_stream("incomplete", response_usage(300, 0, 0, 16)),
         Invoice(300, 0, 0, 16, 900, 0, 0, 240, 0),
     ),
-    "response stream, failed": (response_stream("failed", None), Invoice()),
-    "response stream, the client leaves": (events(CREATED, DELTA, then=NEVER), Invoice()),
     "response, translated": (
         answers(prompt=640, completion=9, cached=512),
         Invoice(128, 512, 0, 9, 384, 153.6, 0, 135, 1382.4),
     ),
 }
-ALL: Final = Invoice(11809, 10358, 8024, 308, 11355, 3107.4, 38415, 4620, 27966.6)
+ROLE: Final = event("").replace(b'"content": ""', b'"role": "assistant"')
+ESTIMATED: Final[dict[str, tuple[Behaviour, Invoice]]] = {
+    "chat, cached tokens unknown": (
+        answers(prompt=1000, completion=40),
+        Invoice(1000, 0, 0, 40, 3000, 0, 0, 600, 0, guessed=3600),
+    ),
+    "chat stream, cut": (events(ROLE, event("a"), event("b"), event("c")), Invoice(100, 0, 0, 3, 300, 0, 0, 45, guessed=345)),
+    "chat stream, the client leaves": (
+        events(ROLE, event("hello"), event("b"), then=NEVER),
+        Invoice(100, 0, 0, 2, 300, 0, 0, 30, guessed=330),
+    ),
+    "completion stream, cut": (
+        events(event("a"), event("b")),
+        Invoice(99, 0, 0, 2, 297, 0, 0, 30, guessed=327),
+    ),
+    "message stream that fails": (
+        message_stream({"input_tokens": 500, "cache_read_input_tokens": 0, "output_tokens": 0}, {}, end=BROKEN),
+        Invoice(500, 0, 0, 1, 1500, 0, 0, 15, 0, guessed=1515),
+    ),
+    # The split has not come: nobody knows what was cached.
+    "message stream as vLLM's that fails": (
+        message_stream(VLLM[0], {}, end=BROKEN),
+        Invoice(100, 0, 0, 1, 300, 0, 0, 15, guessed=315),
+    ),
+    "response stream, failed": (response_stream("failed", None), Invoice(100, 0, 0, 1, 300, 0, 0, 15, guessed=315)),
+    "response stream, the client leaves": (
+        events(CREATED, DELTA, then=NEVER),
+        Invoice(100, 0, 0, 1, 300, 0, 0, 15, guessed=315),
+    ),
+}
+CASES: Final = EXACT | ESTIMATED
+ALL: Final = Invoice(16572, 17853, 8024, 388, 31641.000007, 8656.806, 38415, 5880.000006, 77911.2, 2000)
 
 
 async def invoice(run: Running) -> Invoice:
@@ -152,20 +224,25 @@ async def invoice(run: Running) -> Invoice:
 
     hit, miss = of("prompt_tokens_total", 'cache="hit"'), of("prompt_tokens_total", 'cache="miss"')
     written, generated = of("cache_write_tokens_total"), of("completion_tokens_total")
-    kinds = ("input", "cached_input", "cache_write", "output")
+    kinds = ("input", "cached_input", "cache_write", "output", "image")
     cost = {kind: of("cost_usd_total", f'kind="{kind}"') * 1e6 for kind in kinds}
-    saved = of("savings_usd_total") * 1e6
-    return Invoice(int(miss), int(hit), int(written), int(generated), saved=saved, **cost)
+    saved, guessed = of("savings_usd_total") * 1e6, of("estimated_cost_usd_total") * 1e6
+    estimated = int(of("prompt_tokens_total", 'cache="estimated"'))
+    tokens = (int(miss), int(hit), int(written), int(generated))
+    return Invoice(*tokens, saved=saved, estimated=estimated, guessed=guessed, **cost)
 
 
 async def ask(run: Running, name: str) -> None:
     """The client reads all, or leaves when it has read the first text."""
-    messages = not name.startswith("response")
-    body: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": name}]}
-    if not messages:
-        body = {"model": "m", "input": name}
-    path = "/v1/messages" if messages else "/v1/responses"
-    async with run.session.post(run.url + path, json={**body, "stream": "stream" in name}) as answer:
+    model, content = MODELS.get(name, "m"), CONTENT.get(name, GUESSED)
+    kind = name.split(maxsplit=1)[0].rstrip(",")
+    path, body = {
+        "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}),
+        "completion": ("/v1/completions", {"prompt": content}),
+        "message": ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": content}]}),
+        "response": ("/v1/responses", {"input": content}),
+    }[kind]
+    async with run.session.post(run.url + path, json={"model": model, **body, "stream": "stream" in name}) as answer:
         assert answer.status == 200, await answer.text()
         if "leaves" not in name:
             await answer.read()
@@ -178,17 +255,20 @@ async def ask(run: Running, name: str) -> None:
 async def test_an_invoice(name: str) -> None:
     behaviour, expected = CASES[name]
     script = [UNKNOWN, behaviour] if "translated" in name else [behaviour]
-    async with FakeReplica(script) as replica, running(replica, prices=PRICES) as run:
+    async with FakeReplica(script, models(*PRICES)) as replica, running(replica, prices=PRICES) as run:
         await ask(run, name)
         assert tuple(await invoice(run)) == pytest.approx(tuple(expected))
 
 
 async def test_all_of_them_together() -> None:
     """One gateway; the translated one comes last, for from then on the replica is known to speak chat alone."""
-    script = [behaviour for behaviour, _ in CASES.values()]
-    assert len(script) == 21
-    async with FakeReplica([*script[:-1], UNKNOWN, script[-1]]) as replica, running(replica, prices=PRICES) as run:
-        for name in CASES:
+    script = [behaviour for behaviour, _ in EXACT.values()]
+    assert len(CASES) == 37
+    async with (
+        FakeReplica([*script[:-1], UNKNOWN, script[-1]], models(*PRICES)) as replica,
+        running(replica, prices=PRICES) as run,
+    ):
+        for name in EXACT:
             await ask(run, name)
             await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
         assert tuple(await invoice(run)) == pytest.approx(tuple(ALL))

@@ -133,7 +133,8 @@ async def test_a_recorded_answer(api: str, behind: str, source: str, name: str) 
         await eventually(lambda: run.gateway.router.ledger.open_leases == 0)
         page = await run.metrics()
         counted = sum(value for key, value in page.items() if key.startswith("warmroute_prompt_tokens_total{"))
-        assert counted == prompt
+        guessed = sum(value for key, value in page.items() if key.startswith("warmroute_estimated_answers_total{"))
+        assert counted == prompt or (prompt == 0 < guessed)
 
 
 @pytest.mark.parametrize(("source", "api"), [("vllm", "messages"), ("vllm", "chat"), ("llamacpp", "chat")])
