@@ -14,7 +14,9 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 
+from gateway.accounting.counterfactual import Counterfactual
 from gateway.accounting.meter import Meter
+from gateway.accounting.savings import Savings
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
@@ -46,7 +48,7 @@ from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
-from gateway.request.settle import Observer, observers_of
+from gateway.request.settle import Observer, OtherPolicies, observers_of
 from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
@@ -66,7 +68,7 @@ from gateway.upstream.headers import Address
 from gateway.upstream.loop_guard import LoopGuard
 from gateway.upstream.pool import Connector
 from gateway.upstream.resolver import Resolver
-from router import Router
+from router import Booking, Router
 
 _SWEEP_S = 1.0
 _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
@@ -185,6 +187,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     meter = Meter(live, metrics, around.wall_clock)
+    compared = _compared(config, router, fleet, Savings(metrics, around.wall_clock), meter)
     recall = _recall_of(around, live, metrics, parsing, running)
     lifecycle = Lifecycle(
         live=live,
@@ -205,16 +208,17 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         ),
         recall=recall,
         diagnoses=Diagnoses(),
-        observers=[*observers_of(fleet, meter, metrics, requests), *around.observers],
+        observers=[*observers_of(fleet, meter, metrics, requests), *compared.observers, *around.observers],
         running=running,
         audience=access,
         loops=loops,
         metrics=metrics,
         clock=clock,
+        counterfactual=compared.counterfactual,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, metrics, requests)
-    local.begin_leaving = running.begin_leaving
+    local.begin_leaving, local.savings = running.begin_leaving, compared.savings
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
@@ -283,6 +287,33 @@ def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Pars
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
     runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)
     return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What follows other policies (`routing.compare`), if anything does."""
+
+    counterfactual: Counterfactual | None = None
+    savings: Savings | None = None
+    observers: Sequence[Observer] = ()
+
+
+def _compared(config: Config, router: Router, fleet: Fleet, savings: Savings, meter: Meter) -> Compared:
+    if not config.routing.compare:
+        return Compared()
+
+    def capacity(name: str) -> int | None:
+        state = fleet.named(name)
+        return (state.capacity_tokens if state else None) or router.learned_capacity(name)
+
+    def followed(booking: Booking) -> None:
+        lease = booking.lease
+        counterfactual.follow(booking.prompt, fleet.siblings(lease.replica), lease.replica, lease.prompt_tokens, lease.since)
+
+    routing = config.routing
+    counterfactual = Counterfactual(random.Random(), capacity, routing.ttl_s, routing.memory_mb << 19)
+    router.followed = followed
+    return Compared(counterfactual, savings, [OtherPolicies(counterfactual, meter, savings)])
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

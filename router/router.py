@@ -20,7 +20,7 @@ Several routers may route for the same replicas: each keeps a journal of its boo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from router.booking import Booking, Owner
@@ -63,6 +63,7 @@ class Router(Owner):
         that a promised prefix is worth (`learning/promises.py`).
         """
         self.journal = journal
+        self.followed: Callable[[Booking], None] | None = None  # called with each decision of another router
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = Ledger()
         self.rents = Rents()
@@ -208,6 +209,8 @@ class Router(Owner):
         booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
         booking.unseen = unseen
         self._credit(booking)
+        if self.followed is not None:
+            self.followed(booking)
         return booking
 
     # -- after a request

@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.accounting.consumed import CACHED, TOKENS, Consumed
 from gateway.accounting.money import MOST, dollars
-from gateway.accounting.prices import PriceBook
+from gateway.accounting.prices import PriceBook, Rates
 from gateway.config.live import Live
 from gateway.config.schema import PriceConfig
 from gateway.telemetry.counters import FirstValues
@@ -63,14 +63,8 @@ class Meter:
 
     def bill(self, model: str, used: Consumed) -> Bill | None:
         """At the prices of this moment. None when none is configured for the model."""
-        prices = self._live.prices
-        if prices is not self._prices:
-            self._prices, self._book = prices, PriceBook(prices)
-            self._warned.clear()
-        if not prices:
-            return None
         usage, cached = used.usage, used.cached
-        rates = self._book.at(model, self._now()).of(usage.prompt)
+        rates = self._rates(model, usage.prompt)
         if rates is None:
             return None
         written, cache_write = usage.written, 0
@@ -84,6 +78,19 @@ class Meter:
             _bounded(cache_write),
             _bounded(used.images * rates.image),
         )
+
+    def token_savings(self, model: str, prompt: int) -> int:
+        """What one cached token of a prompt of this length saves now; 0 without a price."""
+        rates = self._rates(model, prompt)
+        return 0 if rates is None else rates.input - rates.cached_input
+
+    def _rates(self, model: str, prompt: int) -> Rates | None:
+        """Of this moment."""
+        prices = self._live.prices
+        if prices is not self._prices:
+            self._prices, self._book = prices, PriceBook(prices)
+            self._warned.clear()
+        return self._book.at(model, self._now()).of(prompt) if prices else None
 
     def count(self, used: Consumed, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
         """Add one answer to the token and money counters. model: its label."""

@@ -53,7 +53,7 @@ FIXED: Final = (
     "log_format",
     "admin_key",
 )
-FIXED_ROUTING: Final = ("block_bytes", "block_tokens")
+FIXED_ROUTING: Final = ("block_bytes", "block_tokens", "compare")
 
 
 @dataclass(frozen=True, slots=True)

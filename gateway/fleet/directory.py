@@ -315,6 +315,12 @@ class Fleet:
         if state := self._by_name.get(name):
             self._prober.metered(state, predicted, reported)
 
+    def siblings(self, name: str) -> Sequence[str]:
+        """The replicas that may get what this one may, itself among them. O(replicas)."""
+        state = self._by_name.get(name)
+        pool = next((pool for pool in self.pools if state and pool.name == state.member.pool), None)
+        return [each.name for each in pool.serving] if pool else []
+
     # -- for operators
 
     def named(self, name: str) -> ReplicaState | None:

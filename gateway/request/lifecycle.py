@@ -29,6 +29,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gateway.accounting.counterfactual import Counterfactual
 from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
@@ -81,6 +82,7 @@ class Lifecycle:
     loops: LoopGuard
     metrics: Metrics
     clock: Callable[[], float]
+    counterfactual: Counterfactual | None = None
     # The phases, made of the parts above.
     reading: Reading = field(init=False)
     kept: Keeping = field(init=False)
@@ -97,6 +99,7 @@ class Lifecycle:
         self.kept = Keeping(live, self.fleet, self.recall, objects, self.replies, clock)
         self.admitting = Admitting(live, self.fleet, self.fallbacks)
         self.choosing = Choosing(live, self.fleet, self.router, objects, self.diagnoses, self.metrics, clock)
+        self.choosing.counterfactual = self.counterfactual
         self.ending = Ending(self.attempts, objects, self.diagnoses, self.running, self.observers, clock)
 
     async def serve(self, request: ClientRequest) -> ClientReply:

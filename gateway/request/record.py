@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.accounting.consumed import Consumed
+from gateway.accounting.counterfactual import Placed
 from gateway.accounting.meter import Bill
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
@@ -56,6 +57,7 @@ class SettledRequest:
     translated: the replica was asked in chat.
     passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
     reached replicas of those before.
+    placed: where other policies would have sent it, None: nobody asks.
     stays: it could not be given the name that another pool has for its model.
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
@@ -85,6 +87,7 @@ class SettledRequest:
     model = ""
     ok = False
     passed: tuple[str, ...] = ()
+    placed: Placed | None = None
     pool = ""
     predicted_cached_tokens = 0
     reason = ""

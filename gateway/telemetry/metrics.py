@@ -49,6 +49,7 @@ class Metrics:
         self._add_requests(family)
         self._add_admission(family)
         self._add_tokens(family)
+        self._add_policies(family)
         self._add_kept(family)
         self._add_state(family)
         self._add_reloads(family)
@@ -221,6 +222,37 @@ class Metrics:
         )
         self.savings_usd = make.counter(
             "savings_usd_total", "Additional cost of the cached tokens, had they not been cached, in USD.", "model", "tenant"
+        )
+
+    def _add_policies(self, make: _Family) -> None:
+        self.compared_tokens = make.counter(
+            "compared_prompt_tokens_total", "Prompt tokens of answers for which other policies were followed (routing.compare)."
+        )
+        self.policy_cached_tokens = make.counter(
+            "policy_cached_tokens_total",
+            "Of these, cached: delivered, as the engines reported; by shadows of their caches: actual (of the replica that was"
+            " chosen), round_robin, least_loaded, session.",
+            "policy",
+        )
+        self.compared_today = make.gauge(
+            "compared_prompt_tokens_today", "compared_prompt_tokens_total since midnight, UTC.", merge_rule=merge_sum
+        )
+        self.saved_tokens_today = make.gauge(
+            "routing_saved_tokens_today",
+            "Cached tokens since midnight, UTC, more than another policy would have had, by shadows of both.",
+            "policy",
+            merge_rule=merge_sum,
+        )
+        self.saved_seconds_today = make.gauge(
+            "routing_saved_gpu_seconds_today", "The prefill of these tokens, in seconds.", "policy", merge_rule=merge_sum
+        )
+        self.saved_usd_today = make.gauge(
+            "routing_saved_usd_today", "What these tokens are worth by the configured prices.", "policy", merge_rule=merge_sum
+        )
+        self.saved_error_today = make.gauge(
+            "routing_saved_error_tokens_today",
+            "Cached tokens since midnight, UTC, more than the shadow of what was chosen has found: the error of the others.",
+            merge_rule=merge_sum,
         )
 
     def _add_state(self, make: _Family) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gateway.accounting.counterfactual import Counterfactual
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
@@ -21,7 +22,7 @@ from router import Booking, Router
 
 
 class Choosing:
-    """See the top of this file. clock: monotonic seconds, the router's."""
+    """See the top of this file. clock: monotonic seconds, the router's. counterfactual: follows each decision, if wanted."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Choosing:
         self._diagnoses = diagnoses
         self._metrics = metrics
         self._clock = clock
+        self.counterfactual: Counterfactual | None = None
 
     def choose(
         self,
@@ -81,4 +83,6 @@ class Choosing:
         record.booking = booking
         record.reason = decision.reason
         record.estimated_prompt_tokens = decision.prompt_tokens
+        if self.counterfactual is not None and record.metered and record.placed is None:
+            record.placed = self.counterfactual.choose(prompt, live, booking.chosen.replica, decision.prompt_tokens, begun)
         return booking

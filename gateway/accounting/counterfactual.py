@@ -1,0 +1,138 @@
+"""What other policies would have found cached: the same requests, on shadows of the replicas' caches.
+
+    decision ──► for each policy: a replica, what its shadow holds of the prompt; then the prompt is put there
+    end      ──► the tokens that each would have had cached, beside those that the engine has reported
+
+All shadows are in one prefix index of their own, of bounded memory, in which each policy has replicas of its own; they have the
+capacities of the real ones. A match ends within a block, anywhere: half a block counts.
+
+- ROUND_ROBIN; LEAST_LOADED (requests in flight, as they would be, if each took as long as it did); SESSION (rendezvous hash of
+  the session, else of the prompt's head, without a bound on load);
+- ACTUAL: the replica that was chosen. What its shadow finds, against what the engines have reported, is the error of them all.
+
+Pure: time and chance are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from router import Prompt
+from router.index.trie import RadixTrie
+from router.policies.sticky import key_of, weight
+from router.types import TOKEN_WEIGHT, Random
+
+ROUND_ROBIN: Final = "round_robin"
+LEAST_LOADED: Final = "least_loaded"
+SESSION: Final = "session"
+ACTUAL: Final = "actual"
+POLICIES: Final = (ROUND_ROBIN, LEAST_LOADED, SESSION, ACTUAL)
+
+MAX_REPLICAS: Final = 4096  # that have shadows; those of others are forgotten
+_SWEPT: Final = 32  # entries that are looked at for their age, with each request
+
+
+class Placed:
+    """A request under all policies. cached: tokens of its prompt that each of POLICIES would have found; replicas: where."""
+
+    __slots__ = ("cached", "replicas")
+
+    def __init__(self, cached: tuple[float, ...], replicas: tuple[str, ...]) -> None:
+        self.cached = cached
+        self.replicas = replicas
+
+
+class Shadow:
+    """A replica under all policies. names: in the index. turn: when round robin chose it last. inflight: of LEAST_LOADED."""
+
+    __slots__ = ("capacity", "inflight", "names", "turn")
+
+    def __init__(self, name: str) -> None:
+        self.names = tuple([f"{policy} {name}" for policy in POLICIES])
+        self.capacity: int | None = None
+        self.turn = 0
+        self.inflight = 0
+
+
+class Counterfactual:
+    """See the top of this file. capacity: KV tokens of a replica, None: not known. ttl_s, memory_bytes: of the index."""
+
+    def __init__(self, chance: Random, capacity: Callable[[str], int | None], ttl_s: float, memory_bytes: int) -> None:
+        self._chance = chance
+        self._capacity = capacity
+        self._trie = RadixTrie(ttl_s, memory_bytes)
+        self._shadows: dict[str, Shadow] = {}
+        self._turn = 0
+
+    def choose(self, prompt: Prompt, candidates: Collection[str], chosen: str, tokens: int, now: float) -> Placed:
+        """A request was sent to `chosen`. candidates: where it may have gone. tokens: of its prompt, as estimated.
+
+        O(candidates), and what the index takes for a match and an insertion by each policy.
+        """
+        names = candidates if 0 < len(candidates) <= MAX_REPLICAS // 2 else [chosen]
+        shadows = {name: self._shadow(name) for name in names}
+        replicas = (self._next(shadows), self._idle(shadows), _hashed(prompt, names), chosen)
+        block = tokens * prompt.block_units / prompt.units if prompt.units else 0.0
+        cached, trie = list[float](), self._trie
+        held = trie.match(prompt.keys, now)
+        block_weight = int(block * TOKEN_WEIGHT) or 1
+        for policy, replica in enumerate(replicas):
+            shadow = shadows.get(replica) or self._shadow(replica)
+            blocks = held.get(shadow.names[policy], 0)
+            cached.append(min((blocks + 0.5) * block, tokens) if blocks else 0.0)
+            trie.insert(shadow.names[policy], prompt.keys, now, weight=block_weight)
+        shadows[replicas[1]].inflight += 1
+        trie.sweep(now, _SWEPT)
+        return Placed(tuple(cached), replicas)
+
+    def ended(self, placed: Placed) -> None:
+        """It is over, however."""
+        if shadow := self._shadows.get(placed.replicas[1]):
+            shadow.inflight = max(0, shadow.inflight - 1)
+
+    def follow(self, prompt: Prompt, candidates: Collection[str], chosen: str, tokens: int, now: float) -> None:
+        """Another process has sent a request to `chosen`."""
+        self.ended(self.choose(prompt, candidates, chosen, tokens, now))
+
+    def _shadow(self, name: str) -> Shadow:
+        """Made if there is none."""
+        shadow = self._shadows.get(name)
+        if shadow is None:
+            if len(self._shadows) >= MAX_REPLICAS:
+                for left in self._shadows.pop(next(iter(self._shadows))).names:
+                    self._trie.remove_replica(left)
+            shadow = self._shadows[name] = Shadow(name)
+            for each in shadow.names:
+                self._trie.add_replica(each)
+        capacity = self._capacity(name)
+        if capacity != shadow.capacity:
+            shadow.capacity = capacity
+            for each in shadow.names:
+                self._trie.add_replica(each, None if capacity is None else capacity * TOKEN_WEIGHT)
+        return shadow
+
+    def _next(self, shadows: dict[str, Shadow]) -> str:
+        """Of the least recently chosen ones, any."""
+        self._turn += 1
+        _, _, name = min([(shadow.turn, self._chance.random(), name) for name, shadow in shadows.items()])
+        shadows[name].turn = self._turn
+        return name
+
+    def _idle(self, shadows: dict[str, Shadow]) -> str:
+        """Of those with the fewest requests in flight, any."""
+        return min([(shadow.inflight, self._chance.random(), name) for name, shadow in shadows.items()])[2]
+
+    def check(self) -> None:
+        """For tests: raises AssertionError if its books are wrong."""
+        self._trie.check()
+        assert len(self._shadows) <= MAX_REPLICAS
+
+    def __repr__(self) -> str:
+        return f"<Counterfactual of {len(self._shadows)} replicas, {self._trie!r}>"
+
+
+def _hashed(prompt: Prompt, names: Collection[str]) -> str:
+    """The highest of a hash of session and replica."""
+    key = key_of(prompt)
+    return max(names, key=lambda name: weight(key, name))
