@@ -218,7 +218,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, metrics, requests)
-    local.begin_leaving, local.savings = running.begin_leaving, compared.savings
+    local.begin_leaving = running.begin_leaving
+    if compared.savings:
+        local.before_page = compared.savings.set_gauges
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol, assert_never
 
-from gateway.accounting.savings import Savings
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
@@ -57,7 +56,7 @@ class LocalControl:
         self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
-        self.savings: Savings | None = None
+        self.before_page: Callable[[], None] = lambda: None  # sets further gauges
         self._requests = requests
         self._unknown = UnknownReplicas(parts.router, metrics)
         self._counted = self._count_again = False  # the slots that others use: within the last COUNT_S, and changed since
@@ -130,8 +129,7 @@ class LocalControl:
         metrics.set_connection_gauges(open_now=connections.open, limit=connections.limit, rejected=connections.refused)
         self.fleet.set_gauges(metrics, self.clock())
         self.membership.set_gauges(metrics)
-        if self.savings:
-            self.savings.set_gauges()
+        self.before_page()
         metrics.log_lines_dropped.set((), self._requests.dropped)
         return metrics.instruments
 
