@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.accounting.meter import Meter
+from gateway.accounting.recording import Recording
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
-from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
+from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess, Telemetry
 from gateway.cluster.listeners import addresses_of, open_listeners, url_of
 from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
@@ -46,7 +47,7 @@ from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
-from gateway.request.settle import Observer, observers_of
+from gateway.request.settle import Observer, RecordTraffic, observers_of
 from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
@@ -168,6 +169,7 @@ class Gateway:
             await asyncio.sleep(_SWEEP_S)
             while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
+            self.local.recording.sweep(self.clock())
             for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
 
@@ -185,6 +187,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     recall = _recall_of(around, live, metrics, parsing, running)
+    telemetry = Telemetry(metrics, requests, Recording(lambda: f"{chance.getrandbits(64):016x}"))
+    observers = [*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers]
+    RecordTraffic(telemetry.recording, observers)
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -196,7 +201,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         delivery=Delivery(live=live, attempts=attempts, resumption=resumption, running=running, audience=access, clock=clock),
         recall=recall,
         diagnoses=Diagnoses(),
-        observers=[*observers_of(fleet, Meter(live, metrics), metrics, requests), *around.observers],
+        observers=observers,
         running=running,
         audience=access,
         loops=loops,
@@ -204,7 +209,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         clock=clock,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    local = _local_of(around, parts, live, metrics, requests)
+    local = _local_of(around, parts, live, telemetry)
     local.begin_leaving = running.begin_leaving
     control = around.control_plane(local)
     served = Served(
@@ -221,9 +226,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
 
 
-def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, requests: RequestLog) -> LocalControl:
+def _local_of(around: Surroundings, parts: Parts, live: Live, telemetry: Telemetry) -> LocalControl:
     """What operators, reloads and sources change in this process, and what it keeps of it."""
-    fleet, clock = parts.fleet, around.clock
+    fleet, clock, metrics = parts.fleet, around.clock, telemetry.metrics
     membership = Membership(
         live=live, fleet=fleet, upstream=parts.upstream, sources_of=around.members, first_wait_s=around.first_probes_s
     )
@@ -232,8 +237,7 @@ def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, 
         membership=membership,
         reload=Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics),
         knowledge=Knowledge(live=live, router=parts.router, fleet=fleet, metrics=metrics, clock=clock),
-        metrics=metrics,
-        requests=requests,
+        telemetry=telemetry,
         clock=clock,
     )
 
