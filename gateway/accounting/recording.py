@@ -25,7 +25,7 @@ import msgspec
 
 QUIET_S: Final = 60.0  # seconds without a question after which a recording ends
 RING_BYTES: Final = 32 << 20  # of rows, in each worker
-PAGE_BYTES: Final = 1 << 20  # of an answer; one row at least
+PAGE_BYTES: Final = 1 << 19  # of an answer; one row at least
 ROW_BYTES: Final = 700  # of a row beside its block keys, about
 _WHOLE: Final = float(1 << 64)  # session keys are below
 
