@@ -246,17 +246,28 @@ class Result:
     load_skew: float
 
 
-def summary(policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequence[float]) -> Result:
+Compared = Callable[[Sequence[Served]], tuple[Sequence[Served], Sequence[Served]]]
+"""Of all requests, those whose waits count, and those whose hits do. Neither may be empty."""
+
+
+def everything(served: Sequence[Served]) -> tuple[Sequence[Served], Sequence[Served]]:
+    return served, served
+
+
+def summary(
+    policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequence[float], compared: Compared = everything
+) -> Result:
     """Raises ValueError for a run without requests."""
     if not served:
         raise ValueError("the workload has no request")
-    ttft = sorted(one.first_token - one.arrived for one in served)
+    waited, reported = compared(served)
+    ttft = sorted(one.first_token - one.arrived for one in waited)
     return Result(
         policy=policy,
         replicas=spec.replicas,
         kv_tokens=spec.kv_tokens,
         requests=len(served),
-        hit_ratio=sum(one.cached_tokens for one in served) / sum(one.request.tokens for one in served),
+        hit_ratio=sum(one.cached_tokens for one in reported) / sum(one.request.tokens for one in reported),
         ttft_mean_s=sum(ttft) / len(ttft),
         ttft_p50_s=quantile(ttft, 0.50),
         ttft_p90_s=quantile(ttft, 0.90),

@@ -36,8 +36,8 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 DESCRIPTION: Final = (
     "Record the traffic of running gateways as a trace for `warmroute simulate`: lengths, times, cached tokens, and which"
-    " prompts begin alike; no text, no names, no hashes. Ends with Ctrl-C, or after --for. The exit status is 1 if a gateway cannot be"
-    " asked, or the file cannot be written to the end."
+    " prompts begin alike; no text, no names, no hashes. Ends with Ctrl-C, or after --for. The exit status is 1 if a gateway"
+    " cannot be asked, or the file cannot be written to the end."
 )
 
 

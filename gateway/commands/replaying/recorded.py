@@ -1,0 +1,121 @@
+"""A recording as a workload: which of its requests are replayed, on what fleet, and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from router.simulation.calibration import Speed, measured, speed_of
+from router.simulation.fleet import FleetSpec, Result, Served
+from router.simulation.policies import SIMULATED
+from router.simulation.recorded import ENGINE_BLOCK, ClosedReplay, OpenReplay, Recorded, Recording, Replay, read
+from router.simulation.workloads import Row, Source, TraceError
+from router.types import Random
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFleet:
+    """The requests of one pool that can be replayed, and the fleet as they show it. left_out: requests of other pools, and
+    those that failed. replicas, kv_tokens: None where the recording does not say.
+    """
+
+    recording: Recording
+    requests: list[Recorded]
+    pool: int
+    left_out: int
+    replicas: int | None
+    kv_tokens: int | None
+    speed: Speed
+
+    @property
+    def policy(self) -> str:
+        """The gateway's, if it can be simulated."""
+        return self.recording.policy if self.recording.policy in SIMULATED else "cost"
+
+    def spec(self, base: FleetSpec) -> FleetSpec:
+        """The fleet as it was; what the recording does not show is as in `base`."""
+        speed = self.speed
+        return dataclasses.replace(
+            base,
+            replicas=self.replicas or base.replicas,
+            kv_tokens=self.kv_tokens or base.kv_tokens,
+            prefill_rate=speed.prefill_rate or base.prefill_rate,
+            decode_rate=speed.decode_rate or base.decode_rate,
+            latency_s=speed.latency_s,
+        )
+
+    def source(self, chance: Random, spec: FleetSpec, *, speed: float, closed: bool, engine_block: int) -> Source:
+        replay = Replay(self.recording, self.requests, spec.decode_rate, engine_block)
+        return ClosedReplay(replay, chance) if closed else OpenReplay(replay, chance, speed)
+
+    def measured(self, spec: FleetSpec) -> Result | None:
+        return measured(self.requests, spec.replicas, spec.kv_tokens)
+
+    def compared(self, served: Sequence[Served]) -> tuple[list[Served], list[Served]]:
+        """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was."""
+        waited, reported = list[Served](), list[Served]()
+        for one in served:
+            assert one.request.measured is not None
+            recorded = self.requests[one.request.measured.number]
+            if recorded.ttft is not None:
+                waited.append(one)
+            if recorded.cached is not None:
+                reported.append(one)
+        return waited or list(served), reported or list(served)
+
+
+def recorded_fleet(rows: Iterable[Row], pool: int | None) -> RecordedFleet:
+    """pool: its number; None: the one with the most requests. Raises TraceError."""
+    recording = read(rows)
+    counts: dict[int, int] = {}
+    for one in recording.requests:
+        counts[one.pool] = counts.get(one.pool, 0) + 1
+    if not counts:
+        raise TraceError("it has no request")
+    if pool is None:
+        pool = max(counts, key=counts.__getitem__)
+    elif pool not in counts:
+        raise TraceError(f"no request of pool {pool} (--pool); there are: {', '.join(map(str, sorted(counts)[:20]))}")
+    chosen = [one for one in recording.requests if one.pool == pool and one.replayable]
+    if not chosen:
+        raise TraceError(f"no request of pool {pool} was answered")
+    fleet = recording.pools.get(pool, [])
+    sizes = [each["kv_tokens"] for each in fleet if each["kv_tokens"]]
+    seen = len({one.replica for one in chosen})
+    return RecordedFleet(
+        recording,
+        chosen,
+        pool,
+        len(recording.requests) - len(chosen),
+        max(len(fleet), seen) or None,
+        round(sum(sizes) / len(sizes)) if sizes else None,
+        speed_of(chosen),
+    )
+
+
+def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[str]:
+    """Lines that say what is replayed. given: the flags that the user has set."""
+    recording, speed = fleet.recording, fleet.speed
+    guess = "" if fleet.kv_tokens or given.get("kv_tokens") else " (a guess, for the recording does not say: --kv-tokens)"
+    lines = [
+        f"{len(fleet.requests)} requests in {recording.seconds / 3600:.2f} h; {spec.replicas} replicas,"
+        f" {spec.kv_tokens:,} KV tokens each{guess}",
+        f"prefill {spec.prefill_rate:,.0f} tokens/s, decode {spec.decode_rate:.1f} tokens/s,"
+        f" {spec.latency_s * 1000:.0f} ms for each first token beside that",
+    ]
+    if speed.prefill_rate is None and not given.get("prefill_rate"):
+        lines.append("the recording does not show the prefill rate: --prefill-rate")
+    if recording.share < 1:
+        lines.append(
+            f"a sample of {recording.share:.4g} of the conversations: each is replayed {1 / recording.share:.4g} times"
+        )
+    if fleet.left_out:
+        lines.append(f"left out: {fleet.left_out} requests that failed, or of other pools than {fleet.pool} (--pool)")
+    if recording.lost:
+        lines.append(f"the recording lacks {recording.lost} requests: the real load was higher")
+    return lines
+
+
+DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
