@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> None:
 def report(lines: Sequence[str], seconds: float) -> str:
     about = (
         f"{REPLICAS} simulated replicas, each a process ({PREFILL:.0f} tokens/s of prefill, {DECODE:.0f} of decode);"
-        f" conversations of 2 to 8 turns over {SYSTEMS} system prompts, half of them with a session's name; {seconds:.0f} s each."
+        f" conversations of 2 to 8 turns over {SYSTEMS} system prompts, half with a session's name; {seconds:.0f} s each."
     )
     head = [
         "# Recorded traffic, replayed",

@@ -82,8 +82,9 @@ class Workload:
 
     def share_done(self, source: Source, number: int, now: float) -> float:
         """Progress of a run that has answered `number` requests, 0 to 1."""
-        counted = isinstance(source, OpenLoop | OpenReplay | ClosedReplay)
-        return min(1.0, number / len(source) if counted else now / self.horizon_s)
+        if isinstance(source, OpenLoop | OpenReplay | ClosedReplay):
+            return min(1.0, number / len(source))
+        return min(1.0, now / self.horizon_s)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
