@@ -53,7 +53,7 @@ class Scene:
 SCENES: Final = (
     Scene("memory for all", 200_000, 32, 3.0),
     Scene("too little memory", 12_000, 28, 3.0),
-    Scene("overloaded", 60_000, 64, 2.0),
+    Scene("nearly saturated", 60_000, 56, 2.0),
     Scene("a sample of 30 %", 200_000, 40, 4.0, sample=0.3),
     Scene("chunked prefill", 60_000, 28, 3.0, flags=("--prefill-chunk", "512", "--decode-slowdown", "0.02", "--step-ms", "2")),
 )
@@ -171,14 +171,14 @@ def rows(scene: Scene, trace: Path, seen: Seen) -> Iterator[str]:
     shown = simulated(trace)
     started_with = ("--prefill-rate", str(PREFILL), "--decode-rate", str(DECODE))
     given = simulated(trace, *started_with)["results"][0]
-    closed = simulated(trace, "--closed")["results"][0]
+    at_times = simulated(trace, "--open")["results"][0]
     rates = shown["fleet"]
     name = f"replayed, rates of the recording ({rates['prefill_rate']:.0f} and {rates['decode_rate']:.1f} tokens/s)"
     for title, one in (
         ("recorded by the gateway", shown["measured"]),
         (name, shown["results"][0]),
         ("replayed, rates of the replicas", given),
-        ("replayed in closed loop", closed),
+        ("replayed at the recorded times (--open)", at_times),
     ):
         yield row(title, one["hit_ratio"], one["ttft_mean_s"], one["ttft_p90_s"], one["requests"])
 

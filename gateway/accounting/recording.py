@@ -64,6 +64,7 @@ class Recording:
         self.end: Callable[[], None] = _nothing
         self.ring = ""
         self.skipped = 0
+        self.asked = 0  # questions, of all recorders
         self._new_id = new_id
         self._ring_bytes = ring_bytes
         self._rows: deque[tuple[int, int, Row]] = deque()  # session key, bytes
@@ -95,6 +96,7 @@ class Recording:
             self.ring = self._new_id()
             self.begin()
         self._asked_at = now
+        self.asked += 1
         self._share = max(self._share, share)
         first = self._next - len(self._rows)
         after = cursors.get(self.ring, first - 1)

@@ -21,7 +21,7 @@ from typing import Any
 
 from gateway.commands import plot
 from gateway.commands.replaying import money
-from gateway.commands.replaying.recorded import DEFAULT_ENGINE_BLOCK, RecordedFleet, about, recorded_fleet
+from gateway.commands.replaying.recorded import DEFAULT_ENGINE_BLOCK, RecordedFleet, Replaying, about, mean_of, recorded_fleet
 from gateway.commands.replaying.trace_lines import trace_lines
 from gateway.commands.replaying.what_if import Variant, sentence, variant
 from gateway.config.schema import RoutingConfig
@@ -40,6 +40,7 @@ GENERATED = "gen:"
 TRACE_HOURS, TRACE_USERS = 1.0, 6
 MAX_GATEWAYS = 1000
 _ENDLESS = 1 << 50  # tokens
+REPLAYS, MAX_REPLAYS = 5, 1000
 PRICES = ("price_input", "price_cached", "price_output", "gpu_hour")
 _PROGRESS_EVERY = 500
 
@@ -131,8 +132,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
     text = "recordings: the pool to replay (default: the one with the most requests)"
     parser.add_argument("--pool", type=int, metavar="N", help=text)
-    text = "recordings: send a conversation's next request after the answer before it, and not at its recorded time"
-    parser.add_argument("--closed", action="store_true", help=text)
+    text = "recordings: send all requests at their recorded times, and not a conversation's next one after the answer before it"
+    parser.add_argument("--open", action="store_true", help=text)
+    text = "recordings: replays of each row, each with other chances; the row is their mean (default: %(default)s)"
+    parser.add_argument("--runs", type=int, metavar="N", default=REPLAYS, help=text)
     text = "recordings: tokens of a block of the engine's cache (default: %(default)s)"
     parser.add_argument("--engine-block", type=int, metavar="N", default=DEFAULT_ENGINE_BLOCK, help=text)
 
@@ -164,12 +167,20 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row. variant: None if it is the base, with one of its policies."""
+    """One row. result: the mean of its replays; replays: their results. variant: None if it is the base, with one of its
+    policies.
+    """
 
     result: Result
+    replays: Sequence[Result]
     spec: FleetSpec
     variant: Variant | None
     money: money.Money | None
+
+    def range_of(self, name: str) -> tuple[float, float] | None:
+        """The least and the largest value of several replays."""
+        values = [getattr(each, name) for each in self.replays]
+        return (min(values), max(values)) if len(values) > 1 else None
 
 
 Plan = tuple[str, FleetSpec, Variant | None]
@@ -198,9 +209,13 @@ def _simulated(
     options: argparse.Namespace, opened: Opened, name: str, spec: FleetSpec, changed: Variant | None
 ) -> tuple[Run, list[Served]]:
     workload = opened.workload(options.speed * (changed.speed or 1.0 if changed else 1.0))
-    result, served = replay(name, spec, workload, options.seed, fronts_of(options), watch=sys.stderr.isatty())
+    watch, results, served = sys.stderr.isatty(), list[Result](), list[Served]()
+    for number in range(options.runs if opened.recorded else 1):
+        result, served = replay(name, spec, workload, options.seed + number, fronts_of(options), watch=watch)
+        results.append(result)
     prices = money.prices_of(options)
-    return Run(result, spec, changed, money.cost_of(prices, spec, served) if prices else None), served
+    cost = money.cost_of(prices, spec, served) if prices else None
+    return Run(mean_of(results), results, spec, changed, cost), served
 
 
 def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> None:
@@ -221,7 +236,7 @@ def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> N
     for one in runs:
         if one.variant:
             both = (one.money, runs[0].money) if one.money and runs[0].money else None
-            print(sentence(one.variant, one.result, runs[0].result, both))
+            print(sentence(one.variant, one.result, runs[0].result, one.range_of("ttft_p90_s"), both))
 
 
 def _labelled(run: Run) -> Result:
@@ -234,6 +249,8 @@ def _row(run: Run, fronts: Fronts) -> dict[str, Any]:
     row = {**asdict(run.result), "gateways": gateways, "sharing_delay_s": None if math.isinf(delay_s) else delay_s}
     if run.variant:
         row["what_if"] = run.variant.text
+    if len(run.replays) > 1:
+        row["replays"] = [asdict(each) for each in run.replays]
     if run.money:
         row |= {**asdict(run.money), "hourly_usd": run.money.hourly_usd}
     return row
@@ -259,6 +276,8 @@ def _check(options: argparse.Namespace) -> list[Variant]:
         good = value > 0 and (value < math.inf or name == "sharing_delay") if type(value) in (int, float) else True
         if not good:
             raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a number above 0")
+    if options.runs > MAX_REPLAYS:
+        raise argparse.ArgumentTypeError(f"--runs: {options.runs} is more than {MAX_REPLAYS}")
     if options.gateways > MAX_GATEWAYS:
         raise argparse.ArgumentTypeError(f"--gateways: {options.gateways} is more than {MAX_GATEWAYS}")
     if options.sharing_delay is not None and options.gateways == 1:
@@ -392,9 +411,12 @@ def _spec_of(options: argparse.Namespace, base: FleetSpec) -> FleetSpec:
 
 
 def _recorded(options: argparse.Namespace, fleet: RecordedFleet, spec: FleetSpec, speed: float) -> Workload:
+    how, runs = Replaying(options.open, options.engine_block), itertools.count()
+
     def source() -> Source:
-        chance = random.Random(options.seed)
-        return fleet.source(chance, spec, speed=speed, closed=options.closed, engine_block=options.engine_block)
+        """Another one for each run."""
+        chance = random.Random(options.seed + next(runs))
+        return fleet.source(chance, spec, how, speed)
 
     return Workload(source, compared=fleet.compared)
 

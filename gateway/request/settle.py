@@ -186,6 +186,7 @@ class RecordTraffic:
             not prompt.scale,
             prompt.keys,
             prompt.session_key,
+            prompt.client,
             request.status,
             request.label,
             request.pool,

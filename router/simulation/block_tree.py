@@ -91,6 +91,9 @@ class BlockTree:
     def run_of(self, block: int) -> int:
         return bisect_right(self._firsts, block) - 1
 
+    def first_of_run(self, block: int) -> int:
+        return self._firsts[self.run_of(block)]
+
     def depth(self, block: int) -> int:
         """How many blocks a prompt has that ends there."""
         if not block:

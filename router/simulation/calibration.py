@@ -3,8 +3,9 @@
 An engine that computes one prompt at a time begins with it when it comes, or when the prompt before it is done, if that is
 later. So of a request that found its replica idle, the time to its first token is a constant and its uncached tokens over the
 prefill rate: a straight line through these requests gives both. (Idle: the first token of every earlier request there was out.)
-With fewer than LEAST of them, the rate is the sum of uncached tokens over the sum of times, and the constant 0. The decode rate
-is the tokens after the first one over the time after it, of all answers together.
+With fewer than LEAST of them, the rate is the sum of uncached tokens over the sum of times, and the constant 0. In a sample, a
+replica that looks idle may have been busy with what was not recorded: then the line goes through the quicker half of them. The
+decode rate is the tokens after the first one over the time after it, of all answers together.
 
 Streams only: of a plain answer, nobody sees the first token.
 """
@@ -19,6 +20,7 @@ from router.simulation.fleet import Result, quantile
 from router.simulation.recorded import Recorded
 
 LEAST: Final = 20  # requests for a straight line
+ROUNDS: Final = 10
 MEASURED: Final = "measured"
 
 
@@ -32,11 +34,11 @@ class Speed:
     latency_s: float
 
 
-def speed_of(requests: Sequence[Recorded]) -> Speed:
-    """requests: in order of time."""
+def speed_of(requests: Sequence[Recorded], *, whole: bool = True) -> Speed:
+    """requests: in order of time. whole: they are all that there were."""
     waits = list(_waits(requests))
     idle = [(uncached, seconds) for uncached, seconds, free in waits if free]
-    rate, latency = _line(idle) if len(idle) >= LEAST else (None, 0.0)
+    rate, latency = (_line(idle) if whole else _lower_line(idle)) if len(idle) >= LEAST else (None, 0.0)
     if rate is None:
         busy = sum(seconds for _, seconds, _ in waits)
         rate = sum(uncached for uncached, _, _ in waits) / busy if busy > 0 else None
@@ -54,6 +56,18 @@ def _waits(requests: Sequence[Recorded]) -> Iterable[tuple[int, float, bool]]:
         busy_until[one.replica] = max(before, done)
         if one.ttft is not None and one.cached is not None and done > before:
             yield one.tokens - one.cached, done - max(before, one.at), before <= one.at
+
+
+def _lower_line(points: Sequence[tuple[int, float]]) -> tuple[float | None, float]:
+    """A line through those that are below the middle of the line before, a few times."""
+    chosen = points
+    for _ in range(ROUNDS):
+        rate, constant = _line(chosen)
+        if rate is None:
+            break
+        off = sorted((seconds - constant - tokens / rate, tokens, seconds) for tokens, seconds in points)
+        chosen = [(tokens, seconds) for _, tokens, seconds in off[: len(off) // 2]]
+    return _line(chosen)
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float | None, float]:

@@ -8,18 +8,24 @@ line for each request, in the order in which they ended:
     units, block       the length of the prompt and of a block, in bytes of canonical text; with "ids": true, in token ids
     parent, new        its full blocks (`block_tree.py`)
     session, chain     the conversation, by a number: as its client names it, or as its prompts show it
-    pool, replica, model, tenant, status, predicted
+    client, tenant     numbers, likewise
+    pool, replica, model, status, predicted
 
 and a last line with `end`. It may be missing: the recorder was killed.
 
-Replay. An open loop sends each request at its recorded time. A closed one sends a conversation's next request when the answer
-before it is complete and the recorded think time is over; requests of a conversation that overlapped are chains of their own.
+Replay. A conversation begins at its recorded time; its next request follows when the answer before it is complete and the
+recorded think time is over (requests of a conversation that overlapped are chains of their own). An open loop sends each
+request at its recorded time: on a slower fleet, or by chance, before the answer that it goes on with.
 A file with a share of the conversations is scaled up: each is replayed 1 / share times, at times shifted by up to SPREAD_S, so
 that the fleet keeps its size. Blocks that several conversations have in common stay common to the copies; the others are each
 copy's own.
 
 A recorded block is coarser than an engine's, and only prompts are recorded. What a next turn shows of the answer before it is
-known to be cached with that; see `Measured`.
+known to be cached with that. And where prompts part within a block, the engines' reports of them say how much of it they share.
+See `Measured`.
+
+A busy fleet is chaotic: a request that comes a few milliseconds later goes elsewhere, and so does all that follows. So one
+replay is one sample, as the recording itself is. Replays with another chance send each request up to JITTER_S earlier or later.
 """
 
 from __future__ import annotations
@@ -45,6 +51,7 @@ MAX_NUMBER: Final = 1 << 53  # of a session, a pool ...
 MAX_COPIES: Final = 10_000  # a share below 1 / MAX_COPIES is refused
 OPEN_ENDS: Final = 4  # latest prompts of a conversation that its next prompt may go on with: sub-agents run beside it
 SPREAD_S: Final = 60.0
+JITTER_S: Final = 0.02
 ENGINE_BLOCK: Final = 16  # tokens: of vLLM's default, and of the simulated engine
 
 
@@ -69,7 +76,9 @@ class Recorded:
     pool: int
     replica: int
     model: int
+    client: int
     status: int
+    parent: int  # where it leaves all prompts before it
     shared: int = 0  # leading blocks that other conversations have, too
     follows: tuple[int, int] = (0, 0)  # as in `Measured`
     next: Recorded | None = None  # goes on with it
@@ -87,6 +96,34 @@ class Recorded:
 CLIENT_LEFT: Final = 499
 
 
+class Partings:
+    """How many tokens prompts share beyond a block at which some of them part: the mean of what engines have reported."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, dict[int, tuple[float, int]]] = {}  # by the first block of the run, and the block
+
+    def learn(self, tree: BlockTree, one: Recorded) -> None:
+        """A report that is not about the block at which the prompt parts (its replica had less, or more) is ignored."""
+        if one.cached is None or not one.parent or not one.units:
+            return
+        block_tokens = one.tokens * one.block / one.units
+        beyond = one.cached - tree.depth(one.parent) * block_tokens
+        if -ENGINE_BLOCK < beyond < block_tokens:
+            run = self._sums.setdefault(tree.first_of_run(one.parent), {})
+            total, count = run.get(one.parent, (0.0, 0))
+            run[one.parent] = total + beyond, count + 1
+
+    def of(self, tree: BlockTree, block: int) -> dict[int, float]:
+        """Of a prompt that ends at this block: at some numbers of blocks, the tokens beyond."""
+        found, depth = dict[int, float](), 0
+        for first, last in tree.path(block):
+            for at, (total, count) in self._sums.get(first, {}).items():
+                if at <= last:
+                    found[depth + at - first + 1] = total / count
+            depth += last - first + 1
+        return found
+
+
 @dataclass(slots=True)
 class Recording:
     """A whole file. share: of the conversations. pools: of each pool its replicas, as they were when the recording began."""
@@ -95,6 +132,7 @@ class Recording:
     pools: dict[int, list[Row]] = field(default_factory=dict)
     requests: list[Recorded] = field(default_factory=list)
     tree: BlockTree = field(default_factory=BlockTree)
+    partings: Partings = field(default_factory=Partings)
     policy: str = ""
     end: float | None = None
     lost: int = 0
@@ -126,6 +164,7 @@ def read(rows: Iterable[Row]) -> Recording:
                 continue
             one = _request(row, recording.tree)
         recording.requests.append(one)
+        recording.partings.learn(recording.tree, one)
         if recording.share < 1:
             owners.visit(recording.tree, one)
         _follow(recording.tree, one, ends.setdefault((one.named, one.session), []))
@@ -162,7 +201,8 @@ def _read_header(row: Row, recording: Recording) -> None:
 
 def _request(row: Row, tree: BlockTree) -> Recorded:
     named, block, units = "session" in row, _whole(row, "block", MAX_UNITS), _whole(row, "units", MAX_UNITS)
-    last = tree.add(_whole(row, "parent", MAX_NUMBER), _whole(row, "new", MAX_NUMBER))
+    parent = _whole(row, "parent", MAX_NUMBER)
+    last = tree.add(parent, _whole(row, "new", MAX_NUMBER))
     blocks, tokens = tree.depth(last), _whole(row, "in", MAX_TOKENS)
     if block < 1 or blocks * block > units or (units and not tokens):
         raise ValueError(f"{blocks} blocks of {block}, {tokens} tokens, in a prompt of {units}")
@@ -184,7 +224,9 @@ def _request(row: Row, tree: BlockTree) -> Recorded:
         pool=_whole(row, "pool", MAX_NUMBER, 0),
         replica=_whole(row, "replica", MAX_NUMBER, 0),
         model=_whole(row, "model", MAX_NUMBER, 0),
+        client=_whole(row, "client", MAX_NUMBER, 0),
         status=_whole(row, "status", 999, 200),
+        parent=parent,
     )
 
 
@@ -294,9 +336,10 @@ class Replay:
         if output is None:
             output = int((one.seconds - (one.ttft if one.ttft is not None else one.seconds)) * self.decode_rate)
         tokens = max(1, one.tokens)
-        return Request(prompt, output, name, Measured(number, tokens, answered, one.follows, self.engine_block))
+        beyond = self.recording.partings.of(tree, one.last)
+        return Request(prompt, output, name, Measured(number, tokens, answered, one.follows, beyond, self.engine_block))
 
-    def copies(self, chance: Random) -> list[tuple[float, int, int]]:
+    def copies(self, chance: Random, jitter_s: float) -> list[tuple[float, int, int]]:
         """(when, number, copy) of all requests that are to be sent, in order of time."""
         share, shifts = self.recording.share, dict[tuple[bool, int], list[float]]()
         sent = list[tuple[float, int, int]]()
@@ -306,21 +349,24 @@ class Replay:
                 more = 0 if share == 1 else int(1 / share + chance.random()) - 1
                 ways = [(2 * chance.random() - 1) * SPREAD_S for _ in range(more)]
                 shifts[who] = [0.0, *(abs(way) if one.at + way < 0 else way for way in ways)]
-            sent += ((one.at + shift, number, copy) for copy, shift in enumerate(shifts[who]))
+            for copy, shift in enumerate(shifts[who]):
+                late = (2 * chance.random() - 1) * jitter_s if jitter_s else 0.0
+                sent.append((max(0.0, one.at + shift + late), number, copy))
         return sorted(sent)
 
 
 def _client(one: Recorded, copy: int) -> int:
-    return ((one.session << 1 | one.named) + (copy << 40)) & ((1 << 63) - 1)
+    """Copies are other clients, as those who were not recorded are."""
+    return (one.client + (copy << 40)) & ((1 << 63) - 1)
 
 
 class OpenReplay:
     """A `Source`: each request at its recorded time. Prompts are made when they are due."""
 
-    def __init__(self, replay: Replay, chance: Random, speed: float = 1.0) -> None:
+    def __init__(self, replay: Replay, chance: Random, speed: float = 1.0, jitter_s: float = 0.0) -> None:
         self._replay = replay
         self._speed = speed
-        self._sent = replay.copies(chance)
+        self._sent = replay.copies(chance, jitter_s)
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -337,13 +383,15 @@ class OpenReplay:
 class ClosedReplay:
     """A `Source`: a conversation's next request follows its answer after the recorded think time."""
 
-    def __init__(self, replay: Replay, chance: Random) -> None:
+    def __init__(self, replay: Replay, chance: Random, speed: float = 1.0, jitter_s: float = 0.0) -> None:
+        """speed: so many times as many conversations begin. Think times stay."""
         self._replay = replay
+        self._speed = speed
         self._chains: dict[str, list[tuple[float, int, int]]] = {}  # think time, number and copy; the next one last
         self._first: list[tuple[float, int, int, str]] = []
         self._sent = 0
         ends: dict[tuple[bool, int, int], dict[str, float]] = {}  # of each chain of a conversation: when its last answer ended
-        for at, number, copy in replay.copies(chance):
+        for at, number, copy in replay.copies(chance, jitter_s):
             one = replay.requests[number]
             who = one.named, one.session, copy
             chains = ends.setdefault(who, {})
@@ -365,7 +413,7 @@ class ClosedReplay:
 
     def begin(self) -> Iterator[Arrival]:
         for at, number, copy, name in self._first:
-            yield at, self._replay.request(number, copy, name)
+            yield at / self._speed, self._replay.request(number, copy, name)
 
     def after(self, request: Request, now: float) -> Turn | None:
         rest = self._chains[request.session]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import xxhash
@@ -66,13 +66,15 @@ class Measured:
 
     number: of the request in the recording. tokens: of the prompt. answered: the keys of the prompt and of its answer, as far
     as the next turn shows these; empty: no next turn. follows: (blocks, tokens) of the earlier prompt and answer that this
-    prompt goes on with: who holds all these blocks has cached exactly these tokens. engine_block: tokens of an engine's block.
+    prompt goes on with: who holds all these blocks has cached exactly these tokens. beyond: at some numbers of blocks, the
+    tokens that are common beyond them, as engines have reported them. engine_block: tokens of an engine's block.
     """
 
     number: int
     tokens: int
     answered: BlockKeys = b""
     follows: tuple[int, int] = (0, 0)
+    beyond: Mapping[int, float] = field(default_factory=dict)
     engine_block: int = 1
 
     def cached(self, held: int, block_tokens: float) -> int:
@@ -82,6 +84,8 @@ class Measured:
         found = held * block_tokens
         if held >= self.follows[0] > 0:
             found = max(found, self.follows[1])
+        elif held in self.beyond:
+            found += self.beyond[held] + self.engine_block / 2  # what was reported are whole blocks
         else:
             found += min(block_tokens, self.tokens - found) / 2
         whole = int(min(found, self.tokens - 1))

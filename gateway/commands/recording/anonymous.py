@@ -116,6 +116,8 @@ class Anonymous:
     def __init__(self, share: float, chance: Random, *, known_blocks: int = KNOWN_BLOCKS) -> None:
         self.conversations = Conversations(share, chance)
         self.blocks = BlockNumbers(known_blocks)
+        self._clients = Recent[int](KNOWN_CONVERSATIONS)
+        self._last_client = 0
         self.models, self.pools, self.replicas, self.tenants = Names(), Names(), Names(), Names()
 
     def line(self, row: Row, at: float) -> dict[str, Any] | None:
@@ -141,6 +143,7 @@ class Anonymous:
             "pool": self.pools.number(row.pool),
             "replica": self.replicas.number(row.replica),
             "model": self.models.number(row.model),
+            "client": self._client(row.client),
             "tenant": self.tenants.number(row.tenant),
             "status": row.status,
         }
@@ -149,6 +152,13 @@ class Anonymous:
         if tokens is None:
             line["estimated"] = True
         return line
+
+    def _client(self, key: int) -> int:
+        number = self._clients.get(key)
+        if number is None:
+            self._last_client = number = self._last_client + 1
+            self._clients.put(key, number)
+        return number
 
     def names(self) -> dict[str, dict[str, str]]:
         found = {"pool": self.pools, "replica": self.replicas, "model": self.models, "tenant": self.tenants}

@@ -108,6 +108,7 @@ class _Gateway:
 
     admin: str
     offset: float = 0.0
+    uncertain_s: float = 0.0  # of the offset
     rings: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     skipped_before: dict[str, int] = field(default_factory=dict)
@@ -140,7 +141,7 @@ class Recorder:
             return _failed(f"{options.output} exists already: name another file, or use --replace")
         except OSError as error:
             return _failed(f"{options.output} cannot be written: {error.strerror or error}")
-        print(f"recording to {options.output}; Ctrl-C ends it", file=sys.stderr)
+        self.opened()
         ended = ""
         try:
             trace.add(header)
@@ -154,6 +155,10 @@ class Recorder:
             ended = ended or str(full)
         self._report(trace, ended)
         return 1 if ended else 0
+
+    def opened(self) -> None:
+        """From now on all requests that come are recorded."""
+        print(f"recording to {self._options.output}; Ctrl-C ends it", file=sys.stderr, flush=True)
 
     def _begin(self) -> dict[str, Any]:
         """The header. The recording begins in all workers of each gateway. Raises OperatorError."""
@@ -196,7 +201,8 @@ class Recorder:
         raw = ask(gateway.admin, "GET", f"/warmroute/recording?sample={self._options.sample!r}&after={after}")
         answer = read(gateway.admin, raw, Recorded)
         if not gateway.offset:
-            gateway.offset = (sent + self._clock()) / 2 - answer.now
+            took_s = self._clock() - sent
+            gateway.offset, gateway.uncertain_s = sent + took_s / 2 - answer.now, took_s / 2
         return answer
 
     def _record(self, trace: TraceFile) -> None:
@@ -238,9 +244,9 @@ class Recorder:
             del gateway.rings[next(iter(gateway.rings))]
         for row in page.rows:
             at = row.begun + gateway.offset - self._begun
-            if at < 0:
+            if at < -gateway.uncertain_s:
                 self._before += 1
-            elif line := self._lines.line(row, at):
+            elif line := self._lines.line(row, max(0.0, at)):
                 trace.add(line)
                 self._requests += 1
 

@@ -21,6 +21,7 @@ class Row(Struct, frozen=True, array_like=True):
     ids: bool
     keys: bytes
     session_key: int
+    client: int
     status: int
     model: str
     pool: str

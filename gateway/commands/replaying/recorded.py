@@ -10,9 +10,19 @@ from typing import Any, Final
 from router.simulation.calibration import Speed, measured, speed_of
 from router.simulation.fleet import FleetSpec, Result, Served
 from router.simulation.policies import SIMULATED
-from router.simulation.recorded import ENGINE_BLOCK, ClosedReplay, OpenReplay, Recorded, Recording, Replay, read
+from router.simulation.recorded import ENGINE_BLOCK, JITTER_S, ClosedReplay, OpenReplay, Recorded, Recording, Replay, read
 from router.simulation.workloads import Row, Source, TraceError
 from router.types import Random
+
+DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """open: all requests come at their recorded times. engine_block: tokens of an engine's block."""
+
+    open: bool
+    engine_block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +56,9 @@ class RecordedFleet:
             latency_s=speed.latency_s,
         )
 
-    def source(self, chance: Random, spec: FleetSpec, *, speed: float, closed: bool, engine_block: int) -> Source:
-        replay = Replay(self.recording, self.requests, spec.decode_rate, engine_block)
-        return ClosedReplay(replay, chance) if closed else OpenReplay(replay, chance, speed)
+    def source(self, chance: Random, spec: FleetSpec, how: Replaying, speed: float) -> Source:
+        replay = Replay(self.recording, self.requests, spec.decode_rate, how.engine_block)
+        return (OpenReplay if how.open else ClosedReplay)(replay, chance, speed, JITTER_S)
 
     def measured(self, spec: FleetSpec) -> Result | None:
         return measured(self.requests, spec.replicas, spec.kv_tokens)
@@ -91,7 +101,7 @@ def recorded_fleet(rows: Iterable[Row], pool: int | None) -> RecordedFleet:
         len(recording.requests) - len(chosen),
         max(len(fleet), seen) or None,
         round(sum(sizes) / len(sizes)) if sizes else None,
-        speed_of(chosen),
+        speed_of(chosen, whole=recording.share == 1),
     )
 
 
@@ -118,4 +128,12 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
     return lines
 
 
-DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
+def mean_of(results: Sequence[Result]) -> Result:
+    """Of several replays of the same: each value's mean."""
+    first = dataclasses.asdict(results[0])
+    changes = {
+        name: sum(getattr(each, name) for each in results) / len(results)
+        for name, value in first.items()
+        if isinstance(value, float)
+    }
+    return dataclasses.replace(results[0], **changes)

@@ -85,10 +85,13 @@ def _number(key: str, text: str, *, whole: bool) -> int | float:
     return int(number) if whole else number
 
 
-def sentence(variant: Variant, then: Result, now: Result, money: tuple[Money, Money] | None) -> str:
-    """money: then and now."""
+def sentence(
+    variant: Variant, then: Result, now: Result, spread: tuple[float, float] | None, money: tuple[Money, Money] | None
+) -> str:
+    """spread: the least and the largest p90 of several replays. money: then and now."""
+    between = f"{_seconds(spread[0])} to {_seconds(spread[1])}, " if spread else ""
     text = (
-        f"with {variant.words} p90 TTFT would be {_seconds(then.ttft_p90_s)} (now {_seconds(now.ttft_p90_s)}),"
+        f"with {variant.words} p90 TTFT would be {_seconds(then.ttft_p90_s)} ({between}now {_seconds(now.ttft_p90_s)}),"
         f" the mean {_seconds(then.ttft_mean_s)} (now {_seconds(now.ttft_mean_s)}),"
         f" hits {then.hit_ratio:.1%} (now {now.hit_ratio:.1%})"
     )
