@@ -65,8 +65,11 @@ def _converted(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
             raise TraceError(f"{path}: no *.json in this folder")
         for file in files:
             try:
+                row = None
                 for row in _objects(file):
-                    yield _session(row)
+                    yield session_lines(row)
+                if row is None:
+                    raise TraceError("it has no session")
             except TraceError as error:
                 raise TraceError(f"{file}: {error}") from error
 
@@ -89,8 +92,8 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
     yield row
 
 
-def _session(row: dict[str, Any]) -> dict[str, Any]:
-    """Raises TraceError."""
+def session_lines(row: dict[str, Any]) -> dict[str, Any]:
+    """A published session, as `simulate` reads it. Raises TraceError."""
     if not isinstance(row.get("requests"), list):
         raise TraceError("'requests', a list, is expected: a session of a coding agent")
     session = {**row, "requests": _requests(row["requests"], 1)}
