@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ PREFILL, DECODE = 1000.0, 50.0  # tokens per second
 SYSTEM_WORDS, MESSAGE_WORDS = 700, 120
 SYSTEMS: Final = 4
 MODEL: Final = "sim"
+WARM_S: Final = 30.0  # of load before the recording begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Scene:
 SCENES: Final = (
     Scene("memory for all", 200_000, 32, 3.0),
     Scene("too little memory", 12_000, 28, 3.0),
+    Scene("busy", 60_000, 44, 2.0),
     Scene("nearly saturated", 60_000, 56, 2.0),
     Scene("a sample of 30 %", 200_000, 40, 4.0, sample=0.3),
     Scene("chunked prefill", 60_000, 28, 3.0, flags=("--prefill-chunk", "512", "--decode-slowdown", "0.02", "--step-ms", "2")),
@@ -66,6 +69,11 @@ class Seen:
     ttft: list[float] = field(default_factory=list)
     prompt: int = 0
     cached: int = 0
+
+    def forget(self) -> None:
+        """What was before the recording."""
+        self.ttft.clear()
+        self.prompt = self.cached = 0
 
 
 def words(chance: random.Random, count: int) -> str:
@@ -117,12 +125,11 @@ async def ask(http: aiohttp.ClientSession, messages: list[Any], tokens: int, ses
     return text
 
 
-async def load(url: str, scene: Scene, seconds: float) -> Seen:
-    seen, until = Seen(), time.monotonic() + seconds
+async def load(url: str, scene: Scene, seconds: float, seen: Seen) -> None:
+    until = time.monotonic() + seconds
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
         await asyncio.gather(*(user(http, number, scene, until, seen) for number in range(scene.users)))
-    return seen
 
 
 def simulated(trace: Path, *flags: str) -> dict[str, Any]:
@@ -133,6 +140,7 @@ def simulated(trace: Path, *flags: str) -> dict[str, Any]:
 
 
 def recorded(scene: Scene, seconds: float, folder: Path) -> tuple[Path, Seen]:
+    seen = Seen()
     with ExitStack() as stack:
 
         def started(name: str, *arguments: str) -> Process:
@@ -149,34 +157,39 @@ def recorded(scene: Scene, seconds: float, folder: Path) -> tuple[Path, Seen]:
         file.write_text(yaml.safe_dump(config))
         gateway = started("gateway", "serve", "--config", str(file))
         url, admin = gateway.wait_for(listening_url), gateway.wait_for(admin_url)
+        background = threading.Thread(target=lambda: asyncio.run(load(url, scene, WARM_S + seconds, seen)))
+        background.start()
+        time.sleep(WARM_S)
+        seen.forget()
         recorder = started(
             "recorder", "record", "--admin", admin, "--output", str(trace), "--sample", str(scene.sample), "--replace"
         )
         recorder.wait_for(lambda line: "recording to" in line)
-        seen = asyncio.run(load(url, scene, seconds))
+        background.join()
         recorder.stop()
         return trace, seen
 
 
 def rows(scene: Scene, trace: Path, seen: Seen) -> Iterator[str]:
-    """Lines of the report's table."""
+    """Lines of the report's table. Replays are set beside what the gateway has recorded of the same requests."""
+    shown = simulated(trace)
+    was, rates = shown["measured"], shown["fleet"]
 
     def row(name: str, hits: float, ttft: float, p90: float, requests: int) -> str:
-        off = f"{(hits - hit_ratio) * 100:+.1f} points | {ttft / mean - 1:+.1%}" if name != "measured by the clients" else "| "
+        off = f"{(hits - was['hit_ratio']) * 100:+.1f} points | {ttft / was['ttft_mean_s'] - 1:+.1%}"
         return f"| {scene.name} | {name} | {requests} | {hits:.1%} | {ttft:.3f} | {p90:.3f} | {off} |"
 
     waits = sorted(seen.ttft)
-    hit_ratio, mean = seen.cached / seen.prompt, sum(waits) / len(waits)
-    yield row("measured by the clients", hit_ratio, mean, waits[int(0.9 * len(waits))], len(waits))
-    shown = simulated(trace)
+    mean, p90 = sum(waits) / len(waits), waits[int(0.9 * len(waits))]
+    yield row("seen by the clients, warm-up included", seen.cached / seen.prompt, mean, p90, len(waits))
     started_with = ("--prefill-rate", str(PREFILL), "--decode-rate", str(DECODE))
     given = simulated(trace, *started_with)["results"][0]
     at_times = simulated(trace, "--open")["results"][0]
-    rates = shown["fleet"]
-    name = f"replayed, rates of the recording ({rates['prefill_rate']:.0f} and {rates['decode_rate']:.1f} tokens/s)"
+    found = f"replayed, rates of the recording ({rates['prefill_rate']:.0f} and {rates['decode_rate']:.1f} tokens/s)"
     for title, one in (
-        ("recorded by the gateway", shown["measured"]),
-        (name, shown["results"][0]),
+        ("measured", was),
+        (found, shown["results"][0]),
+        *((f"replay {number}", each) for number, each in enumerate(shown["results"][0]["replays"], 1)),
         ("replayed, rates of the replicas", given),
         ("replayed at the recorded times (--open)", at_times),
     ):
@@ -200,7 +213,7 @@ def main(arguments: Sequence[str]) -> None:
         for scene in SCENES if options.only is None else [SCENES[options.only]]:
             trace, seen = recorded(scene, options.seconds, folder)
             lines += rows(scene, trace, seen)
-            print("\n".join(lines[-5:]), flush=True)
+            print("\n".join(lines[-10:]), flush=True)
     if options.report:
         (REPORTS / "recorded.md").write_text(report(lines, options.seconds), "utf-8")
 

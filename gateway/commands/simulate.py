@@ -136,6 +136,8 @@ def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help=text)
     text = "recordings: replays of each row, each with other chances; the row is their mean (default: %(default)s)"
     parser.add_argument("--runs", type=int, metavar="N", default=REPLAYS, help=text)
+    text = "recordings: seconds that fill the simulated caches and are not in the numbers (default: a tenth, 600 at most)"
+    parser.add_argument("--warm-up", type=float, metavar="S", help=text)
     text = "recordings: tokens of a block of the engine's cache (default: %(default)s)"
     parser.add_argument("--engine-block", type=int, metavar="N", default=DEFAULT_ENGINE_BLOCK, help=text)
 
@@ -193,16 +195,15 @@ def _plans(options: argparse.Namespace, opened: Opened) -> list[Plan]:
 
 def _variants(options: argparse.Namespace, opened: Opened, variants: Sequence[Variant]) -> list[Plan]:
     """What is not changed is as in the first row."""
-    first = _plans(options, opened)[0][0]
+    first, base = _plans(options, opened)[0][0], opened.spec
     names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate")
-    return [
-        (
-            one.policy or first,
-            dataclasses.replace(opened.spec, **{name: value for name in names if (value := getattr(one, name)) is not None}),
-            one,
-        )
-        for one in variants
-    ]
+    plans = list[Plan]()
+    for one in variants:
+        changes = {name: value for name in names if (value := getattr(one, name)) is not None}
+        if one.prefill_rate and base.learned_rate:
+            changes["learned_rate"] = one.prefill_rate
+        plans.append((one.policy or first, dataclasses.replace(base, **changes), one))
+    return plans
 
 
 def _simulated(
@@ -271,7 +272,9 @@ def _check(options: argparse.Namespace) -> list[Variant]:
     for name, value in vars(options).items():
         if name in PRICES and value is not None and not 0 <= value < math.inf:
             raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a price in USD, 0 or more")
-        if name in (*PRICES, "pool", "seed"):
+        if name == "warm_up" and value is not None and not 0 <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"--warm-up: {value} is not a number of seconds, 0 or more")
+        if name in (*PRICES, "pool", "seed", "warm_up"):
             continue
         good = value > 0 and (value < math.inf or name == "sharing_delay") if type(value) in (int, float) else True
         if not good:
@@ -381,7 +384,7 @@ def open_trace(options: argparse.Namespace) -> Opened:
         raise TraceError("JSON objects, one a line, are expected")
     rows = itertools.chain([first], rows)
     if is_header(first):
-        fleet = recorded_fleet(rows, options.pool)
+        fleet = recorded_fleet(rows, options.pool, options.warm_up)
         spec = _spec_of(options, fleet.spec(FleetSpec()))
         return Opened(spec, lambda speed: _recorded(options, fleet, spec, speed), fleet)
     if "hash_ids" in first:

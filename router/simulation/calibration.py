@@ -91,10 +91,13 @@ def _decode_rate(requests: Iterable[Recorded]) -> float | None:
     return tokens / seconds if seconds > 0 else None
 
 
-def measured(requests: Sequence[Recorded], replicas: int, kv_tokens: int) -> Result | None:
-    """As it was: hits of the prompts whose cached tokens were reported, waits of the streams; None: there is neither."""
-    told = [one for one in requests if one.cached is not None]
-    waits = sorted(one.ttft for one in requests if one.ttft is not None)
+def measured(requests: Sequence[Recorded], replicas: int, kv_tokens: int, since: float = 0.0) -> Result | None:
+    """As it was: hits of the prompts whose cached tokens were reported, waits of the streams; None: there is neither.
+
+    since: earlier ones do not count.
+    """
+    told = [one for one in requests if one.cached is not None and one.at >= since]
+    waits = sorted(one.ttft for one in requests if one.ttft is not None and one.at >= since)
     if not told or not waits:
         return None
     work: dict[int, int] = {}

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from router.booking import Booking
 from router.index.trie import RadixTrie
+from router.load import RATE_HALF_LIFE_TOKENS
 from router.router import Router
 from router.simulation.workloads import Request, Source
 from router.types import TOKEN_WEIGHT, Outcome, Replica
@@ -37,6 +38,7 @@ class FleetSpec:
     decode_rate: float = 50.0
     batch_limit: int = 64
     speeds: tuple[float, ...] = ()  # a factor for each replica; empty: all 1
+    learned_rate: float = 0.0  # the prefill rate that the router has learned before; 0: none
     latency_s: float = 0.0  # of every first token, beside the replica's work: network, gateway, an engine's fixed costs
 
     @property
@@ -204,6 +206,8 @@ class RouterPlacement:
         self._numbers = {name: number for number, name in enumerate(self._names)}
         for name in self._names:
             router.add(Replica(name, spec.kv_tokens))
+            if spec.learned_rate:
+                router.ledger.restore(name, (RATE_HALF_LIFE_TOKENS, RATE_HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
 
     def place(self, request: Request, now: float) -> tuple[int, Booking]:
         booking = self.router.choose(request.prompt, self._names, now)

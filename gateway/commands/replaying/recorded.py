@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from router.load import DEFAULT_PREFILL_RATE
 from router.simulation.calibration import Speed, measured, speed_of
 from router.simulation.fleet import FleetSpec, Result, Served
 from router.simulation.policies import SIMULATED
@@ -15,6 +16,8 @@ from router.simulation.workloads import Row, Source, TraceError
 from router.types import Random
 
 DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
+WARM_SHARE: Final = 0.1
+WARM_MOST_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Replaying:
 @dataclass(frozen=True, slots=True)
 class RecordedFleet:
     """The requests of one pool that can be replayed, and the fleet as they show it. left_out: requests of other pools, and
-    those that failed. replicas, kv_tokens: None where the recording does not say.
+    those that failed. replicas, kv_tokens: None where the recording does not say. warm_s: what comes
+    earlier does not count, for the simulated caches are empty then. learned_rate: as in `FleetSpec`.
     """
 
     recording: Recording
@@ -38,6 +42,8 @@ class RecordedFleet:
     replicas: int | None
     kv_tokens: int | None
     speed: Speed
+    warm_s: float
+    learned_rate: float
 
     @property
     def policy(self) -> str:
@@ -54,6 +60,7 @@ class RecordedFleet:
             prefill_rate=speed.prefill_rate or base.prefill_rate,
             decode_rate=speed.decode_rate or base.decode_rate,
             latency_s=speed.latency_s,
+            learned_rate=self.learned_rate,
         )
 
     def source(self, chance: Random, spec: FleetSpec, how: Replaying, speed: float) -> Source:
@@ -61,14 +68,19 @@ class RecordedFleet:
         return (OpenReplay if how.open else ClosedReplay)(replay, chance, speed, JITTER_S)
 
     def measured(self, spec: FleetSpec) -> Result | None:
-        return measured(self.requests, spec.replicas, spec.kv_tokens)
+        return measured(self.requests, spec.replicas, spec.kv_tokens, self.warm_s)
 
     def compared(self, served: Sequence[Served]) -> tuple[list[Served], list[Served]]:
-        """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was."""
+        """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was.
+
+        By their recorded times, so that they are the same in each replay.
+        """
         waited, reported = list[Served](), list[Served]()
         for one in served:
             assert one.request.measured is not None
             recorded = self.requests[one.request.measured.number]
+            if recorded.at < self.warm_s:
+                continue
             if recorded.ttft is not None:
                 waited.append(one)
             if recorded.cached is not None:
@@ -76,8 +88,8 @@ class RecordedFleet:
         return waited or list(served), reported or list(served)
 
 
-def recorded_fleet(rows: Iterable[Row], pool: int | None) -> RecordedFleet:
-    """pool: its number; None: the one with the most requests. Raises TraceError."""
+def recorded_fleet(rows: Iterable[Row], pool: int | None, warm_s: float | None = None) -> RecordedFleet:
+    """pool: its number; None: the one with the most requests. warm_s: None: a share of the recording. Raises TraceError."""
     recording = read(rows)
     counts: dict[int, int] = {}
     for one in recording.requests:
@@ -93,6 +105,7 @@ def recorded_fleet(rows: Iterable[Row], pool: int | None) -> RecordedFleet:
         raise TraceError(f"no request of pool {pool} was answered")
     fleet = recording.pools.get(pool, [])
     sizes = [each["kv_tokens"] for each in fleet if each["kv_tokens"]]
+    learned = [each["prefill_rate"] for each in fleet if each["prefill_rate"] not in (0.0, DEFAULT_PREFILL_RATE)]
     seen = len({one.replica for one in chosen})
     return RecordedFleet(
         recording,
@@ -102,6 +115,8 @@ def recorded_fleet(rows: Iterable[Row], pool: int | None) -> RecordedFleet:
         max(len(fleet), seen) or None,
         round(sum(sizes) / len(sizes)) if sizes else None,
         speed_of(chosen, whole=recording.share == 1),
+        min(WARM_SHARE * recording.seconds, WARM_MOST_S) if warm_s is None else warm_s,
+        sum(learned) / len(learned) if learned else 0.0,
     )
 
 
@@ -117,6 +132,8 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
     ]
     if speed.prefill_rate is None and not given.get("prefill_rate"):
         lines.append("the recording does not show the prefill rate: --prefill-rate")
+    if fleet.warm_s:
+        lines.append(f"the first {fleet.warm_s:.0f} s fill the simulated caches, and are not in the numbers (--warm-up)")
     if recording.share < 1:
         lines.append(
             f"a sample of {recording.share:.4g} of the conversations: each is replayed {1 / recording.share:.4g} times"
