@@ -110,6 +110,7 @@ bench: $(VENV)/.dev $(COMPILED)/.made
 	$(BIN)/python -m bench.router.ablation
 	$(BIN)/python -m bench.router.unequal
 	$(BIN)/python -m bench.router.policies
+	$(BIN)/python -m bench.router.recorded --report
 
 # What bench.gateway compares with, into .peers: sglang-router, smg, vllm-router, litellm; nginx and haproxy from Debian.
 # (`scripts/peers.sh .peers engines`: what bench.replica.engines compares with, 4 GB.) Without them `make bench` measures what is there.

@@ -14,12 +14,9 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounting.counterfactual import Counterfactual
-from gateway.accounting.meter import Meter
-from gateway.accounting.savings import Savings
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
-from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
+from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess, Telemetry
 from gateway.cluster.listeners import addresses_of, open_listeners, url_of
 from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
@@ -34,6 +31,7 @@ from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.fleet.sources.table import sources_of
+from gateway.observing import Observing
 from gateway.parser.items import KeptItems
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
@@ -48,7 +46,7 @@ from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
-from gateway.request.settle import Observer, OtherPolicies, observers_of
+from gateway.request.settle import Observer
 from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
@@ -68,7 +66,7 @@ from gateway.upstream.headers import Address
 from gateway.upstream.loop_guard import LoopGuard
 from gateway.upstream.pool import Connector
 from gateway.upstream.resolver import Resolver
-from router import Booking, Router
+from router import Router
 
 _SWEEP_S = 1.0
 _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
@@ -170,6 +168,7 @@ class Gateway:
             await asyncio.sleep(_SWEEP_S)
             while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
+            self.local.recording.sweep(self.clock())
             for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
 
@@ -186,8 +185,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
-    meter = Meter(live, metrics, around.wall_clock)
-    compared = _compared(config, router, fleet, Savings(metrics, around.wall_clock), meter)
+    observing = Observing(live, metrics, requests, fleet, router, around.wall_clock, around.observers)
     recall = _recall_of(around, live, metrics, parsing, running)
     lifecycle = Lifecycle(
         live=live,
@@ -201,26 +199,24 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
             live=live,
             attempts=attempts,
             resumption=resumption,
-            meter=meter,
+            meter=observing.meter,
             running=running,
             audience=access,
             clock=clock,
         ),
         recall=recall,
         diagnoses=Diagnoses(),
-        observers=[*observers_of(fleet, meter, metrics, requests), *compared.observers, *around.observers],
+        observers=observing.observers,
         running=running,
         audience=access,
         loops=loops,
         metrics=metrics,
         clock=clock,
-        counterfactual=compared.counterfactual,
+        counterfactual=observing.counterfactual,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    local = _local_of(around, parts, live, metrics, requests)
-    local.begin_leaving = running.begin_leaving
-    if compared.savings:
-        local.before_page = compared.savings.set_gauges
+    local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
+    local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
@@ -249,9 +245,9 @@ def _served_of(
     )
 
 
-def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, requests: RequestLog) -> LocalControl:
+def _local_of(around: Surroundings, parts: Parts, live: Live, telemetry: Telemetry) -> LocalControl:
     """What operators, reloads and sources change in this process, and what it keeps of it."""
-    fleet, clock = parts.fleet, around.clock
+    fleet, clock, metrics = parts.fleet, around.clock, telemetry.metrics
     membership = Membership(
         live=live, fleet=fleet, upstream=parts.upstream, sources_of=around.members, first_wait_s=around.first_probes_s
     )
@@ -260,8 +256,7 @@ def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, 
         membership=membership,
         reload=Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics),
         knowledge=Knowledge(live=live, router=parts.router, fleet=fleet, metrics=metrics, clock=clock),
-        metrics=metrics,
-        requests=requests,
+        telemetry=telemetry,
         clock=clock,
     )
 
@@ -289,33 +284,6 @@ def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Pars
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
     runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)
     return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What follows other policies (`routing.compare`), if anything does."""
-
-    counterfactual: Counterfactual | None = None
-    savings: Savings | None = None
-    observers: Sequence[Observer] = ()
-
-
-def _compared(config: Config, router: Router, fleet: Fleet, savings: Savings, meter: Meter) -> Compared:
-    if not config.routing.compare:
-        return Compared()
-
-    def capacity(name: str) -> int | None:
-        state = fleet.named(name)
-        return (state.capacity_tokens if state else None) or router.learned_capacity(name)
-
-    def followed(booking: Booking) -> None:
-        lease = booking.lease
-        counterfactual.follow(booking.prompt, fleet.siblings(lease.replica), lease.replica, lease.prompt_tokens, lease.since)
-
-    routing = config.routing
-    counterfactual = Counterfactual(random.Random(), capacity, routing.ttl_s, routing.memory_mb << 19)
-    router.followed = followed
-    return Compared(counterfactual, savings, [OtherPolicies(counterfactual, meter, savings)])
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
+from gateway.accounting.recording import Recording
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
@@ -32,6 +34,15 @@ log = logging.getLogger("warmroute.snapshots")
 COUNT_S: Final = BATCH_S  # between two counts of the slots that others use
 
 
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What this process writes down of its requests."""
+
+    metrics: Metrics
+    requests: RequestLog
+    recording: Recording
+
+
 class LocalControl:
     """This process."""
 
@@ -42,8 +53,7 @@ class LocalControl:
         membership: Membership,
         reload: Reload,
         knowledge: Knowledge,
-        metrics: Metrics,
-        requests: RequestLog,
+        telemetry: Telemetry,
         clock: Callable[[], float],
     ) -> None:
         self.beginning = False  # what it begins with is still to be taken in: the index's clock must not run before
@@ -52,12 +62,13 @@ class LocalControl:
         self.reload = reload
         self.router = parts.router
         self.fleet = parts.fleet
-        self.metrics = metrics
+        self.metrics = metrics = telemetry.metrics
+        self.recording = telemetry.recording
         self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
         self.before_page: Callable[[], None] = lambda: None  # sets further gauges
-        self._requests = requests
+        self._requests = telemetry.requests
         self._unknown = UnknownReplicas(parts.router, metrics)
         self._counted = self._count_again = False  # the slots that others use: within the last COUNT_S, and changed since
 
@@ -133,6 +144,10 @@ class LocalControl:
         metrics.log_lines_dropped.set((), self._requests.dropped)
         return metrics.instruments
 
+    def recorded(self, cursors: dict[str, int], share: float) -> bytes:
+        """A page of this process's recording, which begins now if there is none."""
+        return self.recording.page(cursors, share, self.clock()).encode()
+
 
 class ControlPlane(Protocol):
     async def execute(self, command: Command) -> None:
@@ -147,6 +162,9 @@ class ControlPlane(Protocol):
 
     async def sharing(self) -> SharingState | None:
         """How the exchange with other gateways goes; None: there is to be none."""
+
+    async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
+        """A page of the recording of each process that answers (`accounting/recording.py`), encoded."""
 
     async def run(self) -> None:
         """Background work, until it is cancelled."""
@@ -190,6 +208,9 @@ class SingleProcess:
 
     async def sharing(self) -> SharingState | None:
         return self._outside.link.state if self._outside.link else None
+
+    async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
+        return [self._local.recorded(cursors, share)]
 
     async def run(self) -> None:
         await self._outside.run()

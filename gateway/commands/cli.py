@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.commands import check, operate, serve, simulate
+from gateway.commands.recording import record
+from gateway.commands.replaying import convert
 from gateway.config.parse import ConfigError
 
 _DEMO = (
@@ -61,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo_arguments(add("demo", "two replicas, a gateway, two conversations, a table", _DEMO, _demo))
     text = "compare routing policies on a recorded or generated workload"
     simulate.add_arguments(add("simulate", text, simulate.DESCRIPTION, simulate.run))
+    text = "record a running gateway's traffic for `simulate`, without texts and names"
+    record.add_arguments(add("record", text, record.DESCRIPTION, record.run))
+    text = "convert published traces of coding agents for `simulate`"
+    convert.add_arguments(add("convert", text, convert.DESCRIPTION, convert.run))
     check.add_arguments(add("check", "validate a configuration file", check.DESCRIPTION, check.run))
     operate.add_status_arguments(add("status", "show the replicas of a running gateway", operate.STATUS, operate.status))
     text = "send no new requests to a replica of running gateways"

@@ -110,7 +110,7 @@ class _Failed(Struct, frozen=True):
     error: _Failure
 
 
-T = TypeVar("T", Replicas, Exchange, Drained)
+T = TypeVar("T", bound=Struct)
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ class Curve:
             name,
             [one.arrived for one in served],
             [one.first_token - one.arrived for one in served],
-            [one.request.prompt.units for one in served],
+            [one.request.tokens for one in served],
             [one.cached_tokens for one in served],
             bound,
         )

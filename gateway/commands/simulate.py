@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gzip
+import itertools
 import json
 import math
 import random
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.commands import plot
+from gateway.commands.replaying import money
+from gateway.commands.replaying.recorded import DEFAULT_ENGINE_BLOCK, RecordedFleet, Replaying, about, mean_of, recorded_fleet
+from gateway.commands.replaying.trace_lines import trace_lines
+from gateway.commands.replaying.what_if import Variant, sentence, variant
 from gateway.config.schema import RoutingConfig
 from router import Router
-from router.simulation.fleet import FleetSpec, Result, Served, SharedQueue, Simulation, summary
+from router.simulation.fleet import Compared, FleetSpec, Result, Served, SharedQueue, Simulation, everything, summary
 from router.simulation.gateways import Gateways
 from router.simulation.generators import GENERATORS
 from router.simulation.policies import SIMULATED
-from router.simulation.workloads import ClosedLoop, OpenLoop, Source, TraceError, agents, mooncake
+from router.simulation.recorded import ClosedReplay, OpenReplay, is_header
+from router.simulation.workloads import ClosedLoop, OpenLoop, Source, TraceError, Turn, agents, mooncake
 from router.types import Random
 
 BOUNDS = ("pooled", "infinite")
@@ -36,6 +40,8 @@ GENERATED = "gen:"
 TRACE_HOURS, TRACE_USERS = 1.0, 6
 MAX_GATEWAYS = 1000
 _ENDLESS = 1 << 50  # tokens
+REPLAYS, MAX_REPLAYS = 5, 1000
+PRICES = ("price_input", "price_cached", "price_output", "gpu_hour")
 _PROGRESS_EVERY = 500
 
 DESCRIPTION = (
@@ -69,32 +75,42 @@ def fronts_of(options: argparse.Namespace) -> Fronts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload to replay: makes a fresh source per run."""
+    """A workload to replay: makes a fresh source per run. compared: which requests count."""
 
     source: Callable[[], Source]
     horizon_s: float = 0.0  # of a closed loop
+    compared: Compared = everything
 
     def share_done(self, source: Source, number: int, now: float) -> float:
         """Progress of a run that has answered `number` requests, 0 to 1."""
-        return min(1.0, number / len(source) if isinstance(source, OpenLoop) else now / self.horizon_s)
+        if isinstance(source, OpenLoop | OpenReplay | ClosedReplay):
+            return min(1.0, number / len(source))
+        return min(1.0, now / self.horizon_s)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     def number(flag: str, default: float, text: str) -> None:
         parser.add_argument(flag, default=default, type=type(default), metavar="N", help=f"{text} (default: %(default)s)")
 
+    def of_fleet(flag: str, default: float, text: str) -> None:
+        was = f"default: {default}; of a recording: as it was"
+        parser.add_argument(flag, type=type(default), metavar="N", help=f"{text} ({was})")
+
     spec = FleetSpec()
     kinds = ", ".join(GENERATED + name for name in GENERATORS)
     parser.add_argument(
-        "trace", metavar="TRACE", help=f"JSON lines (Mooncake's or the agents' format, may be gzipped), or {kinds}"
+        "trace",
+        metavar="TRACE",
+        help=f"JSON lines (`warmroute record`'s, Mooncake's or the agents' format, may be gzipped), or {kinds}",
     )
-    parser.add_argument(
-        "--policy", default="cost", metavar="A,B", help=f"policies to compare: {', '.join(NAMES)} (default: %(default)s)"
-    )
-    number("--replicas", spec.replicas, "number of replicas")
-    number("--kv-tokens", spec.kv_tokens, "KV cache of a replica, in tokens")
-    number("--prefill-rate", spec.prefill_rate, "prefill tokens/s of a replica")
-    number("--decode-rate", spec.decode_rate, "generated tokens/s of a sequence")
+    of = f"policies to compare: {', '.join(NAMES)} (default: cost; of a recording: as it was)"
+    parser.add_argument("--policy", metavar="A,B", help=of)
+    text = "the same load on another fleet: replicas=12,kv=2M; also policy=, prefill=, decode=, speed=. May be repeated"
+    parser.add_argument("--what-if", metavar="KEY=VALUE,...", action="append", default=[], help=text)
+    of_fleet("--replicas", spec.replicas, "number of replicas")
+    of_fleet("--kv-tokens", spec.kv_tokens, "KV cache of a replica, in tokens")
+    of_fleet("--prefill-rate", spec.prefill_rate, "prefill tokens/s of a replica")
+    of_fleet("--decode-rate", spec.decode_rate, "generated tokens/s of a sequence")
     number("--batch-limit", spec.batch_limit, "sequences that a replica runs at once")
     number("--speed", 1.0, "open loops: factor on the arrival rate")
     number("--gateways", 1, "gateways, each with a router of its own; a request comes to any of them")
@@ -106,48 +122,139 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number("--max-input", 200_000, "agents' traces: longest prompt of a session, in tokens; other sessions are left out")
     hours = f"agents' traces and generators: simulated hours (default: {TRACE_HOURS:g}; {own})"
     parser.add_argument("--hours", type=float, metavar="N", help=hours)
+    _add_recording_arguments(parser)
+    money.add_arguments(parser)
     number("--seed", 0, "seed of all random choices")
     parser.add_argument("--json", action="store_true", help='print {"results": [...]} instead of a table')
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw TTFT and hits over time; needs the extra 'plot'")
 
 
+def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "recordings: the pool to replay (default: the one with the most requests)"
+    parser.add_argument("--pool", type=int, metavar="N", help=text)
+    text = "recordings: send all requests at their recorded times, and not a conversation's next one after the answer before it"
+    parser.add_argument("--open", action="store_true", help=text)
+    text = "recordings: replays of each row, each with other chances; the row is their mean (default: %(default)s)"
+    parser.add_argument("--runs", type=int, metavar="N", default=REPLAYS, help=text)
+    text = "recordings: seconds that fill the simulated caches and are not in the numbers (default: a tenth, 600 at most)"
+    parser.add_argument("--warm-up", type=float, metavar="S", help=text)
+    text = "recordings: tokens of a block of the engine's cache (default: %(default)s)"
+    parser.add_argument("--engine-block", type=int, metavar="N", default=DEFAULT_ENGINE_BLOCK, help=text)
+
+
 def run(options: argparse.Namespace) -> int:
-    """Simulate each policy of --policy; returns the exit status."""
-    names = options.policy.split(",")
-    spec = FleetSpec(options.replicas, options.kv_tokens, options.prefill_rate, options.decode_rate, options.batch_limit)
-    results, curves = [], []
+    """Simulate each policy of --policy, and each --what-if; returns the exit status."""
+    runs, curves = list[Run](), list[plot.Curve]()
     try:
-        _check(names, options)
-        workload, fronts = load(options), fronts_of(options)
-        for name in names:
-            result, served = replay(name, spec, workload, options.seed, fronts, watch=sys.stderr.isatty())
-            results.append(result)
-            if options.plot:
+        variants = _check(options)
+        opened = open_trace(options)
+        for name, base, changed in [*_plans(options, opened), *_variants(options, opened, variants)]:
+            one, served = _simulated(options, opened, name, base, changed)
+            runs.append(one)
+            if options.plot and changed is None:
                 curves.append(plot.Curve.of(name, served, bound=name in BOUNDS))
         if options.plot:
-            plot.draw(
-                options.plot, curves, f"{Path(options.trace).name}: {spec.replicas} replicas, {spec.kv_tokens:,} KV tokens each"
-            )
+            spec = runs[0].spec
+            title = f"{Path(options.trace).name}: {spec.replicas} replicas, {spec.kv_tokens:,} KV tokens each"
+            plot.draw(options.plot, curves, title)
     except TraceError as error:
         return _fail(f"{options.trace}: {error}")
     except plot.PlotError as error:
         return _fail(f"--plot: {error}")
     except argparse.ArgumentTypeError as error:
         return _fail(str(error))
-    if options.json:
-        print(json.dumps({"results": [_row(result, fronts) for result in results]}))
-    else:
-        print_results(results)
-        if fronts.gateways > 1:
-            delay = "not shared" if math.isinf(fronts.delay_s) else f"sharing delay {fronts.delay_s:.4g} s"
-            print(f"gateways: {fronts.gateways}, {delay}")
+    _show(options, opened, runs)
     return 0
 
 
-def _row(result: Result, fronts: Fronts) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row. result: the mean of its replays; replays: their results. variant: None if it is the base, with one of its
+    policies.
+    """
+
+    result: Result
+    replays: Sequence[Result]
+    spec: FleetSpec
+    variant: Variant | None
+    money: money.Money | None
+
+    def range_of(self, name: str) -> tuple[float, float] | None:
+        """The least and the largest value of several replays."""
+        values = [getattr(each, name) for each in self.replays]
+        return (min(values), max(values)) if len(values) > 1 else None
+
+
+Plan = tuple[str, FleetSpec, Variant | None]
+
+
+def _plans(options: argparse.Namespace, opened: Opened) -> list[Plan]:
+    policy = options.policy or (opened.recorded.policy if opened.recorded else "cost")
+    return [(name, opened.spec, None) for name in policy.split(",")]
+
+
+def _variants(options: argparse.Namespace, opened: Opened, variants: Sequence[Variant]) -> list[Plan]:
+    """What is not changed is as in the first row."""
+    first, base = _plans(options, opened)[0][0], opened.spec
+    names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate")
+    plans = list[Plan]()
+    for one in variants:
+        changes = {name: value for name in names if (value := getattr(one, name)) is not None}
+        if one.prefill_rate and base.learned_rate:
+            changes["learned_rate"] = one.prefill_rate
+        plans.append((one.policy or first, dataclasses.replace(base, **changes), one))
+    return plans
+
+
+def _simulated(
+    options: argparse.Namespace, opened: Opened, name: str, spec: FleetSpec, changed: Variant | None
+) -> tuple[Run, list[Served]]:
+    workload = opened.workload(options.speed * (changed.speed or 1.0 if changed else 1.0))
+    watch, results, served = sys.stderr.isatty(), list[Result](), list[Served]()
+    for number in range(options.runs if opened.recorded else 1):
+        result, served = replay(name, spec, workload, options.seed + number, fronts_of(options), watch=watch)
+        results.append(result)
+    prices = money.prices_of(options)
+    cost = money.cost_of(prices, spec, served) if prices else None
+    return Run(mean_of(results), results, spec, changed, cost), served
+
+
+def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> None:
+    fronts, recorded = fronts_of(options), opened.recorded
+    was = recorded.measured(opened.spec) if recorded else None
+    if options.json:
+        rows = [_row(one, fronts) for one in runs]
+        about_it = {"measured": asdict(was)} if was else {}
+        fleet = {"fleet": asdict(opened.spec)} if recorded else {}
+        print(json.dumps({**about_it, **fleet, "results": rows}))
+        return
+    if recorded:
+        print("\n".join(about(recorded, opened.spec, vars(options))))
+    print_results([*([was] if was else []), *(_labelled(one) for one in runs)], [one.money for one in runs])
+    if fronts.gateways > 1:
+        delay = "not shared" if math.isinf(fronts.delay_s) else f"sharing delay {fronts.delay_s:.4g} s"
+        print(f"gateways: {fronts.gateways}, {delay}")
+    for one in runs:
+        if one.variant:
+            both = (one.money, runs[0].money) if one.money and runs[0].money else None
+            print(sentence(one.variant, one.result, runs[0].result, one.range_of("ttft_p90_s"), both))
+
+
+def _labelled(run: Run) -> Result:
+    return dataclasses.replace(run.result, policy=run.variant.text) if run.variant else run.result
+
+
+def _row(run: Run, fronts: Fronts) -> dict[str, Any]:
     """For JSON. A bound is one queue for all; null: there is nobody to share with, or nothing is shared."""
-    gateways, delay_s = (1, math.inf) if result.policy in BOUNDS else (fronts.gateways, fronts.delay_s)
-    return {**asdict(result), "gateways": gateways, "sharing_delay_s": None if math.isinf(delay_s) else delay_s}
+    gateways, delay_s = (1, math.inf) if run.result.policy in BOUNDS else (fronts.gateways, fronts.delay_s)
+    row = {**asdict(run.result), "gateways": gateways, "sharing_delay_s": None if math.isinf(delay_s) else delay_s}
+    if run.variant:
+        row["what_if"] = run.variant.text
+    if len(run.replays) > 1:
+        row["replays"] = [asdict(each) for each in run.replays]
+    if run.money:
+        row |= {**asdict(run.money), "hourly_usd": run.money.hourly_usd}
+    return row
 
 
 def _fail(message: str) -> int:
@@ -155,27 +262,41 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _check(names: Sequence[str], options: argparse.Namespace) -> None:
-    """Raises ArgumentTypeError, or PlotError. All numbers but the seed must be positive, and only the delay may be infinite."""
+def _check(options: argparse.Namespace) -> list[Variant]:
+    """The variants of --what-if. Raises ArgumentTypeError, or PlotError. All numbers but the seed, a pool's and prices must be
+    positive, and only the delay may be infinite.
+    """
+    names = [] if options.policy is None else options.policy.split(",")
     if unknown := [name for name in names if name not in NAMES]:
         raise argparse.ArgumentTypeError(f"--policy: {unknown[0]!r} is not one of {', '.join(NAMES)}")
     for name, value in vars(options).items():
+        if name in PRICES and value is not None and not 0 <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a price in USD, 0 or more")
+        if name == "warm_up" and value is not None and not 0 <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"--warm-up: {value} is not a number of seconds, 0 or more")
+        if name in (*PRICES, "pool", "seed", "warm_up"):
+            continue
         good = value > 0 and (value < math.inf or name == "sharing_delay") if type(value) in (int, float) else True
-        if not good and name != "seed":
+        if not good:
             raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')}: {value} is not a number above 0")
+    if options.runs > MAX_REPLAYS:
+        raise argparse.ArgumentTypeError(f"--runs: {options.runs} is more than {MAX_REPLAYS}")
     if options.gateways > MAX_GATEWAYS:
         raise argparse.ArgumentTypeError(f"--gateways: {options.gateways} is more than {MAX_GATEWAYS}")
     if options.sharing_delay is not None and options.gateways == 1:
         raise argparse.ArgumentTypeError("--sharing-delay: there is nothing to share with one gateway (--gateways)")
     if options.plot:
         plot.check(options.plot)
+    return [variant(text, NAMES) for text in options.what_if]
 
 
-def print_results(results: Sequence[Result]) -> None:
-    """A row per policy."""
+def print_results(results: Sequence[Result], costs: Sequence[money.Money | None] = ()) -> None:
+    """A row per policy. costs: of the last rows."""
     from gateway.commands.tables import number, print_table, text
 
-    names = ("requests", "hits", "TTFT mean", "p50", "p90", "p99", "e2e mean", "skew")
+    names: tuple[str, ...] = ("requests", "hits", "TTFT mean", "p50", "p90", "p99", "e2e mean", "skew")
+    if any(costs):
+        names += ("USD/h",)
     rows = [
         (
             one.policy,
@@ -184,8 +305,9 @@ def print_results(results: Sequence[Result]) -> None:
             *(f"{wait:.3f}" for wait in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s)),
             f"{one.e2e_mean_s:.2f}",
             f"{one.load_skew:.2f}",
+            *([f"{cost.hourly_usd:,.2f}" if cost else ""] if any(costs) else []),
         )
-        for one in results
+        for one, cost in zip(results, [*([None] * (len(results) - len(costs))), *costs], strict=True)
     ]
     print_table((text("policy"), *map(number, names)), rows)
 
@@ -211,7 +333,7 @@ def replay(
     served = list(running)
     if not served:
         raise TraceError("no request begins in the simulated time (--hours)")
-    return summary(name, spec, served, simulation.busy_s), served
+    return summary(name, spec, served, simulation.busy_s, workload.compared), served
 
 
 def _router(policy: str, chance: Random) -> Router:
@@ -242,25 +364,80 @@ def _watched(name: str, served: Iterator[Served], share: Callable[[int, float], 
 # -- workloads
 
 
-def load(options: argparse.Namespace) -> Workload:
-    """The trace, in either format, or the generator. Raises TraceError."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The trace as it was read. spec: the fleet that is simulated. workload: at a speed. recorded: of a recording."""
+
+    spec: FleetSpec
+    workload: Callable[[float], Workload]
+    recorded: RecordedFleet | None = None
+
+
+def open_trace(options: argparse.Namespace) -> Opened:
+    """The trace, in any format, or the generator. Raises TraceError."""
+    spec = _spec_of(options, FleetSpec())
     if options.trace.startswith(GENERATED):
-        return _generated(options)
-    rows = _rows(Path(options.trace))
-    if "hash_ids" in rows[0]:
-        source = OpenLoop(mooncake(rows, random.Random(options.seed), options.speed))
-        return Workload(lambda: source)
-    if "requests" not in rows[0]:
-        raise TraceError("neither Mooncake's format (hash_ids) nor the agents' (requests)")
+        return Opened(spec, lambda speed: _generated(options, spec.replicas, speed))
+    rows = trace_lines(Path(options.trace))
+    first = next(rows, None)
+    if first is None:
+        raise TraceError("JSON objects, one a line, are expected")
+    rows = itertools.chain([first], rows)
+    if is_header(first):
+        fleet = recorded_fleet(rows, options.pool, options.warm_up)
+        spec = _spec_of(options, fleet.spec(FleetSpec()))
+        return Opened(spec, lambda speed: _recorded(options, fleet, spec, speed), fleet)
+    if "hash_ids" in first:
+        listed = list(rows)
+
+        def workload(speed: float) -> Workload:
+            source = OpenLoop(mooncake(listed, random.Random(options.seed), speed))
+            return Workload(lambda: source)
+
+        workload(options.speed)  # its errors come first
+        return Opened(spec, workload)
+    if "requests" not in first:
+        raise TraceError("neither Mooncake's format (hash_ids), nor the agents' (requests), nor a recording (format)")
+    sessions = _sessions(options, rows)
+    return Opened(spec, lambda _speed: _users(options, spec.replicas, sessions))
+
+
+def load(options: argparse.Namespace) -> Workload:
+    """The workload of the base. Raises TraceError."""
+    return open_trace(options).workload(options.speed)
+
+
+def _spec_of(options: argparse.Namespace, base: FleetSpec) -> FleetSpec:
+    """With what the user has set."""
+    names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate", "batch_limit")
+    return dataclasses.replace(base, **{name: value for name in names if (value := getattr(options, name, None)) is not None})
+
+
+def _recorded(options: argparse.Namespace, fleet: RecordedFleet, spec: FleetSpec, speed: float) -> Workload:
+    how, runs = Replaying(options.open, options.engine_block), itertools.count()
+
+    def source() -> Source:
+        """Another one for each run."""
+        chance = random.Random(options.seed + next(runs))
+        return fleet.source(chance, spec, how, speed)
+
+    return Workload(source, compared=fleet.compared)
+
+
+def _sessions(options: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> list[list[Turn]]:
     sessions = list(agents(rows, options.max_input))
     if not sessions:
         raise TraceError(f"no session has all its prompts within {options.max_input} tokens (--max-input)")
     random.Random(options.seed).shuffle(sessions)
-    users, horizon = (options.users or TRACE_USERS) * options.replicas, (options.hours or TRACE_HOURS) * 3600
+    return sessions
+
+
+def _users(options: argparse.Namespace, replicas: int, sessions: list[list[Turn]]) -> Workload:
+    users, horizon = (options.users or TRACE_USERS) * replicas, (options.hours or TRACE_HOURS) * 3600
     return Workload(lambda: ClosedLoop(sessions, users, horizon, random.Random(options.seed)), horizon)
 
 
-def _generated(options: argparse.Namespace) -> Workload:
+def _generated(options: argparse.Namespace, replicas: int, speed: float) -> Workload:
     name = options.trace.removeprefix(GENERATED)
     if name not in GENERATORS:
         raise TraceError(f"not one of {', '.join(GENERATED + known for known in GENERATORS)}")
@@ -270,29 +447,12 @@ def _generated(options: argparse.Namespace) -> Workload:
         key: value for key in ("hours", "users") if key in known and (value := getattr(options, key)) is not None
     }
     if "rate" in known:
-        changes["rate"] = generator.rate * options.speed
+        changes["rate"] = generator.rate * speed
     generator = dataclasses.replace(generator, **changes)
 
     def source() -> Source:
-        made: Source = generator.source(options.replicas, random.Random(options.seed))
+        made: Source = generator.source(replicas, random.Random(options.seed))
         return made
 
     first = source()
     return Workload((lambda: first) if isinstance(first, OpenLoop) else source, generator.hours * 3600)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        rows += (json.loads(line) for line in text.splitlines() if line.strip())
-    except (zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise TraceError(f"a damaged gzip file: {error}") from error
-    except OSError as error:
-        raise TraceError(error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"row {len(rows) + 1} is not JSON: {error}") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise TraceError("JSON objects, one a line, are expected")
-    return rows

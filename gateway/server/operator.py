@@ -15,13 +15,17 @@ finishes the requests that run there.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import orjson
 from aiohttp import web
 from msgspec.structs import asdict
 
+from gateway import __version__
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
@@ -43,6 +47,9 @@ from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
 from router import Candidate
+
+MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
+_CURSOR: Final = re.compile(r"[0-9a-f]{1,32}:[0-9]{1,18}", re.ASCII)
 
 
 class Operator:
@@ -80,6 +87,7 @@ class Operator:
             web.post("/warmroute/undrain", self.undrain),
             web.post("/warmroute/route", self.route),
             web.get("/warmroute/sharing", self.sharing),
+            web.get("/warmroute/recording", self.recording),
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
@@ -115,6 +123,19 @@ class Operator:
         refused = [asdict(each) for each in state.refused]
         problem = state.problem or None
         return _json({"configured": True, **asdict(state), "problem": problem, "gateways": gateways, "refused": refused})
+
+    async def recording(self, request: web.Request) -> web.Response:
+        """The requests that have ended since a recorder's last question (`accounting/recording.py`), of all workers."""
+        self._allow(request)
+        cursors = _cursors(request.query.get("after", ""))
+        pages = await self._control.recorded(cursors, _share(request.query.get("sample", "1")))
+        about = {
+            "version": __version__,
+            "now": self._clock(),
+            "policy": self._router.policy_name,
+            "pages": [msgspec.Raw(page) for page in pages],
+        }
+        return web.Response(body=msgspec.json.encode(about), content_type="application/json")
 
     def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
         load = self._router.ledger.of(state.name)
@@ -318,6 +339,25 @@ class Operator:
             )
             raise GatewayError(403, "forbidden", text)
         self._access.require_operator(adapt(request))
+
+
+def _cursors(text: str) -> dict[str, int]:
+    """RING:NUMBER,... Raises GatewayError 400."""
+    if not text:
+        return {}
+    parts = text.split(",")
+    if len(parts) <= MOST_CURSORS and all(_CURSOR.fullmatch(part) for part in parts):
+        return {ring: int(number) for ring, _, number in (part.partition(":") for part in parts)}
+    shape = f"at most {MOST_CURSORS} of RING:NUMBER, with commas: 'ring' and 'last' of the pages of an earlier answer"
+    raise bad_request(f"'after' must be {shape}.", "after")
+
+
+def _share(text: str) -> float:
+    """Raises GatewayError 400."""
+    with contextlib.suppress(ValueError):
+        if 0 < (share := float(text)) <= 1:
+            return share
+    raise bad_request("'sample' must be the share of the conversations, above 0, at most 1.", "sample")
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

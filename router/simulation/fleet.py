@@ -20,9 +20,10 @@ from typing import Any, Protocol
 
 from router.booking import Booking
 from router.index.trie import RadixTrie
+from router.load import RATE_HALF_LIFE_TOKENS
 from router.router import Router
 from router.simulation.workloads import Request, Source
-from router.types import Outcome, Replica
+from router.types import TOKEN_WEIGHT, Outcome, Replica
 
 _FOREVER, _UNBOUNDED = float("inf"), 1 << 62
 
@@ -37,6 +38,8 @@ class FleetSpec:
     decode_rate: float = 50.0
     batch_limit: int = 64
     speeds: tuple[float, ...] = ()  # a factor for each replica; empty: all 1
+    learned_rate: float = 0.0  # the prefill rate that the router has learned before; 0: none
+    latency_s: float = 0.0  # of every first token, beside the replica's work: network, gateway, an engine's fixed costs
 
     @property
     def names(self) -> list[str]:
@@ -71,19 +74,24 @@ class Cache:
     """A replica's KV cache: exact, least recently used leaves first, no TTL."""
 
     capacity_tokens: int
-    trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))  # weights are whole tokens here
+    trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))
 
     def take(self, request: Request, now: float) -> int:
         """Look a prompt up and store it; returns the tokens that were cached (at least one is always computed)."""
-        prompt = request.prompt
-        self.trie.add_replica("", self.capacity_tokens)
-        blocks = self.trie.match(prompt.keys, now).get("", 0)
-        self.trie.insert("", prompt.keys, now, weight=prompt.block_units)
-        return min(blocks * prompt.block_units, prompt.units - 1)
+        keys = request.prompt.keys
+        self.trie.add_replica("", self.capacity_tokens * TOKEN_WEIGHT)
+        blocks = self.trie.match(keys, now).get("", 0)
+        self.trie.insert("", keys, now, weight=_weight(request))
+        return request.cached(blocks)
 
     def release(self, request: Request, now: float) -> None:
-        """End of a request: its blocks were in use until now."""
-        self.trie.insert("", request.prompt.keys, now, weight=request.prompt.block_units)
+        """End of a request: its blocks were in use until now, and its answer's are there, as far as they are known."""
+        self.trie.insert("", request.kept, now, weight=_weight(request))
+
+
+def _weight(request: Request) -> int:
+    """Of one block."""
+    return int(request.block_tokens * TOKEN_WEIGHT + 0.5) or 1
 
 
 class _Replica:
@@ -115,6 +123,7 @@ class Simulation:
         self._source = source
         self._placement = placement
         self._shared = shared
+        self._latency_s = spec.latency_s
         one_cache, one_queue = Cache(spec.kv_tokens * spec.replicas), deque[Served]()
         self._replicas = [
             _Replica(number, spec, one_cache if shared else Cache(spec.kv_tokens), one_queue if shared else deque())
@@ -125,11 +134,15 @@ class Simulation:
         self._done: list[Served] = []
 
     def run(self) -> Iterator[Served]:
-        for at, request in self._source.begin():
-            self._at(at, self._arrive, request)
-        while self._events:
-            now, _, event, argument = heapq.heappop(self._events)
-            event(argument, now)
+        known = self._source.begin()
+        coming = next(known, None)
+        while self._events or coming:
+            if coming and (not self._events or coming[0] <= self._events[0][0]):
+                self._arrive(coming[1], coming[0])
+                coming = next(known, None)
+            else:
+                now, _, event, argument = heapq.heappop(self._events)
+                event(argument, now)
             yield from self._done
             self._done.clear()
 
@@ -157,14 +170,14 @@ class Simulation:
         served.cached_tokens = replica.cache.take(served.request, now)
         replica.prefilling = True
         replica.running += 1
-        seconds = (served.request.prompt.units - served.cached_tokens) / replica.prefill_rate
+        seconds = (served.request.tokens - served.cached_tokens) / replica.prefill_rate
         replica.busy_s += seconds
         self._at(now + seconds, self._prefilled, served)
 
     def _prefilled(self, served: Served, now: float) -> None:
         replica = self._replicas[served.replica]
         replica.prefilling = False
-        served.first_token = now
+        served.first_token = now + self._latency_s
         self._placement.first_token(served.handle, now)
         self._at(now + served.request.output_tokens / replica.decode_rate, self._finished, served)
         self._start(replica, now)
@@ -174,7 +187,7 @@ class Simulation:
         replica.running -= 1
         replica.cache.release(served.request, now)
         served.finished = now
-        self._placement.finished(served.handle, Outcome(True, served.request.prompt.units, served.cached_tokens), now)
+        self._placement.finished(served.handle, Outcome(True, served.request.tokens, served.cached_tokens), now)
         self._done.append(served)
         if following := self._source.after(served.request, now):
             self._at(following[0], self._arrive, following[1])
@@ -193,6 +206,8 @@ class RouterPlacement:
         self._numbers = {name: number for number, name in enumerate(self._names)}
         for name in self._names:
             router.add(Replica(name, spec.kv_tokens))
+            if spec.learned_rate:
+                router.ledger.restore(name, (RATE_HALF_LIFE_TOKENS, RATE_HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
 
     def place(self, request: Request, now: float) -> tuple[int, Booking]:
         booking = self.router.choose(request.prompt, self._names, now)
@@ -235,25 +250,36 @@ class Result:
     load_skew: float
 
 
-def summary(policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequence[float]) -> Result:
+Compared = Callable[[Sequence[Served]], tuple[Sequence[Served], Sequence[Served]]]
+"""Of all requests, those whose waits count, and those whose hits do. Neither may be empty."""
+
+
+def everything(served: Sequence[Served]) -> tuple[Sequence[Served], Sequence[Served]]:
+    return served, served
+
+
+def summary(
+    policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequence[float], compared: Compared = everything
+) -> Result:
     """Raises ValueError for a run without requests."""
     if not served:
         raise ValueError("the workload has no request")
-    ttft = sorted(one.first_token - one.arrived for one in served)
+    waited, reported = compared(served)
+    ttft = sorted(one.first_token - one.arrived for one in waited)
     return Result(
         policy=policy,
         replicas=spec.replicas,
         kv_tokens=spec.kv_tokens,
         requests=len(served),
-        hit_ratio=sum(one.cached_tokens for one in served) / sum(one.request.prompt.units for one in served),
+        hit_ratio=sum(one.cached_tokens for one in reported) / sum(one.request.tokens for one in reported),
         ttft_mean_s=sum(ttft) / len(ttft),
-        ttft_p50_s=_quantile(ttft, 0.50),
-        ttft_p90_s=_quantile(ttft, 0.90),
-        ttft_p99_s=_quantile(ttft, 0.99),
+        ttft_p50_s=quantile(ttft, 0.50),
+        ttft_p90_s=quantile(ttft, 0.90),
+        ttft_p99_s=quantile(ttft, 0.99),
         e2e_mean_s=sum(one.finished - one.arrived for one in served) / len(served),
         load_skew=max(busy_s) * len(busy_s) / (sum(busy_s) or 1.0),
     )
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
+def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

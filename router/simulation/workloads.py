@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import xxhash
 
 from router.index.blocks import seed
 from router.learning.sessions import session_key
-from router.types import KEY_BYTES, Prompt, Random
+from router.types import KEY_BYTES, BlockKeys, Prompt, Random
 
 THINK_CAP_S = 300.0
 START_S = 60.0
@@ -28,14 +28,68 @@ Row = Mapping[str, Any]  # a line of a trace
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: its prompt in token units, the length of its answer in tokens, the conversation that it belongs to.
+    """One request: its prompt, the length of its answer in tokens, the conversation that it belongs to.
 
-    The prompt names a session, too, if the client would.
+    The prompt names a session, too, if the client would. Its unit is a token unless `measured` says what it has in tokens.
     """
 
     prompt: Prompt
     output_tokens: int
     session: str
+    measured: Measured | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt."""
+        return self.measured.tokens if self.measured else self.prompt.units
+
+    @property
+    def block_tokens(self) -> float:
+        """Of one block of the prompt."""
+        return self.prompt.block_units * self.tokens / max(1, self.prompt.units)
+
+    @property
+    def kept(self) -> BlockKeys:
+        """What its replica has cached when the answer is complete."""
+        return (self.measured and self.measured.answered) or self.prompt.keys
+
+    def cached(self, blocks: int) -> int:
+        """Tokens that a replica has cached that holds so many leading blocks; at least one token is always computed."""
+        if self.measured:
+            return self.measured.cached(blocks, self.block_tokens)
+        return min(int(blocks * self.block_tokens), self.tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a recorded request has in tokens, where its blocks are coarser than an engine's, or are pieces of text.
+
+    number: of the request in the recording. tokens: of the prompt. answered: the keys of the prompt and of its answer, as far
+    as the next turn shows these; empty: no next turn. follows: (blocks, tokens) of the earlier prompt and answer that this
+    prompt goes on with: who holds all these blocks has cached exactly these tokens. beyond: at some numbers of blocks, the
+    tokens that are common beyond them, as engines have reported them. engine_block: tokens of an engine's block.
+    """
+
+    number: int
+    tokens: int
+    answered: BlockKeys = b""
+    follows: tuple[int, int] = (0, 0)
+    beyond: Mapping[int, float] = field(default_factory=dict)
+    engine_block: int = 1
+
+    def cached(self, held: int, block_tokens: float) -> int:
+        """A match that ends anywhere else ends within a block: on average half of what is there is common, too."""
+        if not held:
+            return 0
+        found = held * block_tokens
+        if held >= self.follows[0] > 0:
+            found = max(found, self.follows[1])
+        elif held in self.beyond:
+            found += self.beyond[held] + self.engine_block / 2  # what was reported are whole blocks
+        else:
+            found += min(block_tokens, self.tokens - found) / 2
+        whole = int(min(found, self.tokens - 1))
+        return whole - whole % self.engine_block
 
 
 Arrival = tuple[float, Request]  # when it comes
@@ -43,18 +97,22 @@ Turn = tuple[float, Request]  # the think time before it
 
 
 class Source(Protocol):
-    """A source of requests. `begin`: the arrivals known at time 0, in any order; `after`: the next one after an answer."""
+    """A source of requests. `begin`: the arrivals known at time 0, in order; `after`: the next one after an answer."""
 
     def begin(self) -> Iterator[Arrival]: ...
 
     def after(self, request: Request, now: float) -> Arrival | None: ...
 
 
+def _when(arrival: Arrival) -> float:
+    return arrival[0]
+
+
 class OpenLoop:
     """Arrivals that do not wait for answers."""
 
     def __init__(self, arrivals: Iterable[Arrival]) -> None:
-        self._arrivals = list(arrivals)
+        self._arrivals = sorted(arrivals, key=_when)
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -70,6 +128,7 @@ class ClosedLoop:
     """`users` users, each busy with one session at a time; a session is a sequence of (think time before it, request).
 
     The users begin at random times within START_S, so that their first, cold prompts do not coincide. No request is sent after
+    the horizon.
     """
 
     def __init__(self, sessions: Iterable[Iterable[Turn]], users: int, horizon_s: float, chance: Random) -> None:
@@ -80,9 +139,8 @@ class ClosedLoop:
         self._rest: dict[str, Iterator[Turn]] = {}
 
     def begin(self) -> Iterator[Arrival]:
-        for _ in range(self._users):
-            if arrival := self._next_session(self._chance.random() * START_S):
-                yield arrival
+        first = (self._next_session(self._chance.random() * START_S) for _ in range(self._users))
+        return iter(sorted(filter(None, first), key=_when))
 
     def after(self, request: Request, now: float) -> Arrival | None:
         following = next(self._rest[request.session], None)

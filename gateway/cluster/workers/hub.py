@@ -30,6 +30,8 @@ from gateway.cluster.workers.messages import (
     Leaving,
     Message,
     Publish,
+    Record,
+    Recorded,
     Replace,
     Scrape,
     Scraped,
@@ -252,6 +254,11 @@ class Hub:
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)
+            case Record(number):
+                state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
+                self._broadcast(worker, payload)
+            case Recorded():
+                self._answer(worker, to, payload)
             case AskSharing(number):
                 state.channel.send(Sharing(number, self.link.state if self.link else None), HUB)
 

@@ -180,6 +180,14 @@ class Scrape(Struct, frozen=True, array_like=True, tag=11):
     number: int
 
 
+class Record(Struct, frozen=True, array_like=True, tag=25):
+    """Answer with a Recorded. cursors, share: as in `Recording.page`."""
+
+    number: int
+    cursors: dict[str, int]
+    share: float
+
+
 class Execute(Struct, frozen=True, array_like=True, tag=12):
     """Answer with an Executed. The hub ignores it later than `until`."""
 
@@ -206,6 +214,13 @@ class Executed(Struct, frozen=True, array_like=True, tag=14):
     internal: bool = False
 
 
+class Recorded(Struct, frozen=True, array_like=True, tag=26):
+    """The next rows, as `Page.encode` makes them."""
+
+    number: int
+    page: bytes
+
+
 SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
 FromWorker = (
     Publish
@@ -217,8 +232,10 @@ FromWorker = (
     | Found
     | AskSharing
     | Scrape
+    | Record
     | Execute
     | Scraped
+    | Recorded
     | Executed
     | SnapshotPart
     | SnapshotRestored
@@ -235,8 +252,10 @@ FromHub = (
     | Sharing
     | Found
     | Scrape
+    | Record
     | Execute
     | Scraped
+    | Recorded
     | Executed
     | SnapshotPart
     | CollectSnapshot

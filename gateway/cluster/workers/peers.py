@@ -32,6 +32,8 @@ from gateway.cluster.workers.messages import (
     Gone,
     Leaving,
     Message,
+    Record,
+    Recorded,
     Scrape,
     Scraped,
     Sharing,
@@ -112,6 +114,8 @@ class Peers:
             case Scrape(number):
                 self._scrapes.add((worker, number))
                 self._scraped.set()
+            case Record(number, cursors, share):
+                self._channel.send(Recorded(number, self._local.recorded(cursors, share)), worker)
             case Execute() | Current() | Found():
                 self._commands.put_nowait((worker, message))
             case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
@@ -128,7 +132,7 @@ class Peers:
                 self._local.begin_leaving()
             case Gone():
                 self._questions.leave(worker)
-            case Forwarded() | Scraped() | Executed() | Sharing():
+            case Forwarded() | Scraped() | Recorded() | Executed() | Sharing():
                 self._questions.receive(worker, message)
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
@@ -182,6 +186,11 @@ class Peers:
     async def sharing(self) -> SharingState | None:
         """Also raises GatewayError 503: the hub does not answer."""
         return await self._questions.sharing()
+
+    async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
+        """Also raises GatewayError 503: the hub did not forward the question. A worker that is late answers the next one."""
+        question = await self._questions.ask(lambda number: Record(number, cursors, share), self._limits.scrape_s)
+        return [answer.page for answer in question.answers.values() if isinstance(answer, Recorded)]
 
     async def ready(self) -> None:
         await self._current.wait()

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from gateway.cluster.messages import SharingState
 from gateway.cluster.replication import UNSENT_BYTES
 from gateway.cluster.workers.channel import HUB, Channel
-from gateway.cluster.workers.messages import AskSharing, Execute, Executed, Forwarded, Scrape, Scraped, Sharing
+from gateway.cluster.workers.messages import (
+    AskSharing,
+    Execute,
+    Executed,
+    Forwarded,
+    Record,
+    Recorded,
+    Scrape,
+    Scraped,
+    Sharing,
+)
 from gateway.errors import supervisor_silent
 
 log = logging.getLogger("warmroute.workers")
@@ -44,7 +54,7 @@ class Question:
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
         self.snapshots: dict[int, bytes] | None = None
-        self.answers: dict[int, Scraped | Executed] = {}
+        self.answers: dict[int, Scraped | Recorded | Executed] = {}
         self.gone: set[int] = set()
         self.all_answered = asyncio.Event()
 
@@ -53,7 +63,7 @@ class Question:
         """The workers that have not answered."""
         return sorted((self.snapshots or {}).keys() - self.answers.keys() - self.gone)
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Executed) -> None:
+    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Executed) -> None:
         if isinstance(message, Forwarded):
             self.snapshots = dict(message.snapshots)
             self.forwarded.set()
@@ -81,7 +91,7 @@ class Questions:
         self._open: dict[int, Question] = {}
         self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
 
-    async def ask(self, make: Callable[[int], Scrape | Execute], timeout_s: float) -> Question:
+    async def ask(self, make: Callable[[int], Scrape | Record | Execute], timeout_s: float) -> Question:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
         number, question = self._next(), Question()
         self._open[number] = question
@@ -122,7 +132,7 @@ class Questions:
         self._number += 1
         return self._number
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Executed | Sharing) -> None:
+    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Executed | Sharing) -> None:
         """An answer. One that nobody waits for any more is ignored."""
         number = message.number
         if isinstance(message, Sharing):

@@ -101,7 +101,7 @@ class Ending:
 def _complete(record: SettledRequest, exchange: Exchange) -> None:
     """What attempts and delivery have found."""
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-    record.replica = chosen.replica
+    record.pool, record.replica = exchange.target.pool, chosen.replica
     record.predicted_cached_tokens = chosen.matched_tokens
     record.failed_attempts = attempts.failed
     record.answered = delivered.status

@@ -62,6 +62,7 @@ ENDPOINTS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/warmroute/drain", {"name": "x"}),
     ("POST", "/warmroute/undrain", {"name": "x"}),
     ("POST", "/warmroute/route", BODY),
+    ("GET", "/warmroute/recording", {}),
 ]
 
 

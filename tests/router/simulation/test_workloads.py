@@ -147,7 +147,8 @@ def test_the_next_request_comes_a_think_time_after_the_answer() -> None:
 def test_users_begin_within_the_first_minute_and_each_with_a_session() -> None:
     sessions = [turns_of(str(number), 0.0) for number in range(50)]
     begun = list(ClosedLoop(sessions, 30, 1e9, random.Random(1)).begin())
-    assert [request.session for _, request in begun] == [str(number) for number in range(30)]
+    assert {request.session for _, request in begun} == {str(number) for number in range(30)}
+    assert begun == sorted(begun, key=lambda arrival: arrival[0])
     assert all(0 <= at < START_S for at, _ in begun)
     assert len({at for at, _ in begun}) == 30
     assert len(list(ClosedLoop(sessions, 90, 1e9, random.Random(1)).begin())) == 50

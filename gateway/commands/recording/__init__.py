@@ -1,0 +1,1 @@
+"""`warmroute record`: a gateway's traffic, written as a trace."""

@@ -1,0 +1,156 @@
+"""A recording as a workload: which of its requests are replayed, on what fleet, and what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from router.load import DEFAULT_PREFILL_RATE
+from router.simulation.calibration import Speed, measured, speed_of
+from router.simulation.fleet import FleetSpec, Result, Served
+from router.simulation.policies import SIMULATED
+from router.simulation.recorded import ENGINE_BLOCK, JITTER_S, ClosedReplay, OpenReplay, Recorded, Recording, Replay, read
+from router.simulation.workloads import Row, Source, TraceError
+from router.types import Random
+
+DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
+WARM_SHARE: Final = 0.1
+WARM_MOST_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """open: all requests come at their recorded times. engine_block: tokens of an engine's block."""
+
+    open: bool
+    engine_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFleet:
+    """The requests of one pool that can be replayed, and the fleet as they show it. left_out: requests of other pools, and
+    those that failed. replicas, kv_tokens: None where the recording does not say. warm_s: what comes
+    earlier does not count, for the simulated caches are empty then. learned_rate: as in `FleetSpec`.
+    """
+
+    recording: Recording
+    requests: list[Recorded]
+    pool: int
+    left_out: int
+    replicas: int | None
+    kv_tokens: int | None
+    speed: Speed
+    warm_s: float
+    learned_rate: float
+
+    @property
+    def policy(self) -> str:
+        """The gateway's, if it can be simulated."""
+        return self.recording.policy if self.recording.policy in SIMULATED else "cost"
+
+    def spec(self, base: FleetSpec) -> FleetSpec:
+        """The fleet as it was; what the recording does not show is as in `base`."""
+        speed = self.speed
+        return dataclasses.replace(
+            base,
+            replicas=self.replicas or base.replicas,
+            kv_tokens=self.kv_tokens or base.kv_tokens,
+            prefill_rate=speed.prefill_rate or base.prefill_rate,
+            decode_rate=speed.decode_rate or base.decode_rate,
+            latency_s=speed.latency_s,
+            learned_rate=self.learned_rate,
+        )
+
+    def source(self, chance: Random, spec: FleetSpec, how: Replaying, speed: float) -> Source:
+        replay = Replay(self.recording, self.requests, spec.decode_rate, how.engine_block)
+        return (OpenReplay if how.open else ClosedReplay)(replay, chance, speed, JITTER_S)
+
+    def measured(self, spec: FleetSpec) -> Result | None:
+        return measured(self.requests, spec.replicas, spec.kv_tokens, self.warm_s)
+
+    def compared(self, served: Sequence[Served]) -> tuple[list[Served], list[Served]]:
+        """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was.
+
+        By their recorded times, so that they are the same in each replay.
+        """
+        waited, reported = list[Served](), list[Served]()
+        for one in served:
+            assert one.request.measured is not None
+            recorded = self.requests[one.request.measured.number]
+            if recorded.at < self.warm_s:
+                continue
+            if recorded.ttft is not None:
+                waited.append(one)
+            if recorded.cached is not None:
+                reported.append(one)
+        return waited or list(served), reported or list(served)
+
+
+def recorded_fleet(rows: Iterable[Row], pool: int | None, warm_s: float | None = None) -> RecordedFleet:
+    """pool: its number; None: the one with the most requests. warm_s: None: a share of the recording. Raises TraceError."""
+    recording = read(rows)
+    counts: dict[int, int] = {}
+    for one in recording.requests:
+        counts[one.pool] = counts.get(one.pool, 0) + 1
+    if not counts:
+        raise TraceError("it has no request")
+    if pool is None:
+        pool = max(counts, key=counts.__getitem__)
+    elif pool not in counts:
+        raise TraceError(f"no request of pool {pool} (--pool); there are: {', '.join(map(str, sorted(counts)[:20]))}")
+    chosen = [one for one in recording.requests if one.pool == pool and one.replayable]
+    if not chosen:
+        raise TraceError(f"no request of pool {pool} was answered")
+    fleet = recording.pools.get(pool, [])
+    sizes = [each["kv_tokens"] for each in fleet if each["kv_tokens"]]
+    learned = [each["prefill_rate"] for each in fleet if each["prefill_rate"] not in (0.0, DEFAULT_PREFILL_RATE)]
+    seen = len({one.replica for one in chosen})
+    return RecordedFleet(
+        recording,
+        chosen,
+        pool,
+        len(recording.requests) - len(chosen),
+        max(len(fleet), seen) or None,
+        round(sum(sizes) / len(sizes)) if sizes else None,
+        speed_of(chosen, whole=recording.share == 1),
+        min(WARM_SHARE * recording.seconds, WARM_MOST_S) if warm_s is None else warm_s,
+        sum(learned) / len(learned) if learned else 0.0,
+    )
+
+
+def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[str]:
+    """Lines that say what is replayed. given: the flags that the user has set."""
+    recording, speed = fleet.recording, fleet.speed
+    guess = "" if fleet.kv_tokens or given.get("kv_tokens") else " (a guess, for the recording does not say: --kv-tokens)"
+    lines = [
+        f"{len(fleet.requests)} requests in {recording.seconds / 3600:.2f} h; {spec.replicas} replicas,"
+        f" {spec.kv_tokens:,} KV tokens each{guess}",
+        f"prefill {spec.prefill_rate:,.0f} tokens/s, decode {spec.decode_rate:.1f} tokens/s,"
+        f" {spec.latency_s * 1000:.0f} ms for each first token beside that",
+    ]
+    if speed.prefill_rate is None and not given.get("prefill_rate"):
+        lines.append("the recording does not show the prefill rate: --prefill-rate")
+    if fleet.warm_s:
+        lines.append(f"the first {fleet.warm_s:.0f} s fill the simulated caches, and are not in the numbers (--warm-up)")
+    if recording.share < 1:
+        lines.append(
+            f"a sample of {recording.share:.4g} of the conversations: each is replayed {1 / recording.share:.4g} times"
+        )
+    if fleet.left_out:
+        lines.append(f"left out: {fleet.left_out} requests that failed, or of other pools than {fleet.pool} (--pool)")
+    if recording.lost:
+        lines.append(f"the recording lacks {recording.lost} requests: the real load was higher")
+    return lines
+
+
+def mean_of(results: Sequence[Result]) -> Result:
+    """Of several replays of the same: each value's mean."""
+    first = dataclasses.asdict(results[0])
+    changes = {
+        name: sum(getattr(each, name) for each in results) / len(results)
+        for name, value in first.items()
+        if isinstance(value, float)
+    }
+    return dataclasses.replace(results[0], **changes)

@@ -1,0 +1,118 @@
+"""What a recording shows of the replicas' speed, and what was measured, to compare a simulation with.
+
+An engine that computes one prompt at a time begins with it when it comes, or when the prompt before it is done, if that is
+later. So of a request that found its replica idle, the time to its first token is a constant and its uncached tokens over the
+prefill rate: a straight line through these requests gives both. (Idle: the first token of every earlier request there was out.)
+With fewer than LEAST of them, the rate is the sum of uncached tokens over the sum of times, and the constant 0. In a sample, a
+replica that looks idle may have been busy with what was not recorded: then the line goes through the quicker half of them. The
+decode rate is the tokens after the first one over the time after it, of all answers together.
+
+Streams only: of a plain answer, nobody sees the first token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.simulation.fleet import Result, quantile
+from router.simulation.recorded import Recorded
+
+LEAST: Final = 20  # requests for a straight line
+ROUNDS: Final = 10
+MEASURED: Final = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second (decode: of a sequence), and the seconds of a first token that are no work of the replica. None: the
+    recording does not show it."""
+
+    prefill_rate: float | None
+    decode_rate: float | None
+    latency_s: float
+
+
+def speed_of(requests: Sequence[Recorded], *, whole: bool = True) -> Speed:
+    """requests: in order of time. whole: they are all that there were."""
+    waits = list(_waits(requests))
+    idle = [(uncached, seconds) for uncached, seconds, free in waits if free]
+    rate, latency = (_line(idle) if whole else _lower_line(idle)) if len(idle) >= LEAST else (None, 0.0)
+    if rate is None:
+        busy = sum(seconds for _, seconds, _ in waits)
+        rate = sum(uncached for uncached, _, _ in waits) / busy if busy > 0 else None
+    return Speed(rate or None, _decode_rate(requests), latency)
+
+
+def _waits(requests: Sequence[Recorded]) -> Iterable[tuple[int, float, bool]]:
+    """(uncached tokens, seconds since its prefill can have begun, whether its replica was idle) of each stream."""
+    busy_until: dict[int, float] = {}
+    for one in requests:
+        if one.status >= 400:
+            continue
+        done = one.at + (one.seconds if one.ttft is None else one.ttft)
+        before = busy_until.get(one.replica, 0.0)
+        busy_until[one.replica] = max(before, done)
+        if one.ttft is not None and one.cached is not None and done > before:
+            yield one.tokens - one.cached, done - max(before, one.at), before <= one.at
+
+
+def _lower_line(points: Sequence[tuple[int, float]]) -> tuple[float | None, float]:
+    """A line through those that are below the middle of the line before, a few times."""
+    chosen = points
+    for _ in range(ROUNDS):
+        rate, constant = _line(chosen)
+        if rate is None:
+            break
+        off = sorted((seconds - constant - tokens / rate, tokens, seconds) for tokens, seconds in points)
+        chosen = [(tokens, seconds) for _, tokens, seconds in off[: len(off) // 2]]
+    return _line(chosen)
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float | None, float]:
+    """Rate and constant of the least squares: seconds = constant + tokens / rate. (None, 0): there is no such line."""
+    count = len(points)
+    tokens, seconds = sum(one for one, _ in points) / count, sum(one for _, one in points) / count
+    spread = sum((one - tokens) ** 2 for one, _ in points)
+    slope = sum((one - tokens) * (each - seconds) for one, each in points) / spread if spread else 0.0
+    if slope <= 0:
+        return None, 0.0
+    constant = seconds - slope * tokens
+    return (1 / slope, constant) if constant >= 0 else (tokens / seconds, 0.0)
+
+
+def _decode_rate(requests: Iterable[Recorded]) -> float | None:
+    tokens, seconds = 0, 0.0
+    for one in requests:
+        if one.status < 400 and one.ttft is not None and one.output and one.output > 1 and one.seconds > one.ttft:
+            tokens += one.output - 1
+            seconds += one.seconds - one.ttft
+    return tokens / seconds if seconds > 0 else None
+
+
+def measured(requests: Sequence[Recorded], replicas: int, kv_tokens: int, since: float = 0.0) -> Result | None:
+    """As it was: hits of the prompts whose cached tokens were reported, waits of the streams; None: there is neither.
+
+    since: earlier ones do not count.
+    """
+    told = [one for one in requests if one.cached is not None and one.at >= since]
+    waits = sorted(one.ttft for one in requests if one.ttft is not None and one.at >= since)
+    if not told or not waits:
+        return None
+    work: dict[int, int] = {}
+    for one in told:
+        work[one.replica] = work.get(one.replica, 0) + one.tokens - (one.cached or 0)
+    return Result(
+        policy=MEASURED,
+        replicas=replicas,
+        kv_tokens=kv_tokens,
+        requests=len(requests),
+        hit_ratio=sum(one.cached or 0 for one in told) / max(1, sum(one.tokens for one in told)),
+        ttft_mean_s=sum(waits) / len(waits),
+        ttft_p50_s=quantile(waits, 0.50),
+        ttft_p90_s=quantile(waits, 0.90),
+        ttft_p99_s=quantile(waits, 0.99),
+        e2e_mean_s=sum(one.seconds for one in requests) / len(requests),
+        load_skew=max(work.values()) * max(replicas, len(work)) / (sum(work.values()) or 1),
+    )
