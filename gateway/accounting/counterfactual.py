@@ -56,10 +56,20 @@ class Shadow:
 
 
 class Counterfactual:
-    """See the top of this file. capacity: KV tokens of a replica, None: not known. ttl_s, memory_bytes: of the index."""
+    """See the top of this file. capacity: KV tokens of a replica, None: not known. ttl_s, memory_bytes: of the index. most:
+    replicas that have shadows.
+    """
 
-    def __init__(self, chance: Random, capacity: Callable[[str], int | None], ttl_s: float, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        chance: Random,
+        capacity: Callable[[str], int | None],
+        ttl_s: float,
+        memory_bytes: int,
+        most: int = MAX_REPLICAS,
+    ) -> None:
         self._chance = chance
+        self._most = most
         self._capacity = capacity
         self._trie = RadixTrie(ttl_s, memory_bytes)
         self._shadows: dict[str, Shadow] = {}
@@ -70,18 +80,18 @@ class Counterfactual:
 
         O(candidates), and what the index takes for a match and an insertion by each policy.
         """
-        names = candidates if 0 < len(candidates) <= MAX_REPLICAS // 2 else [chosen]
+        names = candidates if 0 < len(candidates) <= self._most // 2 else [chosen]
         shadows = {name: self._shadow(name) for name in names}
         replicas = (self._next(shadows), self._idle(shadows), _hashed(prompt, names), chosen)
         block = tokens * prompt.block_units / prompt.units if prompt.units else 0.0
         cached, trie = list[float](), self._trie
-        held = trie.match(prompt.keys, now)
+        places = [(shadows.get(name) or self._shadow(name)).names[policy] for policy, name in enumerate(replicas)]
+        held = trie.matched(places, prompt.keys, now)
         block_weight = int(block * TOKEN_WEIGHT) or 1
-        for policy, replica in enumerate(replicas):
-            shadow = shadows.get(replica) or self._shadow(replica)
-            blocks = held.get(shadow.names[policy], 0)
+        for place in places:
+            blocks = held.get(place, 0)
             cached.append(min((blocks + 0.5) * block, tokens) if blocks else 0.0)
-            trie.insert(shadow.names[policy], prompt.keys, now, weight=block_weight)
+            trie.insert(place, prompt.keys, now, weight=block_weight)
         shadows[replicas[1]].inflight += 1
         trie.sweep(now, _SWEPT)
         return Placed(tuple(cached), replicas)
@@ -99,7 +109,7 @@ class Counterfactual:
         """Made if there is none."""
         shadow = self._shadows.get(name)
         if shadow is None:
-            if len(self._shadows) >= MAX_REPLICAS:
+            if len(self._shadows) >= self._most:
                 for left in self._shadows.pop(next(iter(self._shadows))).names:
                     self._trie.remove_replica(left)
             shadow = self._shadows[name] = Shadow(name)
@@ -126,7 +136,7 @@ class Counterfactual:
     def check(self) -> None:
         """For tests: raises AssertionError if its books are wrong."""
         self._trie.check()
-        assert len(self._shadows) <= MAX_REPLICAS
+        assert len(self._shadows) <= self._most
 
     def __repr__(self) -> str:
         return f"<Counterfactual of {len(self._shadows)} replicas, {self._trie!r}>"

@@ -20,7 +20,7 @@ Time is an argument (seconds, any origin). A clock that goes backwards counts as
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from router.index.holds import HOLD_BYTES, NODE_BYTES, UNBOUNDED, Hold, UseList
@@ -123,6 +123,22 @@ class RadixTrie(Tree):
                 if held and hold.used > alive and (all_live or not self._is_dead(replica, hold)):
                     blocks = start + held
                     found[replica] = blocks if blocks < known else known
+            start += node.length
+        return found
+
+    def matched(self, replicas: Collection[str], keys: BlockKeys, now: float) -> dict[str, int]:
+        """`match` of these replicas only. O(edges on the path x `replicas`), plus one binary search at the divergence."""
+        alive = max(self.now, now) - self.ttl_s
+        found: dict[str, int] = {}
+        path, before, shared = self._walk(keys)
+        start, known = 0, before + shared
+        for node in path:
+            for replica in replicas:
+                hold = node.holders.get(replica)
+                if hold is None or hold.used <= alive or self._is_dead(replica, hold):
+                    continue
+                if held := hold.blocks - hold.doomed:
+                    found[replica] = min(start + held, known)
             start += node.length
         return found
 

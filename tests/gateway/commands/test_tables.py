@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from gateway.accounting.meter import Usage
 from gateway.commands.demo.table import Turn, print_comparison, print_header, print_turn
 from gateway.commands.tables import number, print_table, text
+from gateway.dialects.usage import Usage
 from tests.support.paths import ROOT
 
 

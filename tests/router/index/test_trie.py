@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from router.index.blocks import text_keys
 from router.index.holds import Hold
 from router.index.tree import MAX_EDGES
 from router.index.trie import MAX_COUNTED, SWEEP_HOLDS, RadixTrie
@@ -882,3 +883,17 @@ def test_the_end_of_a_prompt_is_not_confused_with_what_took_its_place() -> None:
     assert trie.match(keys_of(b"abc"), 0.0) == trie.match(keys_of(b"abx"), 0.0) == {"r1": 3}
     assert trie.pending_of("r1") == 1, "the x"
     trie.check()
+
+
+def test_a_match_of_some_replicas_is_theirs_in_the_match_of_all() -> None:
+    trie, chance = RadixTrie(100.0, 1 << 24), random.Random(3)
+    names = [f"r{number}" for number in range(6)]
+    for name in names:
+        trie.add_replica(name, 40)
+    for now in range(300):
+        keys = text_keys(b"".join(chance.choice((b"a", b"b")) * 8 for _ in range(chance.randint(1, 9))), 8, 0)
+        if chance.random() < 0.05:
+            trie.purge(chance.choice(names))
+        trie.insert(chance.choice(names), keys, float(now))
+        some, found = chance.sample(names, 3), trie.match(keys, float(now))
+        assert trie.matched(some, keys, float(now)) == {name: found[name] for name in some if name in found}
