@@ -57,6 +57,7 @@ PLAIN = (
     "gateway/config/schema.py",
     "gateway/config/source.py",
     "gateway/config/yaml_file.py",
+    "gateway/database/",
     "gateway/fleet/engine_client.py",
     "gateway/fleet/engines.py",
     "gateway/fleet/prober.py",

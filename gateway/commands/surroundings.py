@@ -12,10 +12,10 @@ from gateway.cluster.store.server.failures import tls_context
 from gateway.config.parse import ConfigError, Key, Problem, values_of
 from gateway.config.schema import DiscoveryConfig, KeyConfig, TlsConfig
 from gateway.config.source import Loaded
+from gateway.database.failures import StoreFailed
+from gateway.database.urls import parsed
 from gateway.errors import ReplicaFailure
 from gateway.fleet.sources.file import LOGGED, listed
-from gateway.state.drivers.urls import parsed
-from gateway.state.records import StoreFailed
 from gateway.upstream.access.credentials import TlsContexts, load
 
 
@@ -62,6 +62,6 @@ def _of_the_database(loaded: Loaded) -> Iterator[Problem]:
     url = loaded.config.state.url
     if url.startswith("postgres"):
         try:
-            parsed(url)
+            parsed(url, "state.url")
         except StoreFailed as failure:
             yield Problem(("state", "url"), f"not on this machine: {failure}")
