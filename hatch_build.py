@@ -26,6 +26,12 @@ PACKAGES = ("router", "gateway", "replica")
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (
+    "gateway/accounting/ledger/batches.py",
+    "gateway/accounting/ledger/ledger.py",
+    "gateway/accounting/ledger/migrations.py",
+    "gateway/accounting/ledger/store.py",
+    "gateway/accounting/ledger/tables.py",
+    "gateway/accounting/ledger/usage.py",
     "gateway/admission/fair_queue.py",
     "gateway/admission/pool_queue.py",
     "gateway/__main__.py",

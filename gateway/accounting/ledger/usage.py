@@ -1,0 +1,146 @@
+"""Sums of a period, in groups: from the daily sums for whole days, from rows for the parts of days at its ends.
+
+    since                                          until
+      ├─ rows ─┤ day │ day │ day │ day ├─── rows ───┤
+               └────── daily sums ─────┘
+
+The rows of a part of a day may be past their time: then less is counted there than the day's sums have, and that day is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal_column, select
+
+from gateway.accounting.ledger.batches import LAST_MS, day_of
+from gateway.accounting.ledger.tables import COUNTS, DAY_MS, MILL, MONEY, TOKENS, daily, rows
+
+NAMES: Final = (*COUNTS, *MONEY)
+_PLACE: Final = {name: at for at, name in enumerate(NAMES)}
+_FOREVER: Final = LAST_MS + 1
+# As texts: Postgres does not see that two parameters of one query are equal.
+_MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
+_DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Milliseconds (Unix). until_ms: the first moment that is not in it; None: all that there is."""
+
+    since_ms: int
+    until_ms: int | None = None
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Of days, at its ends."""
+        until = _FOREVER if self.until_ms is None else self.until_ms
+        first, last = self._days()
+        if first > last:  # within one day
+            yield self.since_ms, until
+            return
+        for begin, end in ((self.since_ms, first), (last, until)):
+            if begin < end:
+                yield begin, end
+
+    def whole_days(self) -> tuple[int, int] | None:
+        """The beginnings of the first one, and of the first one after it that is not whole."""
+        first, last = self._days()
+        return (first, last) if first < last else None
+
+    def _days(self) -> tuple[int, int]:
+        until = _FOREVER if self.until_ms is None else self.until_ms
+        return -(-self.since_ms // DAY_MS) * DAY_MS, until // DAY_MS * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a group; whole numbers, money in picodollars. names: of the group, in the order that was asked for."""
+
+    names: tuple[str, ...]
+    values: tuple[int, ...]
+
+    def __getitem__(self, name: str) -> int:
+        """One of NAMES."""
+        return self.values[_PLACE[name]]
+
+    @property
+    def cost(self) -> int:
+        """Picodollars."""
+        return sum(self[name] for name in MONEY if name != "saved")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """groups: the dearest first. incomplete: (day, its rows, its requests) of parts of days whose rows are not all there."""
+
+    groups: list[Sums]
+    incomplete: list[tuple[str, int, int]]
+
+
+def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
+    """by: some of GROUP."""
+    found = dict[tuple[str, ...], list[int]]()
+    if days := period.whole_days():
+        _add(found, connection, _of_days(by, *days), by)
+    incomplete = list[tuple[str, int, int]]()
+    for begin, end in period.parts():
+        _add(found, connection, _of_rows(by, begin, end), by)
+        incomplete += _incomplete(connection, begin)
+    groups = [Sums(names, tuple(values)) for names, values in found.items() if values[0]]
+    return Usage(sorted(groups, key=lambda each: (-each.cost, -each["requests"], each.names)), incomplete)
+
+
+def total(groups: Sequence[Sums]) -> Sums:
+    return Sums((), tuple(sum(each.values[at] for each in groups) for at in range(len(NAMES))))
+
+
+def _of_days(by: Sequence[str], first_ms: int, last_ms: int) -> Select[Any]:
+    sums = [func.sum(daily.c[name]) for name in COUNTS]
+    sums += [func.sum(daily.c[f"{name}_{part}"]) for name in MONEY for part in ("mills", "pico")]
+    within = daily.c.day >= day_of(first_ms)
+    if last_ms <= LAST_MS:
+        within = and_(within, daily.c.day < day_of(last_ms))
+    return _grouped([daily.c[name] for name in by], sums, within)
+
+
+def _of_rows(by: Sequence[str], begin_ms: int, end_ms: int) -> Select[Any]:
+    counts: dict[str, Any] = {
+        "requests": func.count(),
+        "failed": func.sum(rows.c.failed),
+        "estimated": func.count().filter(rows.c.estimated != ""),
+        "unpriced": func.count().filter(rows.c.metered > rows.c.priced),
+    }
+    sums = [*counts.values(), *(func.sum(rows.c[name]) for name in TOKENS)]
+    for name in MONEY:  # each part rounds towards zero, in both databases
+        sums += [func.sum(rows.c[name].op("/")(_MILL)), func.sum(rows.c[name].op("%")(_MILL))]
+    day = rows.c.at_ms.op("/")(_DAY_MS)
+    names: list[ColumnElement[Any]] = [day if name == "day" else rows.c[name] for name in by]
+    return _grouped(names, sums, and_(rows.c.at_ms >= begin_ms, rows.c.at_ms < end_ms))
+
+
+def _grouped(names: Sequence[ColumnElement[Any]], sums: Sequence[Any], within: Any) -> Select[Any]:
+    labeled = [name.label(f"by_{at}") for at, name in enumerate(names)]
+    query = select(*labeled, *sums).where(within)
+    return query.group_by(*labeled) if labeled else query
+
+
+def _add(found: dict[tuple[str, ...], list[int]], connection: Connection, query: Select[Any], by: Sequence[str]) -> None:
+    for row in connection.execute(query):
+        names = tuple(day_of(each * DAY_MS) if isinstance(each, int) else str(each) for each in row[: len(by)])
+        values = [int(each or 0) for each in row[len(by) :]]
+        counts, money = values[: len(COUNTS)], values[len(COUNTS) :]
+        amounts = [mills * MILL + pico for mills, pico in zip(money[::2], money[1::2], strict=True)]
+        sums = found.setdefault(names, [0] * len(NAMES))
+        found[names] = [one + other for one, other in zip(sums, [*counts, *amounts], strict=True)]
+
+
+def _incomplete(connection: Connection, at_ms: int) -> Iterator[tuple[str, int, int]]:
+    """Of the day of this moment."""
+    begin, day = at_ms // DAY_MS * DAY_MS, day_of(at_ms)
+    there = select(func.count()).where(rows.c.at_ms >= begin, rows.c.at_ms < begin + DAY_MS)
+    were = select(func.sum(daily.c.requests)).where(daily.c.day == day)
+    rows_there, requests = connection.execute(there).scalar() or 0, int(connection.execute(were).scalar() or 0)
+    if rows_there < requests:
+        yield day, rows_there, requests
