@@ -83,7 +83,7 @@ def _base_url(url: str) -> str:
     return parse_base_url(url)[0]
 
 
-def _database_url(url: str) -> str:
+def database_url(url: str) -> str:
     """Raises ValueError, without credentials."""
     if _PASSWORD.match(url):
         raise ValueError("a password does not belong in a URL; set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass")
@@ -588,7 +588,7 @@ class StateConfig(_Section, frozen=True):
     url: Annotated[
         str,
         Meta(
-            extra={READ: _database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
+            extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
             extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
         ),
         _about(
@@ -605,7 +605,7 @@ class LedgerConfig(_Section, frozen=True):
     url: Annotated[
         str,
         Meta(
-            extra={READ: _database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
+            extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
             extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
         ),
         _about(

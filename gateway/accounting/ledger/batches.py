@@ -19,18 +19,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from gateway.accounting.ledger.buffer import Entry
+from gateway.accounting.ledger.sums import DAY_MS, LAST_MS, MILL, MONEY, TOKENS
 from gateway.accounting.money import MOST
 from gateway.telemetry.counters import FirstValues
 
 MAX_CHARS: Final = 200  # of a text
 MAX_TENANTS: Final = 20_000  # in a day, of one process
 MAX_COUNT: Final = 10**9  # of tokens, of images
-LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, as `datetime` has it
 _CLIENT_LEFT: Final = 499  # its client's doing, as a cancelled one: neither has failed
-_DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
-_MILL: Final = 10**9  # picodollars
-_MONEY: Final = 6  # kinds
 
 Row = tuple[Any, ...]
 """In the order of the columns of `rows` (`tables.py`)."""
@@ -120,14 +117,14 @@ class RowMaker:
         )
 
     def _tenant(self, tenant: str, at_ms: int) -> str:
-        day = at_ms // _DAY_MS
+        day = at_ms // DAY_MS
         if day != self._day:
             self._day, self._tenants = day, FirstValues(MAX_TENANTS)
         return self._tenants.label(tenant)
 
 
-_NO_TOKENS: Final = (0,) * 6
-_NO_MONEY: Final = (0,) * _MONEY
+_NO_TOKENS: Final = (0,) * len(TOKENS)
+_NO_MONEY: Final = (0,) * len(MONEY)
 
 
 def clean(text: str) -> str:
@@ -145,7 +142,7 @@ def milliseconds(seconds: float) -> int:
 
 def day_of(at_ms: int) -> str:
     """UTC's day: YYYY-MM-DD."""
-    return datetime.date.fromordinal(_EPOCH + at_ms // _DAY_MS).isoformat()
+    return datetime.date.fromordinal(_EPOCH + at_ms // DAY_MS).isoformat()
 
 
 def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
@@ -159,12 +156,12 @@ def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
         counts = (1, row[12], int(estimated), int(metered and not priced), *row[25:])
         found = sums.get(group)
         sums[group] = list(counts) if found is None else [one + other for one, other in zip(found, counts, strict=True)]
-    return [(*group, *counts[:-_MONEY], *_parts(counts[-_MONEY:])) for group, counts in sorted(sums.items())]
+    return [(*group, *counts[: -len(MONEY)], *_parts(counts[-len(MONEY) :])) for group, counts in sorted(sums.items())]
 
 
 def _parts(amounts: Iterable[int]) -> list[int]:
     """Mills and picodollars of each."""
-    return [part for amount in amounts for part in divmod(amount, _MILL)]
+    return [part for amount in amounts for part in divmod(amount, MILL)]
 
 
 def _count(number: int) -> int:

@@ -17,7 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError
 
 from gateway.accounting.ledger.batches import Batch, sums_of
-from gateway.accounting.ledger.tables import GROUP, TABLES, daily, rows
+from gateway.accounting.ledger.sums import GROUP
+from gateway.accounting.ledger.tables import TABLES, daily, rows
 from gateway.database.database import Database
 from gateway.database.driver import SQLITE
 from gateway.database.failures import StoreFailed

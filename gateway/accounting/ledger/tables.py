@@ -15,20 +15,10 @@ from typing import Final
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table
 
 from gateway.accounting.ledger.migrations import MIGRATIONS
+from gateway.accounting.ledger.sums import COUNTS, GROUP, MONEY, TOKENS
 from gateway.database.tables import Tables
 
 VERSION: Final = 2
-MILL: Final = 10**9  # picodollars
-DAY_MS: Final = 86_400_000
-
-GROUP: Final = ("day", "tenant", "key", "model", "pool", "endpoint")
-COUNTS: Final = (
-    *("requests", "failed", "estimated", "unpriced"),
-    *("prompt", "cached", "written", "hours", "completion", "images"),
-)
-MONEY: Final = ("input", "cached_input", "cache_write", "output", "image", "saved")
-TOKENS: Final = COUNTS[4:]
-
 schema: Final = MetaData()
 versions: Final = Table("warmroute_ledger_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
 

@@ -10,73 +10,17 @@ The rows of a part of a day may be past their time: then less is counted there t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal_column, select
 
-from gateway.accounting.ledger.batches import LAST_MS, day_of
-from gateway.accounting.ledger.tables import COUNTS, DAY_MS, MILL, MONEY, TOKENS, daily, rows
+from gateway.accounting.ledger.batches import day_of
+from gateway.accounting.ledger.sums import COUNTS, DAY_MS, LAST_MS, MILL, MONEY, NAMES, TOKENS, Period, Sums, Usage
+from gateway.accounting.ledger.tables import daily, rows
 
-NAMES: Final = (*COUNTS, *MONEY)
-_PLACE: Final = {name: at for at, name in enumerate(NAMES)}
-_FOREVER: Final = LAST_MS + 1
 # As texts: Postgres does not see that two parameters of one query are equal.
 _MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
 _DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
-
-
-@dataclass(frozen=True, slots=True)
-class Period:
-    """Milliseconds (Unix). until_ms: the first moment that is not in it; None: all that there is."""
-
-    since_ms: int
-    until_ms: int | None = None
-
-    def parts(self) -> Iterator[tuple[int, int]]:
-        """Of days, at its ends."""
-        until = _FOREVER if self.until_ms is None else self.until_ms
-        first, last = self._days()
-        if first > last:  # within one day
-            yield self.since_ms, until
-            return
-        for begin, end in ((self.since_ms, first), (last, until)):
-            if begin < end:
-                yield begin, end
-
-    def whole_days(self) -> tuple[int, int] | None:
-        """The beginnings of the first one, and of the first one after it that is not whole."""
-        first, last = self._days()
-        return (first, last) if first < last else None
-
-    def _days(self) -> tuple[int, int]:
-        until = _FOREVER if self.until_ms is None else self.until_ms
-        return -(-self.since_ms // DAY_MS) * DAY_MS, until // DAY_MS * DAY_MS
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Of a group; whole numbers, money in picodollars. names: of the group, in the order that was asked for."""
-
-    names: tuple[str, ...]
-    values: tuple[int, ...]
-
-    def __getitem__(self, name: str) -> int:
-        """One of NAMES."""
-        return self.values[_PLACE[name]]
-
-    @property
-    def cost(self) -> int:
-        """Picodollars."""
-        return sum(self[name] for name in MONEY if name != "saved")
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """groups: the dearest first. incomplete: (day, its rows, its requests) of parts of days whose rows are not all there."""
-
-    groups: list[Sums]
-    incomplete: list[tuple[str, int, int]]
 
 
 def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
@@ -89,11 +33,10 @@ def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
         _add(found, connection, _of_rows(by, begin, end), by)
         incomplete += _incomplete(connection, begin)
     groups = [Sums(names, tuple(values)) for names, values in found.items() if values[0]]
-    return Usage(sorted(groups, key=lambda each: (-each.cost, -each["requests"], each.names)), incomplete)
-
-
-def total(groups: Sequence[Sums]) -> Sums:
-    return Sums((), tuple(sum(each.values[at] for each in groups) for at in range(len(NAMES))))
+    groups.sort(key=lambda each: (-each.cost, -each["requests"], each.names))
+    if "day" in by:
+        groups.sort(key=lambda each: each.names[by.index("day")])
+    return Usage(groups, incomplete)
 
 
 def _of_days(by: Sequence[str], first_ms: int, last_ms: int) -> Select[Any]:
