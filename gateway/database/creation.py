@@ -36,7 +36,7 @@ def check_version(connection: Connection, tables: Tables) -> None:
     """Raises StoreFailed where this version of the tables is not there."""
     found = _version(connection, tables)
     if found is None:
-        raise StoreFailed(f"{tables.key}: this database has no {tables.content}: a gateway that uses it makes the tables")
+        raise StoreFailed(f"{tables.key}: this database has no {tables.content} in it: a gateway that uses it makes the tables")
     if found > tables.version:
         what = f"the database has version {found} of the tables of {tables.content}, made by a later release"
         raise StoreFailed(f"{what}: this one knows versions up to {tables.version}. Update it, or use another database")

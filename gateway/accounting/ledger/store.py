@@ -14,13 +14,12 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Table, and_, bindparam, delete, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DataError
 
 from gateway.accounting.ledger.batches import Batch, sums_of
 from gateway.accounting.ledger.sums import GROUP
 from gateway.accounting.ledger.tables import TABLES, daily, rows
 from gateway.database.database import Database
-from gateway.database.driver import SQLITE
+from gateway.database.driver import SQLITE, is_of_a_value
 from gateway.database.failures import StoreFailed
 
 PURGED_AT_ONCE: Final = 500  # rows
@@ -43,7 +42,7 @@ class LedgerStore:
         try:
             await self._database.write(lambda connection: put(connection, batch))
         except StoreFailed as failure:
-            if isinstance(failure.__cause__, DataError):
+            if failure.__cause__ and is_of_a_value(failure.__cause__):
                 raise UnfitError(str(failure)) from failure
             raise
         except OverflowError as error:  # SQLite's driver, of an integer

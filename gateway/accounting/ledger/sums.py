@@ -69,8 +69,8 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """groups: day by day, if they are by day; the dearest first. incomplete: (day, its rows, its requests) of parts of days whose
-    rows are not all there.
+    """groups: day by day, if they are by day; the dearest first. incomplete: (day, its rows, its requests) of parts of days
+    whose rows are not all there.
     """
 
     groups: list[Sums]

@@ -2,8 +2,8 @@
 
 A time is in milliseconds (Unix), a day is UTC's (YYYY-MM-DD). Money is in picodollars (10^-12 USD), which a row has as they
 are. A sum of many could leave the integers of SQLite, so each sum of money is two columns: `..._mills`, whole 10^-3 USD, and
-`..._pico`, what is left of each request beyond them. The amount is MILL * mills + pico, for any number of rows, and neither
-column overflows before 9 * 10^9 requests of a million dollars in one group.
+`..._pico`, what is left beyond them, added up. The amount is MILL * mills + pico, however it is divided between them, and
+neither column overflows before 9 * 10^9 requests of a million dollars in one group.
 
 A day's sums of a group are those of its rows, as long as the rows are kept.
 """
@@ -59,4 +59,4 @@ daily: Final = Table(
     sqlite_with_rowid=False,
 )
 
-TABLES: Final = Tables("ledger.url", "the ledger", schema, versions, VERSION, MIGRATIONS)
+TABLES: Final = Tables("ledger.url", "ledger", schema, versions, VERSION, MIGRATIONS)

@@ -23,7 +23,7 @@ from gateway.database.failures import StoreFailed
 
 DESCRIPTION: Final = (
     "Show what was used and what it cost, by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from"
-    " the sums of each day, the parts of days at both ends from the rows of requests, as long as these are kept. Days are UTC's."
+    " the sums of each day, the parts of days at both ends from the rows of requests, while these are kept. Days are UTC's."
 )
 _READ_S: Final = 600.0  # the rows of a part of a day may be millions
 
@@ -71,7 +71,7 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
         except ValueError as error:
             options.parser.error(f"argument --url: {error}")
     else:
-        file: Path | str | None = options.config or env.get("WARMROUTE_CONFIG")
+        file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
         if not file:
             options.parser.error("which ledger? Name it: --config FILE, or --url URL")
         url = read(Path(file), {}).config.ledger.url
