@@ -36,7 +36,8 @@ FILE: Final = "ledger.sqlite"
 FLUSH_S: Final = 0.5
 RETRY_S: Final = 1.0
 MAX_BATCH: Final = 200  # rows
-CLOSE_S: Final = 5.0  # for what is left at the end, and again for the connections
+CLOSE_S: Final = 4.0  # for what is left at the end
+DISCONNECT_S: Final = 1.0
 PURGE_S: Final = 60.0
 _PURGE_PAUSE_S: Final = 0.1  # others write meanwhile
 _DAY_S: Final = 86_400
@@ -126,10 +127,10 @@ class Ledger:
         store, self._store = self._store, None
         if store:
             try:
-                async with asyncio.timeout(CLOSE_S):
+                async with asyncio.timeout(DISCONNECT_S):
                     await store.close()
             except TimeoutError:
-                log.warning("the ledger's database was not closed in time", extra={"within_s": CLOSE_S})
+                log.warning("the ledger's database was not closed in time", extra={"within_s": DISCONNECT_S})
 
     # -- writing
 
