@@ -16,6 +16,7 @@ import datetime
 import math
 import random
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 from gateway.accounting.ledger.buffer import Entry
@@ -26,6 +27,7 @@ from gateway.telemetry.counters import FirstValues
 MAX_CHARS: Final = 200  # of a text
 MAX_TENANTS: Final = 20_000  # in a day, of one process
 MAX_COUNT: Final = 10**9  # of tokens, of images
+_SOON_S: Final = 1e10  # before it a time is in range
 _CLIENT_LEFT: Final = 499  # its client's doing, as a cancelled one: neither has failed
 _EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
@@ -89,9 +91,8 @@ class RowMaker:
 
     def row(self, id_: str, entry: Entry) -> Row:
         """O(1)."""
-        (at, request, tenant, key, label, model, alias, pool, replica, endpoint) = entry[:10]
-        (status, stream, cancelled, resumed, attempts, error, seconds, first, predicted, available) = entry[10:20]
-        consumed, bill = entry[20], entry[21]
+        (at, request, tenant, key, label, model, alias, pool, replica, endpoint, *others) = entry
+        (status, stream, cancelled, resumed, attempts, error, seconds, first, predicted, available, consumed, bill, _) = others
         at_ms = milliseconds(at)
         failed = not cancelled and status != _CLIENT_LEFT and (status >= 400 or bool(error))
         tokens: tuple[int, ...] = _NO_TOKENS
@@ -106,15 +107,12 @@ class RowMaker:
             money = (bill.input, bill.cached_input, bill.cache_write, bill.output, bill.image, bill.saved)
             if not -MOST <= min(money) <= max(money) <= MOST:
                 money = tuple([min(max(amount, -MOST), MOST) for amount in money])
-        return (
-            *(id_, at_ms, clean(request), self._tenant(clean(tenant), at_ms), clean(key), clean(label)),
-            *(clean(model), clean(alias), clean(pool), clean(replica), clean(endpoint)),
-            *(status, int(failed), int(stream), int(cancelled), resumed, attempts, clean(error)),
-            *(milliseconds(seconds), -1 if first is None else milliseconds(first)),
-            *(_count(predicted), _count(available), int(consumed is not None), int(bill is not None), estimated),
-            *tokens,
-            *money,
-        )
+        named = (_name(key), _name(label), _name(model), _name(alias), _name(pool), _name(replica), _name(endpoint))
+        found = (status, int(failed), int(stream), int(cancelled), resumed, attempts, clean(error) if error else "")
+        times = (milliseconds(seconds), -1 if first is None else milliseconds(first))
+        counts = (_count(predicted), _count(available), int(consumed is not None), int(bill is not None), estimated)
+        begin = (id_, at_ms, clean(request), self._tenant(_name(tenant), at_ms))
+        return begin + named + found + times + counts + tokens + money
 
     def _tenant(self, tenant: str, at_ms: int) -> str:
         day = at_ms // DAY_MS
@@ -133,8 +131,13 @@ def clean(text: str) -> str:
     return text if text.isprintable() else "".join([char if char.isprintable() else "?" for char in text])
 
 
+_name = lru_cache(4096)(clean)  # names are few, and the same again
+
+
 def milliseconds(seconds: float) -> int:
     """From 0 to LAST_MS."""
+    if 0.0 <= seconds < _SOON_S:
+        return int(seconds * 1000 + 0.5)
     if not math.isfinite(seconds):
         return 0
     return int(min(max(seconds, 0.0) * 1000 + 0.5, LAST_MS))
@@ -142,21 +145,29 @@ def milliseconds(seconds: float) -> int:
 
 def day_of(at_ms: int) -> str:
     """UTC's day: YYYY-MM-DD."""
-    return datetime.date.fromordinal(_EPOCH + at_ms // DAY_MS).isoformat()
+    return _day(at_ms // DAY_MS)
+
+
+@lru_cache(16)
+def _day(number: int) -> str:
+    return datetime.date.fromordinal(_EPOCH + number).isoformat()
 
 
 def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     """The sums of each group, in the order of the columns of `daily`, sorted by group: transactions that lock several groups
     do so in one order. O(rows).
     """
-    sums = dict[Group, list[int]]()
+    groups = dict[Group, list[Row]]()
     for row in rows:
-        group = (day_of(row[1]), row[3], row[4], row[5], row[8], row[10])
-        estimated, metered, priced = row[24] != "", row[22], row[23]
-        counts = (1, row[12], int(estimated), int(metered and not priced), *row[25:])
-        found = sums.get(group)
-        sums[group] = list(counts) if found is None else [one + other for one, other in zip(found, counts, strict=True)]
-    return [(*group, *counts[: -len(MONEY)], *_parts(counts[-len(MONEY) :])) for group, counts in sorted(sums.items())]
+        groups.setdefault((day_of(row[1]), row[3], row[4], row[5], row[8], row[10]), []).append(row)
+    found = []
+    for group, some in sorted(groups.items()):
+        columns = list(zip(*some, strict=True))
+        estimated = sum(each != "" for each in columns[24])
+        unpriced = sum(metered > priced for metered, priced in zip(columns[22], columns[23], strict=True))
+        counts = [len(some), sum(columns[12]), estimated, unpriced, *map(sum, columns[25:])]
+        found.append((*group, *counts[: -len(MONEY)], *_parts(counts[-len(MONEY) :])))
+    return found
 
 
 def _parts(amounts: Iterable[int]) -> list[int]:
@@ -165,4 +176,4 @@ def _parts(amounts: Iterable[int]) -> list[int]:
 
 
 def _count(number: int) -> int:
-    return min(max(number, 0), MAX_COUNT)
+    return number if 0 <= number <= MAX_COUNT else min(max(number, 0), MAX_COUNT)
