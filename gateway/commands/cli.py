@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.commands import check, operate, serve, simulate
+from gateway.commands.ledger import usage
 from gateway.commands.recording import record
 from gateway.commands.replaying import convert
-from gateway.commands.ledger import usage
 from gateway.config.parse import ConfigError
 
 _DEMO = (
