@@ -26,6 +26,13 @@ PACKAGES = ("router", "gateway", "replica")
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (
+    "gateway/accounting/ledger/batches.py",
+    "gateway/accounting/ledger/ledger.py",
+    "gateway/accounting/ledger/migrations.py",
+    "gateway/accounting/ledger/queries.py",
+    "gateway/accounting/ledger/store.py",
+    "gateway/accounting/ledger/sums.py",
+    "gateway/accounting/ledger/tables.py",
     "gateway/admission/fair_queue.py",
     "gateway/admission/pool_queue.py",
     "gateway/__main__.py",
@@ -57,6 +64,7 @@ PLAIN = (
     "gateway/config/schema.py",
     "gateway/config/source.py",
     "gateway/config/yaml_file.py",
+    "gateway/database/",
     "gateway/fleet/engine_client.py",
     "gateway/fleet/engines.py",
     "gateway/fleet/prober.py",

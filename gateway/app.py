@@ -14,6 +14,7 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 
+from gateway.accounting.ledger.ledger import Ledger
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess, Telemetry
@@ -111,6 +112,7 @@ class Gateway:
     parsing: Parsing
     attempts: Attempts
     recall: Recall
+    ledger: Ledger | None
     local: LocalControl
     control: ControlPlane
     served: Served
@@ -148,6 +150,8 @@ class Gateway:
         work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
         if self.state:
             work += [self.state.run(), self.runs.run()]
+        if self.ledger:
+            work.append(self.ledger.run())
         tasks = [first_probes, *map(asyncio.create_task, work)]
         try:
             await self.local.membership.first_found(self.around.first_probes_s)
@@ -160,6 +164,8 @@ class Gateway:
             self.upstream.close()
             if self.state:
                 await self.state.close()
+            if self.ledger:
+                await self.ledger.close()
             await self.parsing.process.close()
 
     async def _sweep(self) -> None:
@@ -219,7 +225,8 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
+    ledger = observing.ledger
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, ledger, local, control, served)
 
 
 def _served_of(

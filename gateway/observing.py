@@ -1,7 +1,7 @@
 """What observes the ends of requests, and what that needs: composed here, for one process.
 
 always       router outcome, cache reports, meter, metrics, log (`request/settle.py`)
-if wanted    other policies (`routing.compare`)
+if wanted    other policies (`routing.compare`), the ledger (`ledger.url`)
 on demand    the recording of traffic, while somebody records
 """
 
@@ -11,12 +11,14 @@ import random
 from collections.abc import Callable, Sequence
 
 from gateway.accounting.counterfactual import Counterfactual
+from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
 from gateway.accounting.recording import Recording
 from gateway.accounting.savings import Savings
+from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.fleet.directory import Fleet
-from gateway.request.settle import Observer, OtherPolicies, RecordTraffic, observers_of
+from gateway.request.settle import LedgerEntries, Observer, OtherPolicies, RecordTraffic, observers_of
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from router import Booking, Router
@@ -39,6 +41,10 @@ class Observing:
         self.recording = Recording(lambda: f"{random.SystemRandom().getrandbits(64):016x}")
         self.counterfactual: Counterfactual | None = None
         self.observers = [*observers_of(fleet, self.meter, metrics, requests), *further]
+        self.ledger: Ledger | None = None
+        if live.config.ledger.url != OFF:
+            self.ledger = Ledger(live.config.ledger, metrics, now)
+            self.observers.append(LedgerEntries(self.ledger))
         self._savings = Savings(metrics, now)
         RecordTraffic(self.recording, self.observers)
         if live.config.routing.compare:

@@ -18,7 +18,7 @@ OF_THE_CHART = ("listen", "metrics_listen")  # the templates set them
 # Keys that templates read are required: `null` in a user's values would remove them.
 READ_BY_TEMPLATES = ("limits", "drain_accept_s", "drain_timeout_s")
 # Values of a chart are merged key by key: a section cannot be off there.
-SECTIONS = ("state", "sharing", "snapshot")
+SECTIONS = ("state", "ledger", "sharing", "snapshot")
 # Templates refuse an empty list with a better message, and the default is one.
 MAY_BE_EMPTY = ("pools",)
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from gateway.state.database import Database
+from gateway.database.database import Database
 from gateway.state.records import StoredResponse
 from gateway.state.store import Store
+from gateway.state.tables import TABLES
 
 TTL_S = 86_400.0
 TURNS = 100  # of a chain
@@ -64,7 +65,7 @@ class Clock:
 
 @contextlib.asynccontextmanager
 async def opened(url: str, clock: Callable[[], float]) -> AsyncIterator[tuple[Database, Store]]:
-    database = Database(url)
+    database = Database(url, TABLES)
     await database.open()
     store = Store(database, TTL_S, clock)
     try:

@@ -47,6 +47,7 @@ FIXED: Final = (
     "metrics_listen",
     "workers",
     "state",
+    "ledger",
     "sharing",
     "snapshot",
     "log_level",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.commands import check, operate, serve, simulate
+from gateway.commands.ledger import usage
 from gateway.commands.recording import record
 from gateway.commands.replaying import convert
 from gateway.config.parse import ConfigError
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     operate.add_status_arguments(add("status", "show the replicas of a running gateway", operate.STATUS, operate.status))
     text = "send no new requests to a replica of running gateways"
     operate.add_drain_arguments(add("drain", text, operate.DRAIN, operate.drain))
+    usage.add_arguments(add("usage", "show what was used and what it cost", usage.DESCRIPTION, usage.run))
     return parser
 
 

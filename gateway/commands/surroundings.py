@@ -12,10 +12,10 @@ from gateway.cluster.store.server.failures import tls_context
 from gateway.config.parse import ConfigError, Key, Problem, values_of
 from gateway.config.schema import DiscoveryConfig, KeyConfig, TlsConfig
 from gateway.config.source import Loaded
+from gateway.database.failures import StoreFailed
+from gateway.database.urls import parsed
 from gateway.errors import ReplicaFailure
 from gateway.fleet.sources.file import LOGGED, listed
-from gateway.state.drivers.urls import parsed
-from gateway.state.records import StoreFailed
 from gateway.upstream.access.credentials import TlsContexts, load
 
 
@@ -27,7 +27,7 @@ def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Proble
         for key, value in values_of(loaded.config)
         for problem in (_missing(key, value, contexts, env) if isinstance(value, KeyConfig | TlsConfig) else ())
     )
-    others = (*_of_the_lists(loaded), *_of_the_store(loaded), *_of_the_database(loaded))
+    others = (*_of_the_lists(loaded), *_of_the_store(loaded), *_of_the_databases(loaded))
     return sorted(map(loaded.at, (*found, *others)), key=lambda each: each.line)
 
 
@@ -58,10 +58,10 @@ def _of_the_store(loaded: Loaded) -> Iterator[Problem]:
         yield Problem(("sharing",), f"not on this machine: {failure.message}")
 
 
-def _of_the_database(loaded: Loaded) -> Iterator[Problem]:
-    url = loaded.config.state.url
-    if url.startswith("postgres"):
-        try:
-            parsed(url)
-        except StoreFailed as failure:
-            yield Problem(("state", "url"), f"not on this machine: {failure}")
+def _of_the_databases(loaded: Loaded) -> Iterator[Problem]:
+    for section, url in (("state", loaded.config.state.url), ("ledger", loaded.config.ledger.url)):
+        if url.startswith("postgres"):
+            try:
+                parsed(url, f"{section}.url")
+            except StoreFailed as failure:
+                yield Problem((section, "url"), f"not on this machine: {failure}")

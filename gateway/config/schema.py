@@ -47,6 +47,7 @@ AUTO_ENGINE = "auto"
 MAX_POOL_NAME = 90  # characters of a name that is made of models
 MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 MAX_TIERS, MAX_PEAKS, MAX_CHANGES = 8, 24, 64  # of a model's prices
+MAX_DAYS = 36_500  # of retention
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
@@ -64,9 +65,9 @@ LogFormat = Literal["json", "console"]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
-_STATE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
+_DATABASE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
 _PASSWORD = re.compile(r"postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)")
-_STATE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
+_DATABASE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
 _DATE = "a date such as 2026-10-07, or 2026-10-07T16:00:00Z,"
 _HOURS = "hours such as 01:00-04:00, of UTC,"
 _HOURS_PATTERN = r"([01][0-9]|2[0-3]):[0-5][0-9]-(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)"
@@ -82,13 +83,13 @@ def _base_url(url: str) -> str:
     return parse_base_url(url)[0]
 
 
-def _state_url(url: str) -> str:
+def database_url(url: str) -> str:
     """Raises ValueError, without credentials."""
     if _PASSWORD.match(url):
         raise ValueError("a password does not belong in a URL; set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass")
-    if re.fullmatch(_STATE_URL_PATTERN, url):
+    if re.fullmatch(_DATABASE_URL_PATTERN, url):
         return url
-    raise ValueError(f"{_STATE_URL} is expected, got {shown(url.partition('://')[0])}")
+    raise ValueError(f"{_DATABASE_URL} is expected, got {shown(url.partition('://')[0])}")
 
 
 def _price_date(text: str) -> str:
@@ -164,6 +165,7 @@ def _about(text: str, **extra: Any) -> Meta:
 
 
 Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
+Days = Annotated[int, Meta(gt=0, le=MAX_DAYS)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
 PriceDate = Annotated[str, Meta(extra={READ: _price_date, EXPECTED: _DATE})]
@@ -586,8 +588,8 @@ class StateConfig(_Section, frozen=True):
     url: Annotated[
         str,
         Meta(
-            extra={READ: _state_url, FALSE: OFF, EXPECTED: _STATE_URL},
-            extra_json_schema={"pattern": f"^({_STATE_URL_PATTERN})$"},
+            extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
+            extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
         ),
         _about(
             "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME (the password is in"
@@ -595,6 +597,27 @@ class StateConfig(_Section, frozen=True):
         ),
     ] = "sqlite"
     ttl_s: Annotated[Seconds, _about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
+
+
+class LedgerConfig(_Section, frozen=True):
+    """The usage of every request, in a database: row by row, and summed up by day."""
+
+    url: Annotated[
+        str,
+        Meta(
+            extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
+            extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
+        ),
+        _about(
+            "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME (the password is in"
+            " PGPASSWORD), or off: there is none."
+        ),
+    ] = OFF
+    retention_d: Annotated[Days, _about("Days that the row of a request is kept.")] = 30
+    rollup_retention_d: Annotated[Days, _about("Days that the sums of a day are kept.")] = 400
+    buffer_mb: Annotated[
+        Positive, _about("Memory of what the database has not taken yet, in MiB; beyond it, usage is lost, and counted.")
+    ] = 64
 
 
 class SharingConfig(_Section, frozen=True):
@@ -703,6 +726,9 @@ class Config(_Section, frozen=True):
     state: Annotated[
         StateConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: sqlite}, or off to keep nothing,"})
     ] = StateConfig()
+    ledger: Annotated[
+        LedgerConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: sqlite}, or off for none,"})
+    ] = LedgerConfig()
     sharing: Annotated[
         SharingConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: redis://valkey:6379}, or off"})
     ] = SharingConfig()

@@ -62,11 +62,13 @@ class SettledRequest:
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
     unread: a session (101) may have used tokens that its `usage` lacks.
+    key: the id of the client's API key, "" without one.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
     alias = ""
     answered = 0
+    available_cached_tokens = 0
     bill: Bill | None = None
     booking: Booking | None = None
     breakpoint = ""
@@ -81,6 +83,7 @@ class SettledRequest:
     failed_attempts: tuple[dict[str, str], ...] = ()
     first_byte: float | None = None
     generates = False
+    key = ""
     label = UNKNOWN
     last_byte: float | None = None
     metered = False

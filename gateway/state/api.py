@@ -17,12 +17,13 @@ from uuid import uuid4
 import orjson
 
 from gateway.admission.memory import LARGE_BODY
+from gateway.database.failures import StoreFailed
 from gateway.dialects.responses.background.objects import RUNNING, in_background
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
 from gateway.state.histories import Histories, gone, unavailable
-from gateway.state.records import Charge, Conversation, Expired, Item, Part, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown
 
 MAX_DIGITS: Final = 15  # of an event's number
 MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed, and of a page of a conversation (but for one item)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
-from gateway.state.database import Database
+from gateway.database.database import Database
 from gateway.state.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown, free
 from gateway.state.tables import conversations, items
 

@@ -15,13 +15,14 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.responses.background.objects import UNANSWERED
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
 from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
 from gateway.errors import GatewayError
 from gateway.state.lazy import LazyStore
-from gateway.state.records import Expired, Item, ItemReader, RunEnd, StateError, StoredResponse, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Expired, Item, ItemReader, RunEnd, StoredResponse, TooLarge, Unknown
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class Histories:
             return False
         try:
             kept = await self._put(owner, turn, turn.own, found, items)
-        except StateError as error:
+        except StoreError as error:
             if not isinstance(error, StoreFailed):
                 turn.unwritten = None  # it never will be
             return self._not_kept(told.id or found.id, str(error))
@@ -248,7 +249,7 @@ class Histories:
             log.warning(text, extra={"response": id_})
 
     async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
-        """False: it runs in the background, and was ended; or its id is taken. Raises StateError."""
+        """False: it runs in the background, and was ended; or its id is taken. Raises StoreError."""
         told = turn.told
         response = told.edited(found.response, stored=True)
         if told.id:

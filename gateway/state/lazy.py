@@ -8,21 +8,19 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gateway.state.records import StoreFailed
+from gateway.database.failures import StoreFailed
+from gateway.database.places import with_path
 
 if TYPE_CHECKING:
     from gateway.state.runs import RunStore
 
 log = logging.getLogger("warmroute.state")
 
-SQLITE: Final = "sqlite"  # a file in the user's folder for such things
+FILE: Final = "responses.sqlite"
 RETRY_S: Final = 5.0
 PURGE_S: Final = 60.0
 _PURGE_PAUSE_S: Final = 0.1  # requests write meanwhile
@@ -41,7 +39,7 @@ class LazyStore:
         clock: Callable[[], float] = time.time,
         pause_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._url = f"sqlite:///{default_path()}" if url == SQLITE else url
+        self._url = with_path(url, FILE)
         self._ttl_s = ttl_s
         self._lost = lost
         self._clock = clock
@@ -85,25 +83,12 @@ class LazyStore:
             await store.close()
 
     async def _open(self) -> RunStore:
-        for name in ("gateway.state.database", "gateway.state.runs"):
+        for name in ("gateway.database.database", "gateway.state.runs"):
             await asyncio.to_thread(importlib.import_module, name)
-        from gateway.state.database import Database
+        from gateway.database.database import Database
         from gateway.state.runs import RunStore
+        from gateway.state.tables import TABLES
 
-        database = Database(self._url, lost=self._lost)
+        database = Database(self._url, TABLES, lost=self._lost)
         await database.open()
         return RunStore(database, self._ttl_s, self._clock)
-
-
-def state_folder() -> Path:
-    """Where files are by default (XDG Base Directory Specification: state that outlives a restart)."""
-    for name in (os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state"), tempfile.gettempdir()):
-        if os.path.isabs(name):  # a user may have no home
-            folder = Path(name)
-            break
-    return folder / "warmroute"
-
-
-def default_path() -> Path:
-    """Where SQLite's file is by default."""
-    return state_folder() / "responses.sqlite"

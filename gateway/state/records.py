@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.database.failures import StoreError
 from gateway.dialects.responses.conversation import Given
 
 
@@ -57,11 +58,7 @@ class Item:
     item: bytes
 
 
-class StateError(Exception):
-    """Something that is kept cannot be had."""
-
-
-class Unknown(StateError):
+class Unknown(StoreError):
     """There is no such object, or it is not this owner's, or it was deleted."""
 
     def __init__(self, id_: str) -> None:
@@ -69,7 +66,7 @@ class Unknown(StateError):
         self.id = id_
 
 
-class Expired(StateError):
+class Expired(StoreError):
     """kept_s: seconds for which it was kept after its last use."""
 
     def __init__(self, id_: str, kept_s: float) -> None:
@@ -78,17 +75,13 @@ class Expired(StateError):
         self.kept_s = kept_s
 
 
-class TooLarge(StateError):
+class TooLarge(StoreError):
     """A history of so many bytes, or turns, is not replayed."""
 
     def __init__(self, size: int, turns: int) -> None:
         super().__init__(size, turns)
         self.size = size
         self.turns = turns
-
-
-class StoreFailed(StateError):
-    """The database cannot be reached, does not answer in time, refuses, is full. The text says what to look at."""
 
 
 @dataclass(frozen=True, slots=True)

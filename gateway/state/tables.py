@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, LargeBinary, MetaData, String, Table
+
+from gateway.database.tables import Tables
 
 VERSION: Final = 2
-UPGRADED: Final = 1  # what this version lacks is tables, which are made beside its own: it becomes VERSION then
 
 schema: Final = MetaData()
 versions: Final = Table("warmroute_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -80,3 +81,10 @@ runs: Final = Table(
     Index("warmroute_runs_by_runner", "runner"),
     Index("warmroute_runs_by_life", "alive_until"),
 )
+
+
+def _from_version_1(_connection: Connection) -> None:
+    """What it lacks is tables, which are made beside its own."""
+
+
+TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, {1: _from_version_1})

@@ -51,6 +51,7 @@ class Metrics:
         self._add_tokens(family)
         self._add_policies(family)
         self._add_kept(family)
+        self._add_ledger(family)
         self._add_state(family)
         self._add_reloads(family)
         self._add_discovery(family)
@@ -174,6 +175,17 @@ class Metrics:
             " unknown, expired, too_large, failed (the store).",
             "result",
         )
+
+    def _add_ledger(self, make: _Family) -> None:
+        self.ledger_written = make.counter("ledger_written_total", "Requests whose usage is in the ledger.")
+        self.ledger_buffered = make.gauge(
+            "ledger_buffered", "Requests whose usage is not in the ledger yet.", merge_rule=merge_sum
+        )
+        self.ledger_dropped = make.counter(
+            "ledger_dropped_total",
+            "Requests whose usage is not in the ledger: its buffer was full, or the database refuses it.",
+        )
+        self.ledger_failures = make.counter("ledger_failures_total", "Times that the ledger could not be written.")
 
     def _add_tokens(self, make: _Family) -> None:
         self.prompt_tokens = make.counter(

@@ -68,8 +68,9 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* (list WHERE URL) of a database. */ -}}
 {{- define "warmroute.checkDatabaseUrl" -}}
-{{- if regexMatch `^postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)` . -}}
-{{- fail "config.state.url: a password does not belong in a URL, for it would be in the ConfigMap: put PGPASSWORD into a Secret, and name that in extraEnvFrom" -}}
+{{- if regexMatch `^postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)` (last .) -}}
+{{- fail (printf "%s: a password does not belong in a URL, for it would be in the ConfigMap: put PGPASSWORD into a Secret, and name that in extraEnvFrom" (first .)) -}}
 {{- end -}}
 {{- end -}}

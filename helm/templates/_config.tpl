@@ -23,7 +23,8 @@
 {{- end -}}
 {{- include "warmroute.checkReplicas" . -}}
 {{- include "warmroute.checkSources" . -}}
-{{- include "warmroute.checkDatabaseUrl" (dig "url" "" (default (dict) .Values.config.state) | toString) -}}
+{{- include "warmroute.checkDatabaseUrl" (list "config.state.url" (dig "url" "" (default (dict) .Values.config.state) | toString)) -}}
+{{- include "warmroute.checkDatabaseUrl" (list "config.ledger.url" (dig "url" "" (default (dict) .Values.config.ledger) | toString)) -}}
 {{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
 {{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
 {{- $chart := dict "listen" $listen "metrics_listen" $metrics "discovery" $sources "sharing" (include "warmroute.sharing" . | fromYaml) -}}
@@ -36,7 +37,7 @@
 {{- if not .Values.existingConfigMap.name -}}
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
-{{- $fixed := pick $config "admin_listen" "workers" "state" "sharing" "snapshot" "log_level" "log_format" -}}
+{{- $fixed := pick $config "admin_listen" "workers" "state" "ledger" "sharing" "snapshot" "log_level" "log_format" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
 {{- toYaml (merge (dict "routing" $routing) $fixed) -}}
 {{- end -}}

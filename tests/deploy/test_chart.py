@@ -391,6 +391,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "admin_listen": "off",
     "workers": 2,
     "state": {"url": "off"},
+    "ledger": {"url": "sqlite"},
     "sharing": {"url": "redis://valkey:6379"},
     "snapshot": {"file": "off"},
     "log_level": "debug",

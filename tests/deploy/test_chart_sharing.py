@@ -87,11 +87,12 @@ def test_the_templates_take_the_urls_that_the_gateway_takes() -> None:
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:secret@h/n", "postgres://u@h/n?password=secret"])
-def test_a_password_of_the_database_is_refused(helm: Helm, url: str) -> None:
-    refusal = helm.refusal(changed(ONE_REPLICA, "config.state.url", url))
-    assert "config.state.url: a password does not belong in a URL, for it would be in the ConfigMap: put PGPASSWORD" in refusal
+@pytest.mark.parametrize("key", ["config.state.url", "config.ledger.url"])
+def test_a_password_of_a_database_is_refused(helm: Helm, url: str, key: str) -> None:
+    refusal = helm.refusal(changed(ONE_REPLICA, key, url))
+    assert f"{key}: a password does not belong in a URL, for it would be in the ConfigMap: put PGPASSWORD" in refusal
     for good in ("off", False, "sqlite", "postgresql://u@h:5432/n?sslmode=require"):
-        helm.objects(changed(ONE_REPLICA, "config.state.url", good))
+        helm.objects(changed(ONE_REPLICA, key, good))
 
 
 def test_the_url_of_the_chart_s_own_valkey_is_that_of_its_service(helm: Helm) -> None:

@@ -21,7 +21,7 @@ from gateway.cluster.snapshots.file import CLOCKS, Clocks, read, write
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.config.listen import AUTO, OFF
 from gateway.config.schema import Config
-from gateway.state.lazy import state_folder
+from gateway.database.places import state_folder
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.notices import Notices
 

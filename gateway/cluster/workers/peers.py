@@ -70,7 +70,8 @@ def part_of(config: Config) -> Config:
         return math.ceil(whole / config.workers)
 
     pools = tuple(replace(pool, max_queue=part(pool.max_queue)) for pool in config.pools)
-    return replace(config, pools=pools, limits=replace(config.limits, connections=part(config.limits.connections)))
+    limits = replace(config.limits, connections=part(config.limits.connections))
+    return replace(config, pools=pools, limits=limits, ledger=replace(config.ledger, buffer_mb=part(config.ledger.buffer_mb)))
 
 
 class Peers:

@@ -18,6 +18,7 @@ from uuid import uuid4
 import orjson
 
 from gateway.admission.memory import MemoryLease
+from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.responses.background.objects import queued_object
 from gateway.dialects.responses.history import History
@@ -29,7 +30,7 @@ from gateway.request.background.run import Run
 from gateway.request.background.run_request import RunRequest
 from gateway.request.client import Caller, ClientRequest
 from gateway.state.histories import Histories, unavailable
-from gateway.state.records import StateError, StoredResponse, StoreFailed
+from gateway.state.records import StoredResponse
 
 MAX_RUNS: Final = 1000
 MAX_OWNED: Final = 200
@@ -100,7 +101,7 @@ class Beginnings:
     def _withdraw(self, key: Key, client: str) -> None:
         async def work() -> None:
             try:
-                with contextlib.suppress(StateError):
+                with contextlib.suppress(StoreError):
                     await (await self._histories.opened()).delete(*key)
             finally:
                 self.places.release(key[0], client)

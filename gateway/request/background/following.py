@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.responses.background.replay import replayed
 from gateway.errors import ClientStalled, GatewayError, bad_request
 from gateway.request.background.event_log import EventLog
@@ -22,7 +23,7 @@ from gateway.request.client import ClientReply
 from gateway.request.running import Running
 from gateway.state.api import PARSED, Again
 from gateway.state.histories import Histories, unavailable
-from gateway.state.records import Charge, StateError, StoreFailed
+from gateway.state.records import Charge
 from gateway.upstream.client import Source
 
 FIRST: Final = -1  # the number before the first one
@@ -141,7 +142,7 @@ class Followers:
                 response = (await (await self._histories.opened()).get(again.owner, again.id)).response
             except StoreFailed as failure:
                 raise unavailable(failure) from None
-            except StateError:
+            except StoreError:
                 raise GatewayError(404, "not_found", "The response was deleted.") from None
         charge(PARSED * len(response))
         for event in replayed(response, again.after):

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.responses.background.objects import CANCELLED, FAILED, LOST, RESTARTED, RUNNING, in_state
 from gateway.dialects.responses.background.replay import last_event_of
 from gateway.request.background.run import Run
 from gateway.request.running import Running
 from gateway.state.histories import Histories
-from gateway.state.records import Item, RunEnd, StateError, StoreFailed
+from gateway.state.records import Item, RunEnd
 from gateway.telemetry.counters import Counter
 
 log = logging.getLogger("warmroute.state")
@@ -78,7 +79,7 @@ class Recording:
                 await store.finish(*run.key, end, items, conversation)
             except StoreFailed:
                 raise
-            except StateError:  # its conversation is gone, or full
+            except StoreError:  # its conversation is gone, or full
                 assert turn
                 turn.unwritten = None
                 await store.finish(*run.key, self._end(run)[0])
@@ -87,7 +88,7 @@ class Recording:
             status, response = found.status, found.response
         except StoreFailed:
             raise
-        except StateError:  # it was deleted
+        except StoreError:  # it was deleted
             status, response = CANCELLED, in_state(run.response, CANCELLED)
         if not run.told:
             run.say_last(last_event_of(response, run.log.next))

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 from uuid import uuid4
 
+from gateway.database.failures import StoreFailed
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.responses.history import History
 from gateway.errors import shutting_down
@@ -33,7 +34,6 @@ from gateway.request.background.watching import Watched
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.running import Running
 from gateway.state.histories import Histories
-from gateway.state.records import StoreFailed
 from gateway.telemetry.counters import Counter
 
 log = logging.getLogger("warmroute.state")

@@ -103,6 +103,7 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
     record.pool, record.replica = exchange.target.pool, chosen.replica
     record.predicted_cached_tokens = chosen.matched_tokens
+    record.available_cached_tokens = exchange.booking.decision.available_tokens
     record.failed_attempts = attempts.failed
     record.answered = delivered.status
     record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cluster.store.server.client import LIBRARY
 from gateway.commands.cli import main
-from gateway.state.drivers.urls import LIBRARIES
+from gateway.database.urls import LIBRARIES
 from tests.support.paths import ROOT
 
 GOOD = "pools: [{replicas: [http://a:1]}]\n"

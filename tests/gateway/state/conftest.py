@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import Connection, delete
 from sqlalchemy.util import await_only
 
-from gateway.state.database import Database
+from gateway.database.database import Database
 from gateway.state.records import StoredResponse
 from gateway.state.runs import RunStore
-from gateway.state.tables import schema, versions
+from gateway.state.tables import TABLES, schema, versions
 from tests.support.postgres import Postgres, postgres
 
 TTL_S = 1000.0
@@ -54,7 +54,7 @@ def file_url(path: Path) -> str:
 @contextlib.asynccontextmanager
 async def opened(url: str, clock: Clock | None = None, *, empty: bool = False) -> AsyncIterator[RunStore]:
     """empty: whatever is there is removed first."""
-    database = Database(url)
+    database = Database(url, TABLES)
     await database.open()
     store = RunStore(database, TTL_S, clock or Clock())
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state.lazy import RETRY_S, LazyStore, default_path
-from gateway.state.records import StoreFailed
+from gateway.database.failures import StoreFailed
+from gateway.state.lazy import RETRY_S, LazyStore
 from tests.gateway.state.conftest import Clock, response
 from tests.support.paths import ROOT
 
@@ -49,11 +49,3 @@ async def test_what_failed_is_tried_again_after_a_pause(tmp_path: Path) -> None:
     clock.now += RETRY_S
     assert await lazy.get()
     await lazy.close()
-
-
-def test_the_default_is_the_users_state_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "warmroute" / "responses.sqlite"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_path() == tmp_path / ".local/state/warmroute/responses.sqlite"

@@ -16,11 +16,13 @@ import pytest
 from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import OperationalError
 
-from gateway.state.database import STALL_S, Database
-from gateway.state.drivers.driver import CONNECTIONS
-from gateway.state.drivers.sqlite_file import SqliteFile
-from gateway.state.records import StoreFailed, Unknown
+from gateway.database.database import STALL_S, Database
+from gateway.database.driver import CONNECTIONS
+from gateway.database.failures import StoreFailed
+from gateway.database.sqlite_file import SqliteFile
+from gateway.state.records import Unknown
 from gateway.state.runs import RunStore
+from gateway.state.tables import TABLES
 from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
@@ -31,7 +33,7 @@ SHORT_S = 1.0  # of an operation, where one is to be given up
 @contextlib.asynccontextmanager
 async def watched(path: Path) -> AsyncIterator[tuple[RunStore, LOSSES]]:
     losses = LOSSES()
-    database = Database(file_url(path), lost=lambda: losses.append(1))
+    database = Database(file_url(path), TABLES, lost=lambda: losses.append(1))
     await database.open()
     store = RunStore(database, TTL_S, Clock())
     try:
@@ -51,7 +53,7 @@ async def impatient(path: Path, clock: Clock) -> Database:
     """Open, with its tables: to make them may take longer on a slow disk."""
     async with opened(file_url(path)):
         pass
-    database = Database(file_url(path), SHORT_S, clock)
+    database = Database(file_url(path), TABLES, SHORT_S, clock)
     await database.open()
     return database
 
@@ -69,7 +71,7 @@ async def test_a_file_that_is_deleted_is_made_anew(
     async with watched(path) as (store, losses):
         await store.put(response("a"))
         delete(path, *suffixes)
-        with caplog.at_level(logging.ERROR, "warmroute.state"):
+        with caplog.at_level(logging.ERROR, "warmroute.database"):
             await store.put(response("b", "a"))
         assert ids_in(path) == ["b"]
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -97,7 +99,7 @@ async def test_a_read_notices_it_as_well(tmp_path: Path) -> None:
 def test_a_file_that_goes_just_before_it_is_read_is_not_made_by_sqlite(tmp_path: Path) -> None:
     """It would be empty, and others could read what comes into it."""
     path = tmp_path / "a.sqlite"
-    file = SqliteFile(make_url(file_url(path)))
+    file = SqliteFile(make_url(file_url(path)), TABLES)
     try:
         path.unlink()
         with pytest.raises(OperationalError, match="unable to open"), file.reading():
@@ -110,7 +112,7 @@ def test_a_file_that_goes_just_before_it_is_read_is_not_made_by_sqlite(tmp_path:
 @pytest.mark.parametrize("name", ["a b?c#d%20e.sqlite", "\u00e4.sqlite", os.fsdecode(b"\xff.sqlite")])
 def test_names_of_files_that_mean_something_in_a_url(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    file = SqliteFile(make_url("sqlite://").set(database=os.fspath(path)))
+    file = SqliteFile(make_url("sqlite://").set(database=os.fspath(path)), TABLES)
     try:
         with file.reading() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM warmroute_responses").scalar() == 0
@@ -272,7 +274,7 @@ async def test_what_comes_after_the_end_is_refused(tmp_path: Path) -> None:
         pausing(connection, waits(), loop)
         return connection.exec_driver_sql("SELECT 1").scalar()
 
-    database = Database(file_url(tmp_path / "a.sqlite"))
+    database = Database(file_url(tmp_path / "a.sqlite"), TABLES)
     await database.open()
     reads = [asyncio.create_task(database.read(work)) for _ in range(2 * (CONNECTIONS - 1))]
     await entered.wait()
@@ -292,4 +294,4 @@ async def test_what_comes_after_the_end_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
 def test_a_database_in_memory_keeps_nothing(url: str) -> None:
     with pytest.raises(StoreFailed, match="path of a file"):
-        Database(url)
+        Database(url, TABLES)

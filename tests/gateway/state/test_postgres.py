@@ -11,10 +11,12 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
-from gateway.state.database import STALL_S, Database
-from gateway.state.records import StoreFailed, Unknown
+from gateway.database.database import STALL_S, Database
+from gateway.database.failures import StoreFailed
+from gateway.state.records import Unknown
 from gateway.state.runs import RunStore
 from gateway.state.store import Store
+from gateway.state.tables import TABLES
 from tests.gateway.state.conftest import TTL_S, Clock, opened, response
 from tests.support.postgres import Postgres, postgres
 
@@ -76,7 +78,7 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
     clock, url = Clock(), own_server.new()
     async with opened(url):  # to make its tables may take longer
         pass
-    database = Database(url, 1.0, clock)
+    database = Database(url, TABLES, 1.0, clock)
     await database.open()
     store = RunStore(database, TTL_S, Clock())
     await store.put(response("a"))
@@ -101,7 +103,7 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
 
 
 async def test_a_server_that_hangs_does_not_keep_the_gateway_from_its_end(own_server: Postgres) -> None:
-    database = Database(own_server.new(), 2)
+    database = Database(own_server.new(), TABLES, 2)
     await database.open()
     own_server.hang()
     try:
@@ -125,13 +127,13 @@ async def test_a_server_that_hangs_does_not_keep_the_gateway_from_its_end(own_se
 )
 async def test_what_cannot_be_opened_says_why(server: Postgres, url: str, reason: str) -> None:
     with pytest.raises(StoreFailed, match=reason) as caught:
-        await Database(url.format(port=server.port)).open()
+        await Database(url.format(port=server.port), TABLES).open()
     assert "right-one" not in str(caught.value)
 
 
 async def test_many_gateways_open_an_empty_database_at_once(server: Postgres) -> None:
     url = server.new()
-    databases = [Database(url) for _ in range(12)]
+    databases = [Database(url, TABLES) for _ in range(12)]
     await asyncio.gather(*(each.open() for each in databases))
     await Store(databases[0], TTL_S).put(response("a"))
     assert await Store(databases[-1], TTL_S, lambda: 0.0).get("o", "a")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.state.records import StateError, StoreFailed
+from gateway.database.failures import StoreError, StoreFailed
 from tests.gateway.state.conftest import file_url, opened, response
 from tests.support.paths import ROOT
 
@@ -82,7 +82,7 @@ async def test_two_processes_share_a_file(url: str) -> None:
                 await store.get("o", id_)
             await store.put(response("here", "x0-39"))
             assert len(await store.chain("o", "here", 1 << 30)) == 41
-            with pytest.raises(StateError):
+            with pytest.raises(StoreError):
                 await store.get("o", "x9-0")
     finally:
         codes = [await process.wait() for process in processes]

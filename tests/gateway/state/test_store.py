@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
+from gateway.database.database import MAX_WAITING, Database
+from gateway.database.driver import CONNECTIONS
+from gateway.database.failures import StoreError, StoreFailed
 from gateway.state import names
-from gateway.state.database import MAX_WAITING, Database
-from gateway.state.drivers.driver import CONNECTIONS
 from gateway.state.purging import TOMBSTONE_S, emptied, forgotten
-from gateway.state.records import Expired, RunEnd, StateError, StoreFailed, TooLarge, Unknown
+from gateway.state.records import Expired, RunEnd, TooLarge, Unknown
 from gateway.state.runs import RunStore
 from gateway.state.store import MAX_TURNS, Store
+from gateway.state.tables import TABLES
 from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
 MANY = 1 << 40
@@ -31,7 +33,7 @@ MANY = 1 << 40
 async def outcome(work: Any) -> Any:
     try:
         return await work
-    except StateError as error:
+    except StoreError as error:
         return type(error).__name__, error.args[0]
 
 
@@ -311,14 +313,14 @@ async def test_what_cannot_be_a_database_says_why(tmp_path: Path) -> None:
     bad = tmp_path / "bad.sqlite"
     bad.write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreFailed, match="not a database"):
-        await Database(f"sqlite:///{bad}").open()
+        await Database(f"sqlite:///{bad}", TABLES).open()
     with pytest.raises(StoreFailed, match="mysql"):
-        Database("mysql://a/b")
+        Database("mysql://a/b", TABLES)
     with pytest.raises(StoreFailed, match="no database URL"):
-        Database("nonsense")
+        Database("nonsense", TABLES)
     (tmp_path / "file").touch()
     with pytest.raises(StoreFailed, match="file"):
-        await Database(f"sqlite:///{tmp_path}/file/a.sqlite").open()
+        await Database(f"sqlite:///{tmp_path}/file/a.sqlite", TABLES).open()
 
 
 async def test_another_version_of_the_tables_is_refused(url: str) -> None:
@@ -329,7 +331,7 @@ async def test_another_version_of_the_tables_is_refused(url: str) -> None:
     async with opened(url) as store:
         await store._database.write(lambda each: each.execute(update(versions).values(version=99)))
     with pytest.raises(StoreFailed, match="version 99"):
-        await Database(url).open()
+        await Database(url, TABLES).open()
 
 
 async def test_a_write_that_fails_fails_alone(url: str) -> None:
@@ -412,7 +414,7 @@ async def test_a_file_of_the_version_before_is_upgraded(tmp_path: Path) -> None:
 
 
 async def test_while_reads_have_all_their_places_writes_go_on_and_further_reads_wait(tmp_path: Path) -> None:
-    database = Database(file_url(tmp_path / "a.sqlite"))
+    database = Database(file_url(tmp_path / "a.sqlite"), TABLES)
     await database.open()
     free, loop = [asyncio.Event() for _ in range(CONNECTIONS - 1)], asyncio.get_running_loop()
 
@@ -440,7 +442,7 @@ async def test_while_reads_have_all_their_places_writes_go_on_and_further_reads_
 
 async def test_a_run_that_ends_when_it_has_expired_leaves_no_names(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "a.sqlite"
-    database = Database(file_url(path))
+    database = Database(file_url(path), TABLES)
     await database.open()
     store = RunStore(database, TTL_S, clock)
     await store.begin(response("a"), "me")

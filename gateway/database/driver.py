@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 
 CONNECTIONS: Final = 4  # one writes, the others read
 SQLITE: Final = "sqlite"
 _CONFLICTS: Final = frozenset(["40001", "40P01", "23505"])  # SQLSTATE: serialization, deadlock, the same key at once
+
+_VALUES: Final = "22"  # class of SQLSTATE
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -41,6 +43,16 @@ class Driver(Protocol):
     async def close(self) -> None: ...
 
 
+def is_of_a_value(error: BaseException) -> bool:
+    """Whether the database refuses a value: the same once more fails as well."""
+    return isinstance(error, DataError) or (isinstance(error, DBAPIError) and str(_state(error)).startswith(_VALUES))
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether the same once more may go well: another transaction was in its way."""
-    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _CONFLICTS
+    return isinstance(error, DBAPIError) and _state(error) in _CONFLICTS
+
+
+def _state(error: DBAPIError) -> str | None:
+    """SQLSTATE, which SQLite has not."""
+    return getattr(error.orig, "sqlstate", None)

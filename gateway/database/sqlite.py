@@ -19,11 +19,12 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import URL
 
-from gateway.state.drivers.driver import CONNECTIONS, Work
-from gateway.state.drivers.jobs import Job, run
-from gateway.state.drivers.sqlite_file import SqliteFile, handle_of
+from gateway.database.driver import CONNECTIONS, Work
+from gateway.database.jobs import Job, run
+from gateway.database.sqlite_file import SqliteFile, handle_of
+from gateway.database.tables import Tables
 
-log = logging.getLogger("warmroute.state")
+log = logging.getLogger("warmroute.database")
 
 _TRIES: Final = 3  # of a write whose file is taken away
 
@@ -37,12 +38,14 @@ class FileLostError(OSError):
 class SqliteDriver:
     """A Driver. url: with a path. lost: called when the file was deleted or replaced."""
 
-    def __init__(self, url: URL, lost: Callable[[], None]) -> None:
+    def __init__(self, url: URL, tables: Tables, lost: Callable[[], None], *, read_only: bool) -> None:
         self._url = url
+        self._tables = tables
+        self._read_only = read_only
         self._lost = lost
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._writing = ThreadPoolExecutor(1, "state-write")
-        self._reading = ThreadPoolExecutor(CONNECTIONS - 1, "state-read")
+        self._writing = ThreadPoolExecutor(1, f"{tables.content}-write")
+        self._reading = ThreadPoolExecutor(CONNECTIONS - 1, f"{tables.content}-read")
         self._changed = threading.Condition()  # guards what follows
         self._file: SqliteFile | None = None
         self._users = 0  # threads in the file
@@ -81,7 +84,10 @@ class SqliteDriver:
 
     def _open(self, _job: Job) -> None:
         with self._changed:
-            self._file = SqliteFile(self._url)
+            self._file = self._opened()
+
+    def _opened(self) -> SqliteFile:
+        return SqliteFile(self._url, self._tables, read_only=self._read_only)
 
     def _close(self, _job: Job) -> None:
         """When nobody is in it."""
@@ -117,7 +123,7 @@ class SqliteDriver:
                 file.abandon()
             if self._loop is None:
                 raise FileLostError("the database is closed")
-            self._file = SqliteFile(self._url)
+            self._file = self._opened()
         return file
 
     def _is_left(self, file: SqliteFile | None) -> bool:
@@ -126,7 +132,8 @@ class SqliteDriver:
     def _say_lost(self) -> None:
         """In the event loop: neither logs nor metrics are made for threads."""
         log.error(
-            "the file of responses was deleted or replaced under the gateway: the file of that name is used from now on",
+            f"the file of {self._tables.content} was deleted or replaced under the gateway:"
+            " the file of that name is used from now on",
             extra={"path": self._url.database},
         )
         self._lost()

@@ -10,7 +10,7 @@ gateway's was in the way of (a deadlock, say), a few times. All errors of the da
 Every operation is bounded in time. A database that did not answer within it is left alone for STALL_S: requests would all wait
 for nothing, and they fail at once meanwhile.
 
-How a transaction is carried out is the driver's: drivers/driver.py.
+How a transaction is carried out is the driver's: `driver.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.state.drivers.driver import CONNECTIONS, Driver, Work, is_conflict
-from gateway.state.drivers.urls import made, parsed
-from gateway.state.records import StoreFailed
+from gateway.database.driver import CONNECTIONS, Driver, Work, is_conflict
+from gateway.database.failures import StoreFailed
+from gateway.database.tables import Tables
+from gateway.database.urls import made, parsed
 
 OPERATION_S: Final = 10.0
 STALL_S: Final = 5.0
@@ -38,19 +39,25 @@ Write = tuple[Work[Any], asyncio.Future[Any]]
 
 
 class Database:
-    """See the top of this file. url: as SQLAlchemy writes them, without a driver. operation_s: the bound of an operation.
-    clock: monotonic seconds. lost: called when SQLite's file was found to be deleted or replaced.
+    """See the top of this file. url: as SQLAlchemy writes them, without a driver. tables: what it holds. operation_s: the bound
+    of an operation. clock: monotonic seconds. lost: called when SQLite's file was found to be deleted or replaced. read_only:
+    nothing is made or changed, and tables of another version are refused.
     """
 
     def __init__(
         self,
         url: str,
+        tables: Tables,
         operation_s: float = OPERATION_S,
         clock: Callable[[], float] = time.monotonic,
         lost: Callable[[], None] = lambda: None,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Raises StoreFailed if the URL cannot be used. Connects to nothing yet."""
-        self._url = parsed(url)
+        self._url = parsed(url, tables.key)
+        self._tables = tables
+        self._read_only = read_only
         self._operation_s = operation_s
         self._clock = clock
         self._stalled_until = 0.0
@@ -64,11 +71,11 @@ class Database:
         """Connect, and make what is missing of the schema; several processes may do so at once. Raises StoreFailed."""
         try:
             async with self._bounded():
-                self._driver = made(self._url, self._operation_s, self._lost)
+                self._driver = made(self._url, self._tables, self._operation_s, self._lost, read_only=self._read_only)
                 await self._driver.open()
         except (TypeError, ValueError) as error:  # the driver's, of a part of the URL
             await self.close()
-            raise StoreFailed(f"state.url: {_text(error)}") from error
+            raise StoreFailed(f"{self._tables.key}: {_text(error)}") from error
         except BaseException:
             await self.close()
             raise

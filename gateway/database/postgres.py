@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from gateway.state.drivers.creation import make_tables
-from gateway.state.drivers.driver import CONNECTIONS, Work
+from gateway.database.creation import check_version, make_tables
+from gateway.database.driver import CONNECTIONS, Work
+from gateway.database.tables import Tables
 
 T = TypeVar("T")
 
@@ -17,16 +18,21 @@ T = TypeVar("T")
 class PostgresDriver:
     """A Driver. wait_s: for a connection while all are in use."""
 
-    def __init__(self, url: URL, wait_s: float) -> None:
+    def __init__(self, url: URL, tables: Tables, wait_s: float, *, read_only: bool) -> None:
         self._url = url
+        self._tables = tables
         self._wait_s = wait_s
+        self._read_only = read_only
         self._engine: AsyncEngine | None = None
 
     async def open(self) -> None:
         self._engine = create_async_engine(
             self._url, pool_size=CONNECTIONS, max_overflow=0, pool_pre_ping=True, pool_timeout=self._wait_s
         )
-        await self.write([make_tables])
+        if self._read_only:
+            await self.read(lambda connection: check_version(connection, self._tables))
+        else:
+            await self.write([lambda connection: make_tables(connection, self._tables)])
 
     async def read(self, work: Work[T]) -> T:
         assert self._engine

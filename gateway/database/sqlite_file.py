@@ -23,8 +23,9 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.pool import NullPool
 
-from gateway.state.drivers.creation import make_tables
-from gateway.state.records import StateError
+from gateway.database.creation import check_version, make_tables
+from gateway.database.failures import StoreError
+from gateway.database.tables import Tables
 
 _BUSY_MS: Final = 5000
 _BUSY_PAUSE_S: Final = 0.01
@@ -36,22 +37,32 @@ Identity = tuple[int, int]  # device, inode
 
 class SqliteFile:
     """See the top of this file. Opens it, made anew if it is missing, with its tables. Not to be opened while another object
-    has the same file open: they would share locks, and not the log. Methods may be called in any thread.
+    has the same file open: they would share locks, and not the log. Methods may be called in any thread. read_only: neither the
+    file nor its tables are made, and none of them is changed.
 
     Raises OSError, errors of SQLAlchemy and StoreFailed.
     """
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, tables: Tables, *, read_only: bool = False) -> None:
         self._path = os.fspath(url.database or "")
-        _private(Path(self._path))
+        self._read_only = read_only
+        if read_only:
+            _require(Path(self._path))
+        else:
+            _private(Path(self._path))
         self._identity = _identity(self._path)  # before it is opened: what is replaced meanwhile is noticed
-        self._engine = create_engine(_existing(url), poolclass=NullPool, connect_args={"check_same_thread": False})
-        event.listen(self._engine, "connect", _tune)
+        mode = "ro" if read_only else "rw"
+        self._engine = create_engine(_existing(url, mode), poolclass=NullPool, connect_args={"check_same_thread": False})
+        event.listen(self._engine, "connect", _tune_reader if read_only else _tune)
         self._free = list[Connection]()  # for reads
         self.writer = self._engine.connect()
         try:
-            with self.transaction() as connection:
-                make_tables(connection)
+            if read_only:
+                with self.reading() as connection:
+                    check_version(connection, tables)
+            else:
+                with self.transaction() as connection:
+                    make_tables(connection, tables)
         except BaseException:
             self.close()
             raise
@@ -81,7 +92,7 @@ class SqliteFile:
         try:
             yield connection
             whole = True
-        except StateError:  # of the work, between two statements
+        except StoreError:  # of the work, between two statements
             whole = True
             raise
         finally:
@@ -105,7 +116,7 @@ class SqliteFile:
 
     def abandon(self) -> None:
         """Close it, lost as it is."""
-        replaced = _identity(self._path) != self._identity
+        replaced = not self._read_only and _identity(self._path) != self._identity
         self.close()
         if replaced and _identity(self._path + _LOG) == self._log_identity:
             for suffix in (_LOG, _INDEX):
@@ -123,10 +134,15 @@ def _private(path: Path) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
 
-def _existing(url: URL) -> URL:
+def _require(path: Path) -> None:
+    """Raises OSError. SQLite says only that it cannot be opened."""
+    os.close(os.open(path, os.O_RDONLY))
+
+
+def _existing(url: URL, mode: str) -> URL:
     """For connections that make no file: one that is deleted just before would come back empty, with everybody's rights."""
     path = quote(os.fsencode(os.path.abspath(url.database or "")))
-    return url.set(database=f"file:{path}").update_query_dict({"mode": "rw", "uri": "true"})
+    return url.set(database=f"file:{path}").update_query_dict({"mode": mode, "uri": "true"})
 
 
 def _identity(path: str) -> Identity | None:
@@ -137,10 +153,16 @@ def _identity(path: str) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def _tune(connection: Any, _record: object) -> None:
+def _tune_reader(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say so
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+    cursor.close()
+
+
+def _tune(connection: Any, record: object) -> None:
+    _tune_reader(connection, record)
+    cursor = connection.cursor()
     _use_wal(cursor)
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()

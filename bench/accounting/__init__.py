@@ -1,0 +1,1 @@
+"""What metering and the ledger cost."""

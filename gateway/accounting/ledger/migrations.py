@@ -1,0 +1,42 @@
+"""How the ledger of an earlier version becomes that of the next one, in place. Written in SQL, and never changed: the tables of
+`tables.py` are those of the newest version.
+
+1: without `key`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+from gateway.database.tables import Migration
+
+_COUNTS: Final = ["requests", "failed", "estimated", "unpriced", "prompt", "cached", "written", "hours", "completion", "images"]
+_SUMS: Final = [
+    f"{name}_{part}"
+    for name in ("input", "cached_input", "cache_write", "output", "image", "saved")
+    for part in ("mills", "pico")
+]
+
+
+def _add_key(connection: Connection) -> None:
+    """SQLite cannot change a primary key: the sums go into a new table."""
+    sums = ", ".join([*_COUNTS, *_SUMS])
+    columns = ", ".join([*(f"{name} BIGINT NOT NULL" for name in (*_COUNTS, *_SUMS))])
+    end = " WITHOUT ROWID" if connection.dialect.name == "sqlite" else ""
+    for statement in (
+        "ALTER TABLE warmroute_usage ADD COLUMN key VARCHAR DEFAULT '' NOT NULL",
+        "ALTER TABLE warmroute_usage_daily RENAME TO warmroute_usage_daily_1",
+        "CREATE TABLE warmroute_usage_daily (day VARCHAR NOT NULL, tenant VARCHAR NOT NULL, key VARCHAR NOT NULL,"
+        f" model VARCHAR NOT NULL, pool VARCHAR NOT NULL, endpoint VARCHAR NOT NULL, {columns},"
+        f" PRIMARY KEY (day, tenant, key, model, pool, endpoint)){end}",
+        f"INSERT INTO warmroute_usage_daily (day, tenant, key, model, pool, endpoint, {sums})"
+        f" SELECT day, tenant, '', model, pool, endpoint, {sums} FROM warmroute_usage_daily_1",
+        "DROP TABLE warmroute_usage_daily_1",
+    ):
+        connection.execute(text(statement))
+
+
+MIGRATIONS: Final[Mapping[int, Migration]] = {1: _add_key}

@@ -1,0 +1,32 @@
+"""Whether the wall clock can be trusted with what is removed by it: a clock that jumped ahead would empty the ledger.
+
+It is steady when it has gone as the monotonic clock goes for STEADY_S, that is, since the start, or since its last jump.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+STEADY_S: Final = 3600.0
+JUMP_S: Final = 60.0  # between two looks; less is a correction
+
+
+class Steadiness:
+    """See the top of this file."""
+
+    __slots__ = ("_ahead", "_since")
+
+    def __init__(self) -> None:
+        self._ahead: float | None = None  # of the monotonic clock, in seconds
+        self._since = 0.0
+
+    def steady(self, wall: float, monotonic: float) -> bool:
+        """To be asked from time to time: jumps are noticed then. O(1)."""
+        ahead = wall - monotonic
+        if self._ahead is None or not abs(ahead - self._ahead) <= JUMP_S:  # it may be no number
+            self._since = monotonic
+        self._ahead = ahead
+        return monotonic - self._since >= STEADY_S
+
+    def __repr__(self) -> str:
+        return f"<Steadiness since {self._since:g}>"

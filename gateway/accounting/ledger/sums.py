@@ -1,0 +1,81 @@
+"""What the ledger sums up, and in which groups: the names of its columns, and sums of a period. No database in here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+GROUP: Final = ("day", "tenant", "key", "model", "pool", "endpoint")
+COUNTS: Final = (
+    *("requests", "failed", "estimated", "unpriced"),
+    *("prompt", "cached", "written", "hours", "completion", "images"),
+)
+TOKENS: Final = COUNTS[4:]
+MONEY: Final = ("input", "cached_input", "cache_write", "output", "image", "saved")  # picodollars
+NAMES: Final = (*COUNTS, *MONEY)
+MILL: Final = 10**9  # picodollars
+DAY_MS: Final = 86_400_000
+LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, as `datetime` has it
+
+_PLACE: Final = {name: at for at, name in enumerate(NAMES)}
+_FOREVER: Final = LAST_MS + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """Milliseconds (Unix). until_ms: the first moment that is not in it; None: all that there is."""
+
+    since_ms: int
+    until_ms: int | None = None
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Of days, at its ends."""
+        until = _FOREVER if self.until_ms is None else self.until_ms
+        first, last = self._days()
+        if first > last:  # within one day
+            yield self.since_ms, until
+            return
+        for begin, end in ((self.since_ms, first), (last, until)):
+            if begin < end:
+                yield begin, end
+
+    def whole_days(self) -> tuple[int, int] | None:
+        """The beginnings of the first one, and of the first one after it that is not whole."""
+        first, last = self._days()
+        return (first, last) if first < last else None
+
+    def _days(self) -> tuple[int, int]:
+        until = _FOREVER if self.until_ms is None else self.until_ms
+        return -(-self.since_ms // DAY_MS) * DAY_MS, until // DAY_MS * DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of a group; whole numbers, money in picodollars. names: of the group, in the order that was asked for."""
+
+    names: tuple[str, ...]
+    values: tuple[int, ...]
+
+    def __getitem__(self, name: str) -> int:
+        """One of NAMES."""
+        return self.values[_PLACE[name]]
+
+    @property
+    def cost(self) -> int:
+        """Picodollars."""
+        return sum(self[name] for name in MONEY if name != "saved")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """groups: day by day, if they are by day; the dearest first. incomplete: (day, its rows, its requests) of parts of days
+    whose rows are not all there.
+    """
+
+    groups: list[Sums]
+    incomplete: list[tuple[str, int, int]]
+
+
+def total(groups: Sequence[Sums]) -> Sums:
+    return Sums((), tuple(sum(each.values[at] for each in groups) for at in range(len(NAMES))))

@@ -1,0 +1,78 @@
+"""The tables, made where they are missing, and brought to this version where they are of an earlier one.
+
+Several gateways may open one database at the same moment. On Postgres the first one holds a lock while it makes the tables
+(CREATE TABLE IF NOT EXISTS fails there when two do it at once), on SQLite a transaction that writes is such a lock; whoever
+comes second finds the work done. All of it is one transaction: a gateway that is killed in the middle of a migration leaves the
+tables of before. Nothing is made where all is there, so a role without the right to create tables will do then.
+
+Tables of a later version are refused, untouched.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import Connection, insert, inspect, select, text, update
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from gateway.database.driver import SQLITE
+from gateway.database.failures import StoreFailed
+from gateway.database.tables import Tables
+
+_LOCK: Final = 0x7761726D726F7574  # of Postgres, by number: "warmrout"
+
+
+def make_tables(connection: Connection, tables: Tables) -> None:
+    """Those that are missing, in a transaction that writes. Raises StoreFailed for tables of another version."""
+    if not _complete(connection, tables):
+        if connection.dialect.name != SQLITE:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
+        _migrate(connection, tables)
+        _make(connection, tables)
+    check_version(connection, tables)
+
+
+def check_version(connection: Connection, tables: Tables) -> None:
+    """Raises StoreFailed where this version of the tables is not there."""
+    found = _version(connection, tables)
+    if found is None:
+        raise StoreFailed(f"{tables.key}: this database has no {tables.content} in it: a gateway that uses it makes the tables")
+    if found > tables.version:
+        what = f"the database has version {found} of the tables of {tables.content}, made by a later release"
+        raise StoreFailed(f"{what}: this one knows versions up to {tables.version}. Update it, or use another database")
+    if found < tables.version:
+        what = f"the database has version {found} of the tables of {tables.content}, and this release needs {tables.version}"
+        raise StoreFailed(f"{what}: a gateway of this release that starts with it brings them to that")
+
+
+def _complete(connection: Connection, tables: Tables) -> bool:
+    there = set(inspect(connection).get_table_names())
+    return {table.name for table in tables.schema.sorted_tables} <= there and _version(connection, tables) == tables.version
+
+
+def _version(connection: Connection, tables: Tables) -> int | None:
+    """None: there are no tables, or their making was given up."""
+    if not inspect(connection).has_table(tables.versions.name):
+        return None
+    found: int | None = connection.execute(select(tables.versions.c.version)).scalar()
+    return found
+
+
+def _migrate(connection: Connection, tables: Tables) -> None:
+    found = _version(connection, tables)
+    while found is not None and found in tables.migrations:
+        tables.migrations[found](connection)
+        found += 1
+        connection.execute(update(tables.versions).values(version=found))
+
+
+def _make(connection: Connection, tables: Tables) -> None:
+    """Nothing beside tables of another version."""
+    if _version(connection, tables) not in (None, tables.version):
+        return
+    for table in tables.schema.sorted_tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
+        for index in table.indexes:
+            connection.execute(CreateIndex(index, if_not_exists=True))
+    if _version(connection, tables) is None:
+        connection.execute(insert(tables.versions).values(version=tables.version))

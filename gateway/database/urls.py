@@ -1,0 +1,52 @@
+"""Which driver a URL asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Final
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from gateway.database.driver import SQLITE, Driver
+from gateway.database.failures import StoreFailed
+from gateway.database.sqlite import SqliteDriver
+from gateway.database.tables import Tables
+
+_DRIVERS: Final = {SQLITE: SQLITE, "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+LIBRARIES: Final = "'asyncpg>=0.32' 'sqlalchemy[asyncio]>=2.1'"  # as the extra `postgres` has them
+_MEMORY: Final = ":memory:"
+
+
+def parsed(url: str, key: str) -> URL:
+    """With its driver. key: of the configuration, for errors. Raises StoreFailed."""
+    try:
+        found = make_url(url)
+    except (ArgumentError, ValueError):
+        raise StoreFailed(f"{key} is no database URL") from None
+    driver = _DRIVERS.get(found.drivername)
+    if driver is None:
+        raise StoreFailed(f"{key}: {found.drivername!r} is not supported: use sqlite:///PATH or postgresql://USER@HOST/NAME")
+    if driver == SQLITE:
+        if found.database in (None, "", _MEMORY):
+            raise StoreFailed(f"{key}: SQLite needs the path of a file: sqlite:///PATH")
+        return found
+    if importlib.util.find_spec("asyncpg") is None:
+        raise StoreFailed(f"Postgres needs asyncpg, which is not installed here: pip install {LIBRARIES}")
+    if "sslmode" in found.query:  # as libpq calls it
+        found = found.difference_update_query(["sslmode"]).update_query_dict({"ssl": found.query["sslmode"]})
+    return found.set(drivername=driver)
+
+
+def made(url: URL, tables: Tables, wait_s: float, lost: Callable[[], None], *, read_only: bool) -> Driver:
+    """url: from `parsed`. tables: what it holds. wait_s: for a connection while all are in use. lost: called when SQLite's file
+    was found to be gone. read_only: neither the file nor tables are made.
+
+    Connects to nothing yet.
+    """
+    if url.drivername == SQLITE:
+        return SqliteDriver(url, tables, lost, read_only=read_only)
+    from gateway.database.postgres import PostgresDriver  # half of it is SQLAlchemy's asyncio: only who needs it loads it
+
+    return PostgresDriver(url, tables, wait_s, read_only=read_only)

@@ -1,1 +1,0 @@
-"""How transactions are carried out: SQLite in threads, Postgres in the event loop."""
