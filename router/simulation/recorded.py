@@ -24,8 +24,8 @@ A recorded block is coarser than an engine's, and only prompts are recorded. Wha
 known to be cached with that. And where prompts part within a block, the engines' reports of them say how much of it they share.
 See `Measured`.
 
-A fleet that is recorded is warm, and a simulated one would be cold, which a busy one may not get over for long. So what requests
-have found cached at first, though no recorded request had left it there, is there at the beginning (`held`).
+A fleet that is recorded is warm, and a simulated one would be cold, which a busy one may not get over for long. So what
+requests have found cached at first, though no recorded request had left it there, is there at the beginning (`held`).
 
 A busy fleet is chaotic: a request that comes a few milliseconds later goes elsewhere, and so does all that follows. So one
 replay is one sample, as the recording itself is. Replays with another chance send each request up to JITTER_S earlier or later.
