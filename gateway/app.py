@@ -60,7 +60,6 @@ from gateway.state.histories import Histories
 from gateway.state.lazy import LazyStore
 from gateway.tasks import unless
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
 from gateway.upstream.headers import Address
