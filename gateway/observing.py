@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from gateway.accounting.counterfactual import Counterfactual
 from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
-from gateway.accounting.recording import Recording
 from gateway.accounting.savings import Savings
 from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.fleet.directory import Fleet
 from gateway.request.settle import LedgerEntries, Observer, OtherPolicies, RecordTraffic, observers_of
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
 from router import Booking, Router
 

@@ -70,6 +70,12 @@ class Seen:
     prompt: int = 0
     cached: int = 0
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        waits = sorted(self.ttft)
+        mean, p90 = sum(waits) / len(waits), waits[int(0.9 * len(waits))]
+        return {"hits": self.cached / self.prompt, "ttft": mean, "p90": p90, "requests": len(waits)}
+
     def forget(self) -> None:
         """What was before the recording."""
         self.ttft.clear()
@@ -139,7 +145,7 @@ def simulated(trace: Path, *flags: str) -> dict[str, Any]:
     return found
 
 
-def recorded(scene: Scene, seconds: float, folder: Path) -> tuple[Path, Seen]:
+def recorded(scene: Scene, seconds: float, folder: Path) -> Seen:
     seen = Seen()
     with ExitStack() as stack:
 
@@ -167,10 +173,10 @@ def recorded(scene: Scene, seconds: float, folder: Path) -> tuple[Path, Seen]:
         recorder.wait_for(lambda line: "recording to" in line)
         background.join()
         recorder.stop()
-        return trace, seen
+        return seen
 
 
-def rows(scene: Scene, trace: Path, seen: Seen) -> Iterator[str]:
+def rows(scene: Scene, trace: Path, seen: dict[str, Any]) -> Iterator[str]:
     """Lines of the report's table. Replays are set beside what the gateway has recorded of the same requests."""
     shown = simulated(trace)
     was, rates = shown["measured"], shown["fleet"]
@@ -179,9 +185,7 @@ def rows(scene: Scene, trace: Path, seen: Seen) -> Iterator[str]:
         off = f"{(hits - was['hit_ratio']) * 100:+.1f} points | {ttft / was['ttft_mean_s'] - 1:+.1%}"
         return f"| {scene.name} | {name} | {requests} | {hits:.1%} | {ttft:.3f} | {p90:.3f} | {off} |"
 
-    waits = sorted(seen.ttft)
-    mean, p90 = sum(waits) / len(waits), waits[int(0.9 * len(waits))]
-    yield row("seen by the clients, warm-up included", seen.cached / seen.prompt, mean, p90, len(waits))
+    yield row("seen by the clients, warm-up included", seen["hits"], seen["ttft"], seen["p90"], seen["requests"])
     started_with = ("--prefill-rate", str(PREFILL), "--decode-rate", str(DECODE))
     given = simulated(trace, *started_with)["results"][0]
     at_times = simulated(trace, "--open")["results"][0]
@@ -205,14 +209,17 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--only", type=int, help="number of one scene, from 0")
     parser.add_argument("--keep", type=Path, help="folder for the recordings (default: a temporary one)")
+    parser.add_argument("--again", action="store_true", help="replay the recordings of --keep again")
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args(arguments)
     lines = [HEAD]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         for scene in SCENES if options.only is None else [SCENES[options.only]]:
-            trace, seen = recorded(scene, options.seconds, folder)
-            lines += rows(scene, trace, seen)
+            trace, seen = folder / f"{scene.name}.jsonl.gz", folder / f"{scene.name}.json"
+            if not options.again:
+                seen.write_text(json.dumps(recorded(scene, options.seconds, folder).summary), "utf-8")
+            lines += rows(scene, trace, json.loads(seen.read_text("utf-8")))
             print("\n".join(lines[-10:]), flush=True)
     if options.report:
         (REPORTS / "recorded.md").write_text(report(lines, options.seconds), "utf-8")

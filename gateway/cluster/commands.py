@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from gateway.accounting.recording import Recording
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
@@ -27,6 +26,7 @@ from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
 
 log = logging.getLogger("warmroute.snapshots")
@@ -164,7 +164,7 @@ class ControlPlane(Protocol):
         """How the exchange with other gateways goes; None: there is to be none."""
 
     async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
-        """A page of the recording of each process that answers (`accounting/recording.py`), encoded."""
+        """A page of the recording of each process that answers (`telemetry/recording.py`), encoded."""
 
     async def run(self) -> None:
         """Background work, until it is cancelled."""

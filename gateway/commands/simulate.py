@@ -26,7 +26,18 @@ from gateway.commands.replaying.trace_lines import trace_lines
 from gateway.commands.replaying.what_if import Variant, sentence, variant
 from gateway.config.schema import RoutingConfig
 from router import Router
-from router.simulation.fleet import Compared, FleetSpec, Result, Served, SharedQueue, Simulation, everything, summary
+from router.simulation.fleet import (
+    Compared,
+    FleetSpec,
+    Held,
+    Result,
+    Served,
+    SharedQueue,
+    Simulation,
+    everything,
+    remember,
+    summary,
+)
 from router.simulation.gateways import Gateways
 from router.simulation.generators import GENERATORS
 from router.simulation.policies import SIMULATED
@@ -75,11 +86,12 @@ def fronts_of(options: argparse.Namespace) -> Fronts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload to replay: makes a fresh source per run. compared: which requests count."""
+    """A workload to replay: makes a fresh source per run. compared: which requests count. held: what is cached before."""
 
     source: Callable[[], Source]
     horizon_s: float = 0.0  # of a closed loop
     compared: Compared = everything
+    held: Sequence[Held] = ()
 
     def share_done(self, source: Source, number: int, now: float) -> float:
         """Progress of a run that has answered `number` requests, 0 to 1."""
@@ -136,7 +148,7 @@ def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help=text)
     text = "recordings: replays of each row, each with other chances; the row is their mean (default: %(default)s)"
     parser.add_argument("--runs", type=int, metavar="N", default=REPLAYS, help=text)
-    text = "recordings: seconds that fill the simulated caches and are not in the numbers (default: a tenth, 600 at most)"
+    text = "recordings: seconds at the beginning that are not in the numbers (default: a tenth, at least 60, at most 600)"
     parser.add_argument("--warm-up", type=float, metavar="S", help=text)
     text = "recordings: tokens of a block of the engine's cache (default: %(default)s)"
     parser.add_argument("--engine-block", type=int, metavar="N", default=DEFAULT_ENGINE_BLOCK, help=text)
@@ -322,11 +334,13 @@ def replay(
     source = workload.source()
     if name in BOUNDS:
         fleet = dataclasses.replace(spec, kv_tokens=_ENDLESS) if name == "infinite" else spec
-        simulation = Simulation(fleet, source, SharedQueue(), shared=True)
+        simulation = Simulation(fleet, source, SharedQueue(), shared=True, held=workload.held)
     else:
         routers = [_router(name, random.Random(seed + number)) for number in range(fronts.gateways)]
         placement = Gateways(routers, spec, delay_s=fronts.delay_s, chance=random.Random(f"front {seed}"))
-        simulation = Simulation(spec, source, placement)
+        for router in routers:
+            remember(router, spec, workload.held)
+        simulation = Simulation(spec, source, placement, held=workload.held)
     running = simulation.run()
     if watch:
         running = _watched(name, running, lambda number, now: workload.share_done(source, number, now))
@@ -421,7 +435,7 @@ def _recorded(options: argparse.Namespace, fleet: RecordedFleet, spec: FleetSpec
         chance = random.Random(options.seed + next(runs))
         return fleet.source(chance, spec, how, speed)
 
-    return Workload(source, compared=fleet.compared)
+    return Workload(source, compared=fleet.compared, held=fleet.held(random.Random(options.seed), how))
 
 
 def _sessions(options: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> list[list[Turn]]:

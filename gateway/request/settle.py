@@ -18,11 +18,11 @@ from gateway.accounting.ledger.buffer import size_of
 from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
 from gateway.accounting.money import dollars
-from gateway.accounting.recording import Recording
 from gateway.accounting.savings import Savings
 from gateway.fleet.directory import Fleet
 from gateway.request.record import SettledRequest, code_label
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
 from router import HELD, Outcome
 

@@ -125,7 +125,7 @@ class Operator:
         return _json({"configured": True, **asdict(state), "problem": problem, "gateways": gateways, "refused": refused})
 
     async def recording(self, request: web.Request) -> web.Response:
-        """The requests that have ended since a recorder's last question (`accounting/recording.py`), of all workers."""
+        """The requests that have ended since a recorder's last question (`telemetry/recording.py`), of all workers."""
         self._allow(request)
         cursors = _cursors(request.query.get("after", ""))
         pages = await self._control.recorded(cursors, _share(request.query.get("sample", "1")))

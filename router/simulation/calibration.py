@@ -97,7 +97,8 @@ def measured(requests: Sequence[Recorded], replicas: int, kv_tokens: int, since:
     since: earlier ones do not count.
     """
     told = [one for one in requests if one.cached is not None and one.at >= since]
-    waits = sorted(one.ttft for one in requests if one.ttft is not None and one.at >= since)
+    streams = [one for one in requests if one.ttft is not None and one.at >= since]
+    waits = sorted(one.ttft or 0.0 for one in streams)
     if not told or not waits:
         return None
     work: dict[int, int] = {}
@@ -113,6 +114,6 @@ def measured(requests: Sequence[Recorded], replicas: int, kv_tokens: int, since:
         ttft_p50_s=quantile(waits, 0.50),
         ttft_p90_s=quantile(waits, 0.90),
         ttft_p99_s=quantile(waits, 0.99),
-        e2e_mean_s=sum(one.seconds for one in requests) / len(requests),
+        e2e_mean_s=sum(one.seconds for one in streams) / len(streams),
         load_skew=max(work.values()) * max(replicas, len(work)) / (sum(work.values()) or 1),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,6 +59,10 @@ class Served:
     finished: float = 0.0
 
 
+Held = tuple[int, Request]
+"""A replica's number (modulo their count), and a request that it has computed before the run."""
+
+
 class Placement(Protocol):
     """Decides where requests go, and receives their outcomes. `place` returns a replica's number and a handle."""
 
@@ -74,19 +78,32 @@ class Cache:
     """A replica's KV cache: exact, least recently used leaves first, no TTL."""
 
     capacity_tokens: int
+    reserved: float = 0.0
     trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))
 
     def take(self, request: Request, now: float) -> int:
         """Look a prompt up and store it; returns the tokens that were cached (at least one is always computed)."""
         keys = request.prompt.keys
-        self.trie.add_replica("", self.capacity_tokens * TOKEN_WEIGHT)
+        self._reserve(request.running_tokens)
         blocks = self.trie.match(keys, now).get("", 0)
         self.trie.insert("", keys, now, weight=_weight(request))
         return request.cached(blocks)
 
     def release(self, request: Request, now: float) -> None:
         """End of a request: its blocks were in use until now, and its answer's are there, as far as they are known."""
+        self._reserve(-request.running_tokens)
         self.trie.insert("", request.kept, now, weight=_weight(request))
+
+    def hold(self, request: Request) -> None:
+        """It was computed before the run."""
+        self._reserve(0.0)
+        self.trie.insert("", request.kept, 0.0, weight=_weight(request))
+
+    def _reserve(self, tokens: float) -> None:
+        """Running requests take room beside their blocks. Half of the cache is left to these in any case."""
+        self.reserved += tokens
+        room = max(self.capacity_tokens - self.reserved, self.capacity_tokens / 2)
+        self.trie.add_replica("", int(room * TOKEN_WEIGHT))
 
 
 def _weight(request: Request) -> int:
@@ -119,7 +136,10 @@ def _running(replica: _Replica) -> int:
 class Simulation:
     """One run. `run()` yields the requests in the order in which they finish."""
 
-    def __init__(self, spec: FleetSpec, source: Source, placement: Placement, *, shared: bool = False) -> None:
+    def __init__(
+        self, spec: FleetSpec, source: Source, placement: Placement, *, shared: bool = False, held: Iterable[Held] = ()
+    ) -> None:
+        """held: what the replicas have cached at the beginning."""
         self._source = source
         self._placement = placement
         self._shared = shared
@@ -129,6 +149,8 @@ class Simulation:
             _Replica(number, spec, one_cache if shared else Cache(spec.kv_tokens), one_queue if shared else deque())
             for number in range(spec.replicas)
         ]
+        for number, request in held:
+            self._replicas[number % spec.replicas].cache.hold(request)
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = itertools.count()
         self._done: list[Served] = []
@@ -220,6 +242,18 @@ class RouterPlacement:
         handle.close(outcome, now)
 
 
+def remember(router: Router, spec: FleetSpec, held: Iterable[Held]) -> None:
+    """Let a router know what the replicas have computed before the run, as the one that has sent it there."""
+    names = spec.names
+    for number, request in held:
+        prompt, name = request.prompt, names[number % len(names)]
+        router.scales.learn(prompt.scale, prompt.units, request.tokens)
+        weight = prompt.block_weight(router.units_per_token(prompt.scale))
+        router.trie.insert(name, prompt.keys, 0.0, weight=weight)
+        if prompt.session_key:
+            router.sessions.answered(prompt.session_key, name, prompt.units, 0.0)
+
+
 class SharedQueue:
     """The placement of the bounds: the first free replica takes the next request."""
 
@@ -276,7 +310,7 @@ def summary(
         ttft_p50_s=quantile(ttft, 0.50),
         ttft_p90_s=quantile(ttft, 0.90),
         ttft_p99_s=quantile(ttft, 0.99),
-        e2e_mean_s=sum(one.finished - one.arrived for one in served) / len(served),
+        e2e_mean_s=sum(one.finished - one.arrived for one in waited) / len(waited),
         load_skew=max(busy_s) * len(busy_s) / (sum(busy_s) or 1.0),
     )
 

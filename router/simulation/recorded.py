@@ -24,6 +24,9 @@ A recorded block is coarser than an engine's, and only prompts are recorded. Wha
 known to be cached with that. And where prompts part within a block, the engines' reports of them say how much of it they share.
 See `Measured`.
 
+A fleet that is recorded is warm, and a simulated one would be cold, which a busy one may not get over for long. So what
+requests have found cached at first, though no recorded request had left it there, is there at the beginning (`held`).
+
 A busy fleet is chaotic: a request that comes a few milliseconds later goes elsewhere, and so does all that follows. So one
 replay is one sample, as the recording itself is. Replays with another chance send each request up to JITTER_S earlier or later.
 """
@@ -39,7 +42,7 @@ from typing import Any, Final
 from router.learning.sessions import session_key
 from router.simulation.block_tree import BlockTree
 from router.simulation.workloads import Arrival, Measured, Request, Row, TraceError, Turn
-from router.types import BlockKeys, Prompt, Random
+from router.types import KEY_BYTES, BlockKeys, Prompt, Random
 
 FORMAT: Final = "warmroute-trace"
 VERSION: Final = 1
@@ -52,6 +55,7 @@ MAX_COPIES: Final = 10_000  # a share below 1 / MAX_COPIES is refused
 OPEN_ENDS: Final = 4  # latest prompts of a conversation that its next prompt may go on with: sub-agents run beside it
 SPREAD_S: Final = 60.0
 JITTER_S: Final = 0.02
+HELD_S: Final = 900.0  # a think time after which a cache is not asked for its conversation
 ENGINE_BLOCK: Final = 16  # tokens: of vLLM's default, and of the simulated engine
 
 
@@ -358,6 +362,40 @@ class Replay:
 def _client(one: Recorded, copy: int) -> int:
     """Copies are other clients, as those who were not recorded are."""
     return (one.client + (copy << 40)) & ((1 << 63) - 1)
+
+
+def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tuple[int, Request]]:
+    """What replicas have had cached before the recording, by their reports within HELD_S, the earliest used last: a request
+    that goes on with none that was recorded, and of which more was cached than earlier ones on its replica have left. names: of
+    each replica, its place among the simulated ones. With all copies of it.
+    """
+    tree, there, found = replay.recording.tree, dict[int, dict[int, int]](), list[tuple[int, int]]()
+    for number, one in enumerate(replay.requests):
+        if one.at > HELD_S:
+            break
+        known = there.setdefault(one.replica, {})
+        matched, path = 0, tree.path(one.last)
+        for first, last in path:
+            common = min(known.get(first, 0), last)
+            matched += max(0, common - first + 1)
+            if common < last:
+                break
+        for first, last in path:
+            known[first] = max(known.get(first, 0), last)
+        blocks = int((one.cached or 0) * one.units / (max(1, one.tokens) * one.block))
+        if one.follows == (0, 0) and blocks > matched:
+            found.append((number, blocks))
+    copies: dict[int, list[int]] = {}
+    for _, number, copy in replay.copies(chance, 0.0):
+        copies.setdefault(number, []).append(copy)
+    for number, blocks in reversed(found):
+        one = replay.requests[number]
+        for copy in copies[number]:
+            request = replay.request(number, copy, f"{one.named:d} {one.session} {copy}")
+            prompt = request.prompt
+            units, tokens = blocks * one.block, max(1, blocks * one.block * one.tokens // one.units)
+            shorter = Prompt(prompt.keys[: blocks * KEY_BYTES], units, one.block, prompt.scale, session_key=prompt.session_key)
+            yield names[one.replica] + copy, Request(shorter, 0, request.session, Measured(number, tokens))
 
 
 class OpenReplay:

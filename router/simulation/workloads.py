@@ -49,6 +49,13 @@ class Request:
         return self.prompt.block_units * self.tokens / max(1, self.prompt.units)
 
     @property
+    def running_tokens(self) -> float:
+        """What it takes of a cache beside its whole blocks while it runs, where that is known: its answer, and what is left."""
+        if self.measured is None:
+            return 0.0
+        return self.output_tokens + max(0.0, self.tokens - self.prompt.blocks * self.block_tokens)
+
+    @property
     def kept(self) -> BlockKeys:
         """What its replica has cached when the answer is complete."""
         return (self.measured and self.measured.answered) or self.prompt.keys

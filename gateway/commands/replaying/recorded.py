@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from router.load import DEFAULT_PREFILL_RATE
 from router.simulation.calibration import Speed, measured, speed_of
-from router.simulation.fleet import FleetSpec, Result, Served
+from router.simulation.fleet import FleetSpec, Held, Result, Served
 from router.simulation.policies import SIMULATED
-from router.simulation.recorded import ENGINE_BLOCK, JITTER_S, ClosedReplay, OpenReplay, Recorded, Recording, Replay, read
+from router.simulation.recorded import ENGINE_BLOCK, JITTER_S, ClosedReplay, OpenReplay, Recorded, Recording, Replay, held, read
 from router.simulation.workloads import Row, Source, TraceError
 from router.types import Random
 
 DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
 WARM_SHARE: Final = 0.1
-WARM_MOST_S: Final = 600.0
+WARM_S: Final = 60.0, 600.0  # at least, in recordings of three times that, and at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,12 @@ class RecordedFleet:
         replay = Replay(self.recording, self.requests, spec.decode_rate, how.engine_block)
         return (OpenReplay if how.open else ClosedReplay)(replay, chance, speed, JITTER_S)
 
+    def held(self, chance: Random, how: Replaying) -> list[Held]:
+        """What the replicas have cached when the recording begins."""
+        replay = Replay(self.recording, self.requests, 1.0, how.engine_block)
+        names = {number: place for place, number in enumerate(sorted({one.replica for one in self.requests}))}
+        return list(held(replay, names, chance))
+
     def measured(self, spec: FleetSpec) -> Result | None:
         return measured(self.requests, spec.replicas, spec.kv_tokens, self.warm_s)
 
@@ -115,9 +121,14 @@ def recorded_fleet(rows: Iterable[Row], pool: int | None, warm_s: float | None =
         max(len(fleet), seen) or None,
         round(sum(sizes) / len(sizes)) if sizes else None,
         speed_of(chosen, whole=recording.share == 1),
-        min(WARM_SHARE * recording.seconds, WARM_MOST_S) if warm_s is None else warm_s,
+        _warm_s(recording.seconds) if warm_s is None else warm_s,
         sum(learned) / len(learned) if learned else 0.0,
     )
+
+
+def _warm_s(seconds: float) -> float:
+    least, most = WARM_S
+    return min(most, max(WARM_SHARE * seconds, min(least, seconds / 3)))
 
 
 def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[str]:
@@ -133,7 +144,7 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
     if speed.prefill_rate is None and not given.get("prefill_rate"):
         lines.append("the recording does not show the prefill rate: --prefill-rate")
     if fleet.warm_s:
-        lines.append(f"the first {fleet.warm_s:.0f} s fill the simulated caches, and are not in the numbers (--warm-up)")
+        lines.append(f"the first {fleet.warm_s:.0f} s are not in the numbers (--warm-up)")
     if recording.share < 1:
         lines.append(
             f"a sample of {recording.share:.4g} of the conversations: each is replayed {1 / recording.share:.4g} times"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import random
@@ -12,9 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Router
-from router.simulation.fleet import FleetSpec, Result, RouterPlacement, Served, SharedQueue, Simulation, summary
+from router.simulation.fleet import (
+    Cache,
+    FleetSpec,
+    Result,
+    RouterPlacement,
+    Served,
+    SharedQueue,
+    Simulation,
+    remember,
+    summary,
+)
 from router.simulation.policies import SIMULATED
-from router.simulation.workloads import Arrival, ClosedLoop, OpenLoop, Request, mooncake
+from router.simulation.workloads import Arrival, ClosedLoop, Measured, OpenLoop, Request, mooncake
 from tests.support.paths import TRACES
 from tests.support.strategies import keys_of, letters
 
@@ -279,3 +290,37 @@ def test_on_real_chat_the_cost_policy_comes_near_the_bound() -> None:
     assert cost.ttft_mean_s < pooled.ttft_mean_s * 1.25
     assert cost.hit_ratio > least_loaded.hit_ratio * 2
     assert cost.load_skew < 1.5
+
+
+def measured_of(text: str, output: int) -> Request:
+    request = request_of(text, output)
+    return Request(request.prompt, output, "", Measured(0, request.prompt.units))
+
+
+def test_what_a_fleet_held_before_is_cached_and_known() -> None:
+    held = [(3, measured_of("abc", 0))]  # a replica's number counts modulo theirs
+    arrivals = [(1.0, measured_of("abcd", 0))]
+    spec = dataclasses.replace(ONE, replicas=2)
+    router = router_of()
+    placement = RouterPlacement(router, spec)
+    remember(router, spec, held)
+    [served] = Simulation(spec, OpenLoop(arrivals), placement, held=held).run()
+    assert (served.replica, served.cached_tokens) == (1, 35), "three blocks, and half of the next"
+    router.check()
+
+
+def test_a_router_begins_with_the_rate_that_it_had() -> None:
+    router = router_of()
+    RouterPlacement(router, dataclasses.replace(ONE, learned_rate=123.0))
+    assert router.ledger.of("r0").rate.value == pytest.approx(123.0)
+
+
+def test_running_requests_take_room_of_the_cache() -> None:
+    cache = Cache(100)
+    cache.take(measured_of("ab", 60), 0.0)
+    cache.take(measured_of("cd", 0), 1.0)
+    cache.take(measured_of("ef", 0), 2.0)
+    assert cache.trie.match(measured_of("ab", 0).prompt.keys, 3.0) == {"": 1}, "60 of 100 tokens are an answer's: half is left"
+    cache.release(measured_of("ab", 60), 4.0)
+    assert cache.reserved == 0
+    assert cache.trie.match(measured_of("ef", 0).prompt.keys, 5.0).get("", 0) == 2

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from router.simulation.recorded import (
     FORMAT,
+    HELD_S,
     MAX_COPIES,
     ClosedReplay,
     OpenReplay,
     Recording,
     Replay,
+    held,
     read,
 )
 from router.simulation.workloads import TraceError
@@ -209,3 +211,28 @@ def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
     assert isinstance(recording, Recording)
     replay = Replay(recording, recording.requests, 20.0)
     assert len(list(OpenReplay(replay, random.Random(1)).begin())) == len(recording.requests)
+
+
+# -- what was there before
+
+
+def test_what_was_cached_before_the_recording_is_there_at_the_beginning() -> None:
+    first = line(1.0, (0, 6), 100, cached=64, chain=1, replica=4)
+    again = line(2.0, (6, 7), 210, cached=96, chain=1, replica=4)
+    sibling = line(3.0, (4, 3), 112, cached=64, chain=2, replica=4)
+    elsewhere = line(4.0, (4, 3), 112, cached=80, chain=3, replica=7)
+    cold = line(5.0, (0, 3), 50, cached=0, chain=4, replica=7)
+    late = line(HELD_S + 1, (0, 6), 100, cached=96, chain=5, replica=7)
+    replay = replay_of(first, again, sibling, elsewhere, cold, late)
+    there = list(held(replay, {4: 0, 7: 1}, random.Random(1)))
+    assert [(number, request.prompt.blocks, request.tokens) for number, request in there] == [(1, 5, 80), (0, 4, 64)]
+    (_, one), (_, other) = there
+    assert replay.request(0, 0, "").prompt.keys.startswith(other.prompt.keys)
+    assert one.prompt.keys.startswith(other.prompt.keys)
+
+
+def test_copies_of_a_sample_have_been_there_too() -> None:
+    replay = replay_of(line(1.0, (0, 6), 100, cached=64), sample=0.1)
+    there = list(held(replay, {1: 0}, random.Random(1)))
+    assert sorted(number for number, _ in there) == list(range(10)), "on different replicas"
+    assert len({request.prompt.keys for _, request in there}) == 10

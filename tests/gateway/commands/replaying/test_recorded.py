@@ -73,7 +73,7 @@ def refused(capsys: Capture, *arguments: str) -> str:
 
 def test_measured_and_simulated_stand_side_by_side(trace: str, capsys: Capture) -> None:
     fleet, speed, warm, head, measured, simulated = printed(capsys, trace)
-    assert warm.startswith("the first 10 s fill the simulated caches")
+    assert warm.startswith("the first 33 s are not in the numbers")
     assert fleet == "120 requests in 0.03 h; 3 replicas, 100,000 KV tokens each"
     assert speed.startswith("prefill 1,000 tokens/s, decode 50.0 tokens/s, 0 ms for each first token")
     assert head.split()[0] == "policy"

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.accounting.recording import QUIET_S, ROW_BYTES, Page, Recording
+from gateway.telemetry.recording import QUIET_S, ROW_BYTES, Page, Recording
 
 HALF = 1 << 63
 
