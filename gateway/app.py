@@ -61,6 +61,7 @@ from gateway.state.lazy import LazyStore
 from gateway.tasks import unless
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing.exporter import Exporter
 from gateway.upstream.client import UpstreamClient
 from gateway.upstream.headers import Address
 from gateway.upstream.loop_guard import LoopGuard
@@ -114,10 +115,16 @@ class Gateway:
     local: LocalControl
     control: ControlPlane
     served: Served
+    observing: Observing
 
     @property
     def clock(self) -> Callable[[], float]:
         return self.around.clock
+
+    @property
+    def exporter(self) -> Exporter | None:
+        """Of traces; None: there are none."""
+        return self.observing.exporter
 
     @property
     def state(self) -> LazyStore | None:
@@ -149,6 +156,8 @@ class Gateway:
         if self.state:
             work += [self.state.run(), self.runs.run()]
         tasks = [first_probes, *map(asyncio.create_task, work)]
+        if self.exporter:
+            self.exporter.start()
         try:
             await self.local.membership.first_found(self.around.first_probes_s)
             yield
@@ -161,6 +170,8 @@ class Gateway:
             if self.state:
                 await self.state.close()
             await self.parsing.process.close()
+            if self.exporter:
+                await self.exporter.close()
 
     async def _sweep(self) -> None:
         """Forget what is past its time also while no request comes, and replicas that have left."""
@@ -213,13 +224,14 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         metrics=metrics,
         clock=clock,
         counterfactual=observing.counterfactual,
+        tracer=observing.tracer,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
     local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served)
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served, observing)
 
 
 def _served_of(

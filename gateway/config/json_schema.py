@@ -23,6 +23,7 @@ from gateway.config.schema import (
     SharingConfig,
     SnapshotConfig,
     StateConfig,
+    TracingConfig,
 )
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -38,7 +39,7 @@ def editor_schema() -> Schema:
 def config_schema() -> Schema:
     """The schema of the file."""
     _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
-    for section in (Config, StateConfig, SharingConfig, SnapshotConfig):
+    for section in (Config, StateConfig, SharingConfig, SnapshotConfig, TracingConfig):
         properties = parts[section.__name__]["properties"]
         for field in msgspec.structs.fields(section):
             if SECRET in extra_of(field.type):
