@@ -89,6 +89,8 @@ PLAIN = (
     "gateway/server/side_listeners.py",
     "gateway/server/status.py",
     "gateway/telemetry/logs.py",
+    "gateway/telemetry/tracing/exporter.py",
+    "gateway/telemetry/tracing/otlp.py",
     "replica/",
     "router/events.py",
     "router/native.py",

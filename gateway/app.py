@@ -62,6 +62,7 @@ from gateway.state.lazy import LazyStore
 from gateway.tasks import unless
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing.exporter import Exporter
 from gateway.upstream.client import UpstreamClient
 from gateway.upstream.headers import Address
 from gateway.upstream.loop_guard import LoopGuard
@@ -112,14 +113,23 @@ class Gateway:
     parsing: Parsing
     attempts: Attempts
     recall: Recall
-    ledger: Ledger | None
     local: LocalControl
     control: ControlPlane
     served: Served
+    observing: Observing
 
     @property
     def clock(self) -> Callable[[], float]:
         return self.around.clock
+
+    @property
+    def ledger(self) -> Ledger | None:
+        return self.observing.ledger
+
+    @property
+    def exporter(self) -> Exporter | None:
+        """Of traces; None: there are none."""
+        return self.observing.exporter
 
     @property
     def state(self) -> LazyStore | None:
@@ -153,6 +163,8 @@ class Gateway:
         if self.ledger:
             work.append(self.ledger.run())
         tasks = [first_probes, *map(asyncio.create_task, work)]
+        if self.exporter:
+            self.exporter.start()
         try:
             await self.local.membership.first_found(self.around.first_probes_s)
             yield
@@ -167,6 +179,8 @@ class Gateway:
             if self.ledger:
                 await self.ledger.close()
             await self.parsing.process.close()
+            if self.exporter:
+                await self.exporter.close()
 
     async def _sweep(self) -> None:
         """Forget what is past its time also while no request comes, and replicas that have left."""
@@ -219,14 +233,14 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         metrics=metrics,
         clock=clock,
         counterfactual=observing.counterfactual,
+        tracer=observing.tracer,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
     local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
-    ledger = observing.ledger
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, ledger, local, control, served)
+    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served, observing)
 
 
 def _served_of(

@@ -1,7 +1,7 @@
 """What observes the ends of requests, and what that needs: composed here, for one process.
 
 always       router outcome, cache reports, meter, metrics, log (`request/settle.py`)
-if wanted    other policies (`routing.compare`), the ledger (`ledger.url`)
+if wanted    other policies (`routing.compare`), the ledger (`ledger.url`), traces (`tracing.endpoint`)
 on demand    the recording of traffic, while somebody records
 """
 
@@ -10,18 +10,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from gateway import __version__
 from gateway.accounting.counterfactual import Counterfactual
 from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
 from gateway.accounting.savings import Savings
 from gateway.config.listen import OFF
 from gateway.config.live import Live
+from gateway.config.schema import TracingConfig
 from gateway.fleet.directory import Fleet
-from gateway.request.settle import LedgerEntries, Observer, OtherPolicies, RecordTraffic, observers_of
+from gateway.request.settle import LedgerEntries, Observer, OtherPolicies, RecordTraffic, Traces, observers_of
+from gateway.request.tracing.sampling import Tracer
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing.exporter import Exporter
 from router import Booking, Router
+from router.index import trie
 
 
 class Observing:
@@ -50,11 +55,29 @@ class Observing:
         if live.config.routing.compare:
             self.counterfactual = _counterfactual(live, fleet, router)
             self.observers.append(OtherPolicies(self.counterfactual, self.meter, self._savings))
+        self._metrics = metrics
+        metrics.set_build(__version__, compiled=not trie.__file__.endswith(".py"))
+        self.exporter = _exporter(live.config.tracing)
+        self.tracer = Tracer(live, random.Random(), now) if self.exporter else None
+        if self.exporter:
+            self.observers.append(Traces(self.exporter))
 
     def set_gauges(self) -> None:
         """Before the metrics are read."""
+        self._metrics.set_process_gauges()
+        if self.exporter:
+            self.exporter.count(self._metrics)
         if self.counterfactual:
             self._savings.set_gauges()
+
+
+def _exporter(tracing: TracingConfig) -> Exporter | None:
+    """Of traces, where they are configured. The library is imported now: later, that would hold requests up."""
+    if tracing.endpoint == OFF:
+        return None
+    from gateway.telemetry.tracing.otlp import Otlp
+
+    return Exporter(Otlp(tracing.endpoint, tracing.service, __version__))
 
 
 def _counterfactual(live: Live, fleet: Fleet, router: Router) -> Counterfactual:

@@ -224,7 +224,7 @@ def test_the_configuration_page_lists_every_key_with_its_default() -> None:
 
 def test_the_metrics_page_lists_every_metric() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(warmroute_\w+)", text, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:warmroute|process)_\w+)", text, re.MULTILINE)
     exposed = set()
     for family in Metrics().registry.collect():
         exposed.add(family.name + "_total" if family.type == "counter" else family.name)

@@ -54,7 +54,8 @@ FIXED: Final = (
     "log_format",
     "admin_key",
 )
-FIXED_ROUTING: Final = ("block_bytes", "block_tokens", "compare")
+FIXED_PARTS: Final = {"routing": ("block_bytes", "block_tokens", "compare"), "tracing": ("endpoint", "service")}
+"""Keys of sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +149,12 @@ class Reload:
 def possible(old: Config, new: Config) -> Config:
     """The new configuration with what cannot change left as it is; the log names it."""
     fixed = {key: getattr(old, key) for key in FIXED}
-    fixed_routing = {key: getattr(old.routing, key) for key in FIXED_ROUTING}
     differ = [key for key, before in fixed.items() if getattr(new, key) != before]
-    differ += [f"routing.{key}" for key, before in fixed_routing.items() if getattr(new.routing, key) != before]
+    for section, parts in FIXED_PARTS.items():
+        before, after = getattr(old, section), getattr(new, section)
+        differ += [f"{section}.{key}" for key in parts if getattr(after, key) != getattr(before, key)]
+        fixed[section] = replace(after, **{key: getattr(before, key) for key in parts})
     if differ:
         keys = ["WARMROUTE_ADMIN_KEY" if key == "admin_key" else key for key in differ]
         log.warning("configuration: what differs here needs a restart", extra={"keys": keys})
-    return replace(new, routing=replace(new.routing, **fixed_routing), **fixed)
+    return replace(new, **fixed)

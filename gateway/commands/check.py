@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from gateway.commands.advice import warnings_of
-from gateway.config.listen import OFF
 from gateway.config.source import read
 
 DESCRIPTION = (
@@ -32,12 +31,10 @@ def run(options: argparse.Namespace) -> int:
 
         print(json.dumps(editor_schema(), indent=2))
         return 0
-    from gateway.cluster.store.server.client import require_library
-    from gateway.commands.surroundings import notes_of
+    from gateway.commands.surroundings import notes_of, require_libraries
 
     loaded = read(options.file, {})
-    if loaded.config.sharing.url != OFF:
-        require_library()
+    require_libraries(loaded.config)
     for note in notes_of(loaded):
         print(f"warmroute: note: {note}", file=sys.stderr)
     warnings = warnings_of(loaded)

@@ -18,7 +18,6 @@ from msgspec.structs import asdict
 from gateway.cluster import process
 from gateway.commands.advice import warnings_of
 from gateway.commands.ending import Ending, Serving
-from gateway.config.listen import OFF
 from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
 from gateway.config.source import Loaded, Source, read
 from gateway.telemetry import logs
@@ -52,14 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns the exit status. Raises ConfigError."""
     from gateway.cluster.side_sockets import ListenError
-    from gateway.cluster.store.server.client import require_library
     from gateway.cluster.workers.supervisor import StartError
+    from gateway.commands.surroundings import require_libraries
 
     source = Source(_path_of(options), lambda: _with_warnings(_config_of(options)))
     loaded = _config_of(options)
     config = loaded.config
-    if config.sharing.url != OFF:
-        require_library()
+    require_libraries(config)
     requests = logs.configure(config.log_level, log_format=config.log_format)
     _with_warnings(loaded)
     process.raise_file_limit()

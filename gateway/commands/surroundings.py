@@ -1,6 +1,7 @@
 """What a valid configuration needs beside itself, and does not find on this machine: variables, files, libraries.
 
-They may well be there where the gateway runs: so these are notes, neither errors nor warnings.
+They may well be there where the gateway runs: so these are notes, neither errors nor warnings. But for libraries without which
+it does not start.
 """
 
 from __future__ import annotations
@@ -8,15 +9,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+from gateway.cluster.store.server.client import require_library
 from gateway.cluster.store.server.failures import tls_context
+from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, Key, Problem, values_of
-from gateway.config.schema import DiscoveryConfig, KeyConfig, TlsConfig
+from gateway.config.schema import Config, DiscoveryConfig, KeyConfig, TlsConfig
 from gateway.config.source import Loaded
 from gateway.database.failures import StoreFailed
 from gateway.database.urls import parsed
 from gateway.errors import ReplicaFailure
 from gateway.fleet.sources.file import LOGGED, listed
 from gateway.upstream.access.credentials import TlsContexts, load
+
+
+def require_libraries(config: Config) -> None:
+    """Raises ConfigError if one is not installed that the gateway does not start without."""
+    if config.sharing.url != OFF:
+        require_library()
+    if config.tracing.endpoint != OFF:
+        from gateway.telemetry.tracing.otlp import LIBRARY, is_installed
+
+        if not is_installed():
+            raise ConfigError(f"tracing.endpoint needs a library that is not installed here: pip install '{LIBRARY}'")
 
 
 def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Problem]:

@@ -24,6 +24,7 @@ from gateway.config.schema import (
     SharingConfig,
     SnapshotConfig,
     StateConfig,
+    TracingConfig,
 )
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -39,7 +40,7 @@ def editor_schema() -> Schema:
 def config_schema() -> Schema:
     """The schema of the file."""
     _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
-    for section in (Config, StateConfig, LedgerConfig, SharingConfig, SnapshotConfig):
+    for section in (Config, StateConfig, LedgerConfig, SharingConfig, SnapshotConfig, TracingConfig):
         properties = parts[section.__name__]["properties"]
         for field in msgspec.structs.fields(section):
             if SECRET in extra_of(field.type):

@@ -74,6 +74,7 @@ _HOURS_PATTERN = r"([01][0-9]|2[0-3]):[0-5][0-9]-(([01][0-9]|2[0-3]):[0-5][0-9]|
 _HOST_PORT = "host:port (such as 0.0.0.0:8000)"
 _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
 _URL_PATTERN = r"^https?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[1-9][0-9]{0,4})?(/[^?#\s]*)?$"
+_TRACES_PATH = "/v1/traces"  # that collectors' documents write, and the gateway adds itself
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _NAME = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII but for the space and the two quotes
 
@@ -81,6 +82,11 @@ _NAME = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII but for the space and
 def _base_url(url: str) -> str:
     """Raises AddressError."""
     return parse_base_url(url)[0]
+
+
+def _collector(url: str) -> str:
+    """Raises AddressError."""
+    return url if url == OFF else parse_base_url(url.rstrip("/").removesuffix(_TRACES_PATH))[0]
 
 
 def database_url(url: str) -> str:
@@ -654,6 +660,30 @@ class SnapshotConfig(_Section, frozen=True):
     every_s: Annotated[Seconds, _about("Seconds between two snapshots; one more is written at the end.")] = 60.0
 
 
+class TracingConfig(_Section, frozen=True):
+    """OpenTelemetry traces. What the collector asks for, such as a key, is in the variables OTEL_EXPORTER_OTLP_*."""
+
+    endpoint: Annotated[
+        str,
+        Meta(
+            max_length=2048,
+            extra={READ: _collector, FALSE: OFF, EXPECTED: "the base URL of a collector (OTLP over HTTP), or off"},
+            extra_json_schema={"pattern": f"^off$|{_URL_PATTERN}"},
+        ),
+        _about("Base URL of a collector for OTLP over HTTP, such as http://otel-collector:4318, or off."),
+    ] = OFF
+    sample: Annotated[
+        float, Meta(ge=0, le=1), _about("Share of the requests to trace, of those that belong to no trace yet.")
+    ] = 0.01
+    follow_parents: Annotated[
+        bool,
+        _about(
+            "Requests of a trace (traceparent) are traced if their sender traces them; false: `sample` holds for them, too."
+        ),
+    ] = True
+    service: Annotated[Name, Meta(min_length=1), _about("The gateway's name in traces (service.name).")] = "warmroute"
+
+
 class Config(_Section, frozen=True):
     """The whole file."""
 
@@ -735,6 +765,10 @@ class Config(_Section, frozen=True):
     snapshot: Annotated[
         SnapshotConfig, Meta(extra={FALSE: {"file": OFF}, EXPECTED: "a mapping such as {file: auto}, or off"})
     ] = SnapshotConfig()
+    tracing: Annotated[
+        TracingConfig,
+        Meta(extra={FALSE: {"endpoint": OFF}, EXPECTED: "a mapping such as {endpoint: http://otel-collector:4318}, or off"}),
+    ] = TracingConfig()
     log_level: LogLevel = "info"
     log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""

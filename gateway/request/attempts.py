@@ -112,7 +112,7 @@ class Attempts:
                         return answer
                     refusal = answer
                     reached += answer.sends
-                    attempts.add(candidate.replica, "status", _summary(answer))
+                    attempts.add(candidate.replica, "status", _summary(answer), self._clock())
                 verdicts.refused = refusal is not None
                 if reached >= most or not await self._next(exchange, tries, verdicts):
                     break
@@ -181,7 +181,8 @@ class Attempts:
             attempts.resumptions += 1
             if answer.status == 200 and answer.content_type == EVENT_STREAM:
                 return answer
-            attempts.add(candidate.replica, "status", f"asked for the rest of a stream, it {_summary(answer)}")
+            text = f"asked for the rest of a stream, it {_summary(answer)}"
+            attempts.add(candidate.replica, "status", text, self._clock())
             answer.close()
             if is_answer(answer):
                 return None  # it does not take such a request, nor will the others
@@ -226,6 +227,7 @@ class Attempts:
             if not (exchange.delivered.done_sent or failure.blameless):
                 attempts.broken += (attempts.trial,)
         attempts.trial = None
+        attempts.note_end(failure.reason, failure.message, self._clock())
         if not failure.blameless:
             self._metrics.broken_responses.add((exchange.label, replica))
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
@@ -250,7 +252,7 @@ class Attempts:
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
         if failure.reason not in _CANNOT:
             self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
-        exchange.attempts.add(candidate.replica, failure.reason, failure.message)
+        exchange.attempts.add(candidate.replica, failure.reason, failure.message, self._clock())
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
         """Move the lease to the best of those that were not tried yet. False if there is none, or no budget for it."""
@@ -324,6 +326,7 @@ class Attempts:
         """
         state = exchange.target.replicas[candidate.replica]
         trial = state.breaker.begin(self._clock())
+        call = exchange.traced(call, state, trial.begun)
         try:
             if exchange.dialect.translatable:
                 answer = await self._open_translatable(exchange, state, call, fresh=fresh)

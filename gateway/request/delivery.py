@@ -29,6 +29,7 @@ from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.resumption import Kept, Resumption, pump
 from gateway.request.running import Running
+from gateway.request.tracing.trace import DELIVER
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
 
@@ -74,6 +75,8 @@ class Delivery:
         if self._live.cors_origins:
             headers += answer_lines(self._live.cors_origins, exchange.request.headers.get("Origin"))
         delivered.status = answer.status
+        if attempts.trace is not None:
+            attempts.trace.enter(DELIVER, self._clock())
         patience_s = self._live.patience_s
         reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
         delivered.reply = reply

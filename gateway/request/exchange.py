@@ -23,18 +23,21 @@ from gateway.dialects.salts import is_object, salted
 from gateway.dialects.translation.answers import TranslatedAnswers
 from gateway.dialects.translation.translation import CHAT_PATH
 from gateway.dialects.usage import Usage
-from gateway.errors import UNFIT, GatewayError, ReplicaFailure, over_budget
+from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNREACHABLE, GatewayError, ReplicaFailure, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.record import SettledRequest
+from gateway.request.tracing.trace import Trace
 from gateway.state.histories import Turn
+from gateway.telemetry.tracing.context import with_parent
 from gateway.upstream.client import Call, ReplicaAnswer
 from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
 
+_OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that no engine has put in words
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
 
 
@@ -48,6 +51,7 @@ class AttemptLog:
     large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only. elsewhere: another
     pool, which gets the request if this one has failed; refusal: the last replica's answer, open until that pool has it.
     Attempts in pools before are among those that failed, and were sent. unfit: what an engine cannot do that the request wants.
+    trace: where attempts are noted, None if the request is not traced.
     """
 
     __slots__ = (
@@ -61,14 +65,16 @@ class AttemptLog:
         "resumptions",
         "sent",
         "tail",
+        "trace",
         "trial",
         "unfit",
         "usage",
     )
 
-    def __init__(self, failed: tuple[dict[str, str], ...], sent: int) -> None:
+    def __init__(self, failed: tuple[dict[str, str], ...], sent: int, trace: Trace | None = None) -> None:
         self.failed = failed  # a tuple, for nearly always it stays empty
         self.sent = sent
+        self.trace = trace
         self.elsewhere: Target | None = None
         self.refusal: ReplicaAnswer | None = None
         self.resumptions = 0
@@ -81,9 +87,15 @@ class AttemptLog:
         self.tail: AnswerTail | None = None
         self.unfit: GatewayError | None = None
 
-    def add(self, replica: str, reason: str, error: str) -> None:
+    def add(self, replica: str, reason: str, error: str, now: float) -> None:
         """An attempt failed."""
         self.failed += ({"replica": replica, "reason": reason, "error": error},)
+        self.note_end(reason, error, now)
+
+    def note_end(self, reason: str, error: str, now: float) -> None:
+        """The current attempt has failed, if it is traced: the engine's own words, which may quote a prompt, are left out."""
+        if self.trace is not None:
+            self.trace.failed(reason, error if reason in _OUR_WORDS else "", now)
 
     def drop_refusal(self) -> None:
         """Nobody gets it. Idempotent."""
@@ -177,7 +189,7 @@ class Exchange:
         self.begun = record.begun
         self.label = target.label
         self.salt = b""
-        self.attempts = AttemptLog(record.failed_attempts, record.sent)
+        self.attempts = AttemptLog(record.failed_attempts, record.sent, record.trace)
         self.passed = record.passed
         self.delivered = Delivered()
         self.answers: Dialect = dialect
@@ -201,6 +213,14 @@ class Exchange:
         if self.request.method == "POST":
             return api.repeatable and not self.dialect.may_store(api, self.request.path)
         return self.request.method in _IDEMPOTENT
+
+    def traced(self, call: Call, replica: ReplicaState, now: float) -> Call:
+        """The call of one attempt: of a traced request with its traceparent, so that what the replica traces is below it."""
+        trace = self.attempts.trace
+        if trace is None:
+            return call
+        parent = trace.attempt(replica.name, replica.url, replica.engine.name, now)
+        return call.with_headers(with_parent(call.headers, parent, keeps_state=bool(trace.parent_id)))
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
         """The call as it goes to this replica: without the client's billing line, if its pool wants that, with a token to

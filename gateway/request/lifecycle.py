@@ -54,6 +54,7 @@ from gateway.request.phases.replies import Replies
 from gateway.request.record import SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
 from gateway.request.settle import Observer
+from gateway.request.tracing.sampling import Tracer
 from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.loop_guard import LoopGuard
@@ -64,7 +65,9 @@ log = logging.getLogger("warmroute.gateway")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lifecycle:
-    """See the top of this file. clock: monotonic seconds, the same for the router and for all durations."""
+    """See the top of this file. clock: monotonic seconds, the same for the router and for all durations. tracer: chooses the
+    requests that are traced; None: none are.
+    """
 
     live: Live
     dialects: Dialects
@@ -83,6 +86,7 @@ class Lifecycle:
     metrics: Metrics
     clock: Callable[[], float]
     counterfactual: Counterfactual | None = None
+    tracer: Tracer | None = None
     # The phases, made of the parts above.
     reading: Reading = field(init=False)
     kept: Keeping = field(init=False)
@@ -97,14 +101,14 @@ class Lifecycle:
         self.replies = Replies(live, self.running, self.audience)
         self.reading = Reading(live, self.parsing, objects, self.loops, clock)
         self.kept = Keeping(live, self.fleet, self.recall, objects, self.replies, clock)
-        self.admitting = Admitting(live, self.fleet, self.fallbacks)
+        self.admitting = Admitting(live, self.fleet, self.fallbacks, self.metrics, clock)
         self.choosing = Choosing(live, self.fleet, self.router, objects, self.diagnoses, self.metrics, clock)
         self.choosing.counterfactual = self.counterfactual
         self.ending = Ending(self.attempts, objects, self.diagnoses, self.running, self.observers, clock)
 
     async def serve(self, request: ClientRequest) -> ClientReply:
         """Answer a request. Raises ConnectionError or CancelledError if the client has left; any other error is an answer."""
-        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, self.clock())
+        record = self._record(request, self.clock())
         task = self.running.enter()
         dialect = self.dialects.at(request.path)
         api: ApiRequest | None = None
@@ -118,7 +122,7 @@ class Lifecycle:
             if self.kept.owns(dialect, api) and (own := await self.kept.own(request, dialect, api, caller, record, self.serve)):
                 return own
             if self.kept.concerns(request, dialect, api):
-                api, turn = await self.kept.begin(request, dialect, api, caller)
+                api, turn = await self.kept.begin(request, dialect, api, caller, record)
             while True:
                 try:
                     target, permit = await self.admitting.admit(request, api, caller, record, target)
@@ -158,9 +162,15 @@ class Lifecycle:
 
         begun: reading of the clock. Raises ConnectionError if the client has left; what happened is logged all the same.
         """
-        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, begun)
+        record = self._record(request, begun)
         record.tenant = tenant_label(request.caller().tenant)
         try:
             return self.replies.refuse(request, self.dialects.at(request.path), record, error, lines)
         finally:
             self.ending.unread(record)
+
+    def _record(self, request: ClientRequest, begun: float) -> SettledRequest:
+        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, begun)
+        if self.tracer is not None:
+            record.trace = self.tracer.begin(request, begun)
+        return record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -13,6 +14,7 @@ from gateway.accounting.counterfactual import Placed
 from gateway.accounting.meter import Bill
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
+from gateway.request.tracing.trace import Trace
 from router import Booking
 
 CLIENT_LEFT: Final = 499  # nginx's status for it; never sent
@@ -61,6 +63,7 @@ class SettledRequest:
     stays: it could not be given the name that another pool has for its model.
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
+    code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools. trace: None: it is not traced.
     unread: a session (101) may have used tokens that its `usage` lacks.
     key: the id of the client's API key, "" without one.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
@@ -73,6 +76,7 @@ class SettledRequest:
     booking: Booking | None = None
     breakpoint = ""
     cancelled = False
+    code = ""
     complete = False
     consumed: Consumed | None = None
     countable = False
@@ -93,6 +97,7 @@ class SettledRequest:
     placed: Placed | None = None
     pool = ""
     predicted_cached_tokens = 0
+    queued_s = 0.0
     reason = ""
     replica = ""
     resumed = 0
@@ -101,6 +106,7 @@ class SettledRequest:
     stays = False
     stream = False
     tenant = NO_TENANT
+    trace: Trace | None = None
     translated = False
     unread = False
     usage: Usage | None = None
@@ -110,6 +116,11 @@ class SettledRequest:
         self.path = path
         self.endpoint = endpoint_of(path)
         self.begun = begun
+
+    def enter(self, phase: str, clock: Callable[[], float]) -> None:
+        """A phase begins, which is noted if the request is traced."""
+        if self.trace is not None:
+            self.trace.enter(phase, clock())
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

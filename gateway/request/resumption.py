@@ -305,7 +305,7 @@ class Resumption:
     def _note(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
         """The replica that has the answer broke it off."""
         replica = exchange.booking.chosen.replica
-        exchange.attempts.add(replica, failure.reason, f"broke off: {failure.message}")
+        exchange.attempts.add(replica, failure.reason, f"broke off: {failure.message}", self._clock())
         return self._attempts.broke_off(exchange, failure)
 
     def _end(self, exchange: Exchange, reply: ClientReply, continuation: Continuation, so_far: PartialAnswer) -> None:

@@ -21,9 +21,11 @@ from gateway.accounting.money import dollars
 from gateway.accounting.savings import Savings
 from gateway.fleet.directory import Fleet
 from gateway.request.record import SettledRequest, code_label
+from gateway.request.tracing.spans import spans_of
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing.exporter import Exporter
 from router import HELD, Outcome
 
 log = logging.getLogger("warmroute.gateway")
@@ -272,6 +274,17 @@ class AccessLog:
         self._requests.write(level, _line(request))
 
 
+class Traces:
+    """Hands the spans of a traced request to the exporter's thread."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+
+    def __call__(self, request: SettledRequest) -> None:
+        if request.trace is not None:
+            self._exporter.put(spans_of(request, request.trace))
+
+
 def _microseconds(seconds: float) -> float:
     """Rounded to them; not negative. `round` makes a decimal text first, and reads it: which takes a hundred times as much."""
     return int(seconds * 1e6 + 0.5) / 1e6
@@ -285,6 +298,12 @@ def _estimates(used: Consumed) -> dict[str, Any]:
     if used.estimated != CACHED:
         line["completion_tokens"] = used.usage.completion
     return line
+
+
+def _waited_and_traced(request: SettledRequest) -> dict[str, Any]:
+    """What few requests have."""
+    waited = {"queued_s": _microseconds(request.queued_s)} if request.queued_s else {}
+    return waited if request.trace is None else {**waited, "trace_id": request.trace.trace_id}
 
 
 def _line(request: SettledRequest) -> dict[str, Any]:
@@ -310,6 +329,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if used and used.estimated:
         line |= _estimates(used)
+    if request.queued_s or request.trace is not None:
+        line |= _waited_and_traced(request)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written
     if request.breakpoint:

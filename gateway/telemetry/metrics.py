@@ -8,7 +8,9 @@ values of the tenant header, `code` a known HTTP status, else its class ("5xx").
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+import platform
+
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.telemetry.counters import Counter, Gauge, Histogram, Instruments, MergeRule, merge_max, merge_min, merge_sum
 from router import Router
@@ -58,6 +60,7 @@ class Metrics:
         self._add_snapshots(family)
         self._add_sharing(family)
         self._add_workers(family)
+        self._add_process(family)
         self.registry.register(self.instruments)
 
     def _add_requests(self, make: _Family) -> None:
@@ -102,6 +105,11 @@ class Metrics:
     def _add_admission(self, make: _Family) -> None:
         self.admission_rejected = make.counter(
             "admission_rejected_total", "Requests rejected by a pool's queue.", "pool", "reason"
+        )
+        self.queue_seconds = make.seconds(
+            "queue",
+            "Wait in a pool's queue, of the requests that had to wait, whether they got a slot or not.",
+            "pool",
         )
         self.inflight_bytes = make.gauge("inflight_bytes", "Bytes of clients' requests held in memory.", merge_rule=merge_sum)
         self.inflight_limit = make.gauge(
@@ -381,11 +389,43 @@ class Metrics:
             "log_lines_dropped_total",
             "Log lines dropped: their reader did not keep up, or they could not be written.",
         )
+        self.spans_exported = make.counter("spans_exported_total", "Spans of traces that a collector has taken.")
+        self.spans_dropped = make.counter(
+            "spans_dropped_total",
+            "Spans that were not exported: queue_full (the collector, or this process, did not keep up), failed (not taken).",
+            "reason",
+        )
         self.worker_replication_lag_seconds = make.seconds(
             "worker_replication_lag",
             "Seconds until a lease of one worker, or of another gateway, was known to a worker.",
             buckets=LAG_SECONDS,
         )
+
+    def _add_process(self, make: _Family) -> None:
+        """The standard names, of all workers added up, without the supervisor and the processes that parse large bodies."""
+        self.build_info = make.gauge("build_info", "1; what this gateway is, in its labels.", "version", "python", "compiled")
+        self._process = ProcessCollector(registry=None)
+        self._cpu = self.instruments.counter("process_cpu_seconds_total", "CPU time of the gateway's workers, in seconds.")
+        make_gauge = self.instruments.gauge
+        self._process_gauges = (
+            make_gauge("process_resident_memory_bytes", "Resident memory of the gateway's workers.", merge_rule=merge_sum),
+            make_gauge("process_virtual_memory_bytes", "Virtual memory of the gateway's workers.", merge_rule=merge_sum),
+            make_gauge("process_open_fds", "Open file descriptors of the gateway's workers.", merge_rule=merge_sum),
+            make_gauge("process_max_fds", "Limits of process_open_fds, added up.", merge_rule=merge_sum),
+            make_gauge("process_start_time_seconds", "Unix time at which the oldest worker started.", merge_rule=merge_min),
+        )
+
+    def set_build(self, version: str, *, compiled: bool) -> None:
+        """compiled: whether the hot modules are."""
+        self.build_info.set((version, platform.python_version(), str(compiled).lower()), 1)
+
+    def set_process_gauges(self) -> None:
+        """Copy what the system counts for this process; called at each scrape. Nothing without /proc. O(open files)."""
+        values = {sample.name: sample.value for family in self._process.collect() for sample in family.samples}
+        if (cpu_s := values.get(self._cpu.name)) is not None:
+            self._cpu.set((), cpu_s)
+        for gauge in self._process_gauges:
+            gauge.set((), values.get(gauge.name))
 
     def set_router_gauges(self, router: Router) -> None:
         """Copy the router's state into the gauges; called at each scrape.

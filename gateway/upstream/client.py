@@ -73,7 +73,14 @@ class Call:
 
     def with_body(self, body: bytes) -> Call:
         """The same call with another body."""
-        call = Call(self.method, self.path, self.headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
+        return self._changed(self.headers, body)
+
+    def with_headers(self, headers: bytes) -> Call:
+        """The same call with other header lines."""
+        return self._changed(headers, self.body)
+
+    def _changed(self, headers: bytes, body: bytes) -> Call:
+        call = Call(self.method, self.path, headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
         call.upgrades = self.upgrades
         return call
 

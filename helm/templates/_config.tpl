@@ -39,7 +39,8 @@
 {{- end -}}
 {{- $fixed := pick $config "admin_listen" "workers" "state" "ledger" "sharing" "snapshot" "log_level" "log_format" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
-{{- toYaml (merge (dict "routing" $routing) $fixed) -}}
+{{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
+{{- toYaml (merge (dict "routing" $routing "tracing" $tracing) $fixed) -}}
 {{- end -}}
 
 {{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}

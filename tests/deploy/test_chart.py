@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cluster.reload import FIXED, FIXED_ROUTING
+from gateway.cluster.reload import FIXED, FIXED_PARTS
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import load
@@ -368,7 +368,7 @@ def template(helm: Helm, values: Mapping[str, Any]) -> Any:
 
 def test_the_pods_are_rolled_by_what_they_cannot_reload_and_nothing_else(helm: Helm) -> None:
     first = template(helm, ONE_REPLICA)
-    for key in (*FIXED, *(f"routing.{name}" for name in FIXED_ROUTING)):
+    for key in (*FIXED, *(f"{section}.{name}" for section, names in FIXED_PARTS.items() for name in names)):
         if key not in ("listen", "metrics_listen", "admin_key"):  # the chart's own, and the Secret's
             value = OTHER_VALUES[key]
             assert template(helm, changed(ONE_REPLICA, f"config.{key}", value)) != first, key
@@ -398,6 +398,8 @@ OTHER_VALUES: Mapping[str, Any] = {
     "log_format": "console",
     "routing.block_bytes": 512,
     "routing.block_tokens": 32,
+    "tracing.endpoint": "http://otel-collector:4318",
+    "tracing.service": "edge",
 }
 
 

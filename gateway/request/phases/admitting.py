@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from gateway.admission.pool_queue import Permit
@@ -15,22 +16,27 @@ from gateway.request.exchange import Exchange
 from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.request.record import SettledRequest
+from gateway.request.tracing.trace import ADMIT
+from gateway.telemetry.metrics import Metrics
 
 PRIORITY_HEADER: Final = "X-Priority"
 
 
 class Admitting:
-    """See the top of this file."""
+    """See the top of this file. clock: monotonic seconds."""
 
-    def __init__(self, live: Live, fleet: Fleet, fallbacks: Fallbacks) -> None:
+    def __init__(self, live: Live, fleet: Fleet, fallbacks: Fallbacks, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._live = live
         self._fleet = fleet
         self._fallbacks = fallbacks
+        self._metrics = metrics
+        self._clock = clock
 
     async def admit(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest, further: Target | None
     ) -> tuple[Target, Permit]:
         """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
+        record.enter(ADMIT, self._clock)
         record.model = api.model
         target = self._fleet.renewed(further) if further else self._fleet.target(api.model, api.alias)
         record.label = target.label
@@ -41,7 +47,7 @@ class Admitting:
         if permit is not None:
             return target, permit
         prompt_of(self._live, api, caller, target.label)  # so that only its block keys are in memory while it waits
-        permit = await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
+        permit = await self._queue(request, record, target)
         try:  # meanwhile replicas may have come and gone, and the model with them
             target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model, api.alias)
             target.require()
@@ -49,6 +55,16 @@ class Admitting:
             permit.release()
             raise
         return target, permit
+
+    async def _queue(self, request: ClientRequest, record: SettledRequest, target: Target) -> Permit:
+        """A slot, after a wait for it. Raises GatewayError 400 or 429."""
+        begun = self._clock()
+        try:
+            return await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
+        finally:
+            waited_s = self._clock() - begun
+            record.queued_s += waited_s
+            self._metrics.queue_seconds.observe((target.pool,), waited_s)
 
     async def further(
         self,

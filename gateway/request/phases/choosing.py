@@ -16,6 +16,7 @@ from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import prompt_of
 from gateway.request.record import SettledRequest
+from gateway.request.tracing.trace import CHOOSE, Choice
 from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from router import Booking, Router
@@ -54,6 +55,7 @@ class Choosing:
         turn: Turn | None,
     ) -> Exchange:
         """Raises GatewayError 400 if the body cannot get its tenant's salt, but may need it."""
+        record.enter(CHOOSE, self._clock)
         salt = b""
         if self._live.isolates_tenants:
             if not api.metered:  # else it was parsed as a JSON object
@@ -76,10 +78,13 @@ class Choosing:
             live = [known[0]]  # no other one has it
         elif dialect.lacking:
             live = self._fleet.able(target, dialect.name, begun) or live  # else the first attempt ends it
+        ranking = None if record.trace is None else self._router.rank(prompt, live, begun)[1]
         booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self._metrics.routing_seconds.observe((), self._clock() - begun)
         self._metrics.routing.add((self._router.policy_name, decision.reason))
+        if record.trace is not None and ranking is not None:
+            record.trace.chose(Choice(self._router.policy_name, target.pool, decision, ranking))
         record.booking = booking
         record.reason = decision.reason
         record.estimated_prompt_tokens = decision.prompt_tokens

@@ -19,6 +19,7 @@ from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES, Replies
 from gateway.request.phases.scopes import scope_of
 from gateway.request.record import SettledRequest
+from gateway.request.tracing.trace import RECALL
 from gateway.state.histories import Turn
 
 
@@ -46,6 +47,7 @@ class Keeping:
 
         serve: the lifecycle, for what runs in the background. Raises GatewayError.
         """
+        record.enter(RECALL, self._clock)
         elsewhere = self._objects.find(api.refers, caller) is not None
         if dialect.kept_here:
             answer = await self._recall.answer(request, api, caller, elsewhere=elsewhere)
@@ -91,8 +93,10 @@ class Keeping:
         return False
 
     async def begin(
-        self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller
+        self, request: ClientRequest, dialect: Dialect, api: ApiRequest, caller: Caller, record: SettledRequest | None = None
     ) -> tuple[ApiRequest, Turn | None]:
-        """The request with its history. Raises GatewayError 400, 404, 410, 413 or 503."""
+        """The request with its history. record: None for a dry run. Raises GatewayError 400, 404, 410, 413 or 503."""
+        if record is not None:
+            record.enter(RECALL, self._clock)
         elsewhere = self._objects.find(api.refers, caller) is not None
         return await self._recall.begin(request, dialect, api, caller, scope_of(self._live, caller), elsewhere=elsewhere)

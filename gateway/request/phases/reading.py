@@ -17,6 +17,7 @@ from gateway.request.fallback.renaming import find_outside
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import scope_of
 from gateway.request.record import SettledRequest, tenant_label
+from gateway.request.tracing.trace import PARSE, RECEIVE
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
@@ -54,6 +55,7 @@ class Reading:
 
     async def parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
         """Raises GatewayError 400, 408, 413, 415 or 503."""
+        record.enter(PARSE if request.here else RECEIVE, self._clock)
         raw = request.take() if request.here else await self._read(request, dialect, record)
         now, aliases = self._parsing.turns.free, self._live.aliases
         api = self._parsing.at_once(dialect, raw, aliases) if now else await self._parsing.in_turn(dialect, raw, aliases)
@@ -76,4 +78,5 @@ class Reading:
         limits = self._live.config.limits
         raw = await request.read(max_bytes=self._live.max_body, within_s=limits.body_s, opaque=not dialect.strict)
         record.begun = self._clock()  # an upload takes its time; what counts is ours
+        record.enter(PARSE, self._clock)
         return raw

@@ -42,7 +42,7 @@ class Replies:
         self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError, lines: bytes = b""
     ) -> ClientReply:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
-        record.status, record.error = error.status, error.message
+        record.status, record.error, record.code = error.status, error.message, error.code
         body = dialect.error_body(self.shown(request, record, error), record.id)
         lines = JSON_LINE + lines
         if dialect.id_header:
