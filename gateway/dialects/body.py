@@ -13,6 +13,7 @@ from gateway.errors import bad_request
 
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
 _SESSIONS: Final = ("prompt_cache_key", "conversation", "session_params")
+_DIGEST: Final = "digest:"
 _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 
 
@@ -68,7 +69,13 @@ def salt_of(body: Mapping[str, Any]) -> str:
 
 def digested(data: bytes) -> str:
     """The digest of a salt, in a form that no salt can have by itself."""
-    return f"{_SEPARATOR}digest:{short_digest(data)}"
+    return f"{_SEPARATOR}{_DIGEST}{short_digest(data)}"
+
+
+def parts_of_salt(salt: str) -> tuple[str, str]:
+    """Of a request's salt: the client's own, and the digest of the prompt's head where it is in it (`headed_salt`)."""
+    own, separator, head = salt.rpartition(_SEPARATOR)
+    return (own, head) if separator and not head.startswith(_DIGEST) else (salt, "")
 
 
 def headed_salt(body: Mapping[str, Any]) -> str:
