@@ -78,7 +78,12 @@ def parts_of_salt(salt: str) -> tuple[str, str]:
     return (own, head) if separator and not head.startswith(_DIGEST) else (salt, "")
 
 
+def join_salt(own: str, head: str) -> str:
+    """The other way round."""
+    return f"{own}{_SEPARATOR}{head}" if head else own
+
+
 def headed_salt(body: Mapping[str, Any]) -> str:
     """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
     head = head_digest(body)
-    return f"{salt_of(body)}{_SEPARATOR}{head}" if head else salt_of(body)
+    return join_salt(salt_of(body), head)

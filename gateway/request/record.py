@@ -11,6 +11,7 @@ from typing import Final
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.counterfactual import Placed
 from gateway.accounting.meter import Bill
+from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
 from router import Booking
@@ -62,6 +63,7 @@ class SettledRequest:
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
     unread: a session (101) may have used tokens that its `usage` lacks.
+    outline, salt: of the prompt, where somebody wants them.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
@@ -86,6 +88,7 @@ class SettledRequest:
     metered = False
     model = ""
     ok = False
+    outline: Outline = ()
     passed: tuple[str, ...] = ()
     placed: Placed | None = None
     pool = ""
@@ -93,6 +96,7 @@ class SettledRequest:
     reason = ""
     replica = ""
     resumed = 0
+    salt = ""
     sent = 0
     status = 500
     stays = False

@@ -23,7 +23,7 @@ from gateway.accounting.doctor.causes import (
 from gateway.accounting.doctor.causes import ID as ID_CAUSE
 from gateway.accounting.doctor.observed import SYSTEM, Observed
 from gateway.dialects.body import parts_of_salt
-from gateway.dialects.prompt.outline import Segment
+from gateway.dialects.prompt.segments import Segment
 from gateway.dialects.prompt.volatile import ID, TIME
 
 _ADAPTERS: Final = ("lora", "lora_path")

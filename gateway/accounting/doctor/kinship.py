@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from gateway.accounting.doctor.causes import COMPACTION, HISTORY_REWRITTEN, HISTORY_TRUNCATED, TOOLS_REORDERED
 from gateway.accounting.doctor.differences import Difference, first_difference
 from gateway.accounting.doctor.observed import ASSISTANT, Observed, answers_in, common_blocks
-from gateway.dialects.prompt.outline import TEXT, Segment
+from gateway.dialects.prompt.segments import TEXT, Segment
 
 MIN_SHARED: Final = 512  # bytes of turns that are the same in both, as evidence
 MIN_TURN: Final = 64  # bytes of a turn that counts: "ok" and "yes" are in every conversation

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from gateway.dialects.prompt.outline import FIELDS, TEXT, TOOL, TURNS, Outline, Segment
+from gateway.dialects.prompt.segments import FIELDS, TEXT, TOOL, TURNS, Outline, Segment
 from router import DEFAULT_UNITS_PER_TOKEN
 
 KEY: Final = 8  # bytes of a block key
 MAX_KEYS: Final = 1 << 17  # bytes of block keys that are kept of a prompt: 4 MiB of text
 SYSTEM: Final = ("system", "developer")
 ASSISTANT: Final = "assistant"
+_FEWEST_UNITS: Final = 1.0  # bytes per token
+_MOST_UNITS: Final = 20.0
 _SEGMENT_BYTES: Final = 250  # of memory, more or less
 _VOLATILE_BYTES: Final = 150
 
@@ -109,11 +111,12 @@ class Observed:
 
     @property
     def units_per_token(self) -> float:
-        """By the engine's count, if it has one."""
+        """By the engine's count, if it has one that can be true."""
         if self.exact:
             return 1.0
         told = self.outcome.prompt_tokens if self.outcome else None
-        return self.units / told if told and self.units else DEFAULT_UNITS_PER_TOKEN
+        found = self.units / told if told else 0.0
+        return found if _FEWEST_UNITS <= found <= _MOST_UNITS else DEFAULT_UNITS_PER_TOKEN
 
     def tokens(self, units: float) -> int:
         """An estimate where no engine has counted."""

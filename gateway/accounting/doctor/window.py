@@ -18,7 +18,7 @@ from typing import Final
 import xxhash
 
 from gateway.accounting.doctor.observed import KEY, Observed
-from gateway.dialects.prompt.outline import Segment
+from gateway.dialects.prompt.segments import Segment
 
 MAX_PROMPTS: Final = 20_000
 MAX_BYTES: Final = 128 << 20

@@ -58,7 +58,7 @@ def _print_causes(found: Mapping[str, Any]) -> None:
             f"{cause['requests']:,}",
             f"{cause['lost_tokens']:,}",
             f"{cause['lost_tokens'] / total:.1%}",
-            *([_usd(cause["lost_usd"])] if priced else []),
+            *([_usd(cause["lost_usd"]).removesuffix(" USD")] if priced else []),
         ]
         for cause in found["causes"]
     ]

@@ -34,6 +34,7 @@ from gateway.errors import GatewayError
 from gateway.request.client import caller_of
 from router.simulation.workloads import Request, TraceError, agents, mooncake
 
+_SINCE_2001: Final = 1e9  # Unix seconds; a smaller time counts from the beginning of something
 _ANY_LENGTH: Final = 1 << 60  # tokens of a prompt
 _MAX_VALUES: Final = 4_000_000  # of a line: a session of a trace has many
 MAX_PROBLEMS: Final = 5  # that are described; all are counted
@@ -79,10 +80,11 @@ class _Headers:
 class Reader:
     """See the top of this file. skipped: lines that were not understood; problems: the first of them, in words."""
 
-    def __init__(self, prices: Prices, *, text: bool = False) -> None:
-        """text: prompts keep their texts, so that these can be shown."""
+    def __init__(self, prices: Prices, *, text: bool = False, now: float = 0.0) -> None:
+        """now: Unix seconds, for prices that change. text: prompts keep their texts, so that these can be shown."""
         self._prices = prices
         self._text = text
+        self._now = now
         self._outliner = Outliner()
         self._dialects = Dialects()
         self._blocks = RoutingConfig().block_bytes, RoutingConfig().block_tokens
@@ -134,7 +136,7 @@ class Reader:
         found = Observed("", prompt.keys, prompt.units, prompt.block_units, exact=True)
         found.session, found.thread = session, request.thread
         found.place = f"line {number}"
-        found.price = self._prices.of("")
+        found.price = self._price(found)
         return found
 
     def _of_request(self, row: dict[str, Any], number: int) -> Observed | None:
@@ -155,8 +157,13 @@ class Reader:
         found.tenant, found.session = caller.tenant, caller.session or api.session
         found.place, found.time = f"line {number}", _time(row.get("time"))
         found.outcome = _outcome(row.get("outcome"))
-        found.price = self._prices.of(api.model)
+        found.price = self._price(found)
         return found
+
+    def _price(self, found: Observed) -> tuple[float, float] | None:
+        """Of its moment, where that is a date, else of today."""
+        now = found.time if found.time > _SINCE_2001 else self._now
+        return self._prices.of(found.model, found.tokens(found.units), now)
 
     def _observed(self, api: ApiRequest) -> Observed:
         text = api.prompt if isinstance(api.prompt, bytes) else b""

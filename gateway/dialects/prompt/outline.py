@@ -14,20 +14,16 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 import orjson
 import xxhash
 
 from gateway.dialects.prompt.canonical import FIELD, HEAD, TURN
 from gateway.dialects.prompt.head import head_field
-from gateway.dialects.prompt.volatile import Volatile, masked
-
-TOOL: Final = "tool"
-FIELDS: Final = "field"
-TURNS: Final = "turn"
-TEXT: Final = "text"
+from gateway.dialects.prompt.segments import FIELDS, TEXT, TOOL, TURNS, Outline, Segment
+from gateway.dialects.prompt.volatile import masked
 
 MAX_SEGMENTS: Final = 1024
 MAX_NAME: Final = 64  # characters of a segment's name
@@ -49,33 +45,24 @@ _SUMMARY: Final = re.compile(
 )
 
 
-class Segment(NamedTuple):
-    """A part of a prompt. name: of a tool, of a field, or the role of a turn. size: bytes. digest: of its bytes; loose: of them
-    with volatile texts masked. summary: it reads like that of a conversation.
-    """
-
-    kind: str
-    name: str
-    size: int
-    digest: int
-    loose: int
-    volatile: tuple[Volatile, ...]
-    summary: bool
-
-
-Outline = tuple[Segment, ...]
 Piece = tuple[str, str, bytes, int]
 """kind, name, text, and how many bytes of the prompt it stands for: a tool's text lacks the comma."""
 
 
 class Outliner:
-    """Makes outlines; see the top of this file."""
+    """Makes outlines; see the top of this file. on: parsed requests are to have them (`parser/`), for somebody wants them."""
 
     def __init__(self, most: int = MAX_REMEMBERED, most_volatile: int = MAX_REMEMBERED_VOLATILE) -> None:
         """most, most_volatile: segments that are remembered, and volatile texts of these."""
         self._most = most
         self._most_volatile = most_volatile
         self._known = OrderedDict[tuple[str, str, int, int], Segment]()
+        self._volatile = 0
+        self.on = False
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
         self._volatile = 0
 
     def outline(self, prompt: bytes) -> Outline:
@@ -182,28 +169,3 @@ def _paragraphs(text: bytes) -> Iterator[Piece]:
 
 def _name(text: bytes) -> str:
     return text[: 4 * MAX_NAME].decode("utf-8", "replace")[:MAX_NAME]
-
-
-# -- on its way between processes
-
-Packed = Sequence[tuple[str, str, int, int, int, tuple[tuple[str, int, int], ...], bool]]
-
-
-def packed(outline: Outline) -> Packed:
-    """As tuples of plain values."""
-    return [
-        (
-            each.kind,
-            each.name,
-            each.size,
-            each.digest,
-            each.loose,
-            tuple((one.kind, one.at, one.digest) for one in each.volatile),
-            each.summary,
-        )
-        for each in outline
-    ]
-
-
-def unpacked(values: Packed) -> Outline:
-    return tuple([Segment(*each[:5], tuple([Volatile(*one) for one in each[5]]), each[6]) for each in values])

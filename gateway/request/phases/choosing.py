@@ -81,6 +81,10 @@ class Choosing:
         self._metrics.routing_seconds.observe((), self._clock() - begun)
         self._metrics.routing.add((self._router.policy_name, decision.reason))
         record.booking = booking
+        if api.outline:
+            record.outline = api.outline
+        if api.salt:
+            record.salt = api.salt
         record.reason = decision.reason
         record.estimated_prompt_tokens = decision.prompt_tokens
         if self.counterfactual is not None and record.metered and record.placed is None:
