@@ -2,7 +2,7 @@
 
 always       router outcome, cache reports, meter, metrics, log (`request/settle.py`)
 if wanted    other policies (`routing.compare`), the ledger (`ledger.url`), traces (`tracing.endpoint`)
-on demand    the recording of traffic, while somebody records
+on demand    the recording of traffic, while somebody records; the watch of the prefix doctor (`app.py`)
 """
 
 from __future__ import annotations

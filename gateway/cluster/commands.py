@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
+from gateway.accounting.doctor.watch import Watch
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
@@ -22,6 +23,7 @@ from gateway.cluster.snapshots.knowledge import Knowledge
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.cluster.store.transport import StoreTransport
+from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
@@ -64,6 +66,7 @@ class LocalControl:
         self.fleet = parts.fleet
         self.metrics = metrics = telemetry.metrics
         self.recording = telemetry.recording
+        self.watch = Watch(Outliner())  # the application's own takes its place
         self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
@@ -125,6 +128,12 @@ class LocalControl:
         if isinstance(command, Join):
             await self.membership.probed(command.replica.name)
 
+    def seen(self) -> bytes:
+        """What the doctor's watch has seen; it goes on, or begins now."""
+        self.watch.expire(self.clock())
+        self.watch.begin(self.clock())
+        return self.watch.records()
+
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -165,6 +174,9 @@ class ControlPlane(Protocol):
 
     async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
         """A page of the recording of each process that answers (`telemetry/recording.py`), encoded."""
+
+    async def seen(self) -> list[bytes]:
+        """What the doctor's watch has seen in each process (`accounting/doctor/watch.py`); it goes on, or begins now."""
 
     async def run(self) -> None:
         """Background work, until it is cancelled."""
@@ -211,6 +223,9 @@ class SingleProcess:
 
     async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
         return [self._local.recorded(cursors, share)]
+
+    async def seen(self) -> list[bytes]:
+        return [self._local.seen()]
 
     async def run(self) -> None:
         await self._outside.run()

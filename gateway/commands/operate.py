@@ -131,7 +131,7 @@ def status(options: argparse.Namespace) -> int:
     for admin in admins:
         try:
             raw = ask(admin, "GET", "/warmroute/replicas")
-            replicas, answers[admin] = read(admin, raw, Replicas), _whole(admin, raw)
+            replicas, answers[admin] = read(admin, raw, Replicas), whole(admin, raw)
             if not options.json:
                 sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), Exchange)
                 if len(admins) > 1:
@@ -266,7 +266,7 @@ def read(admin: str, raw: bytes, kind: type[T]) -> T:
         raise OperatorError(_other(admin, 200)) from None
 
 
-def _whole(admin: str, raw: bytes) -> Any:
+def whole(admin: str, raw: bytes) -> Any:
     """Raises OperatorError."""
     try:
         return json.loads(raw)

@@ -7,6 +7,7 @@ from typing import Final
 
 from gateway.dialects.diagnosis import Diagnosis
 from gateway.dialects.json_edits import Edit
+from gateway.dialects.prompt.segments import Outline
 from router import Prompt, seed, text_keys, token_keys
 
 MAX_MODEL_CHARS: Final = 256  # of a model's name, in requests and in model lists
@@ -35,7 +36,7 @@ class ApiRequest:
     "" if it names none. alias: the name that the client has used for the model, "" if that was the model's own. refers: the id
     of an object at the server that the request goes on with, "" without one. references: some of its items are ids of items at
     the server. keeps: the answer is such an object. size: of all that is to be computed, in bytes or token ids, where that is
-    more than the prompt (a batch); 0 else.
+    more than the prompt (a batch); 0 else. outline: of the prompt, where somebody wants it, else ().
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class ApiRequest:
         "made",
         "metered",
         "model",
+        "outline",
         "prewarm",
         "prompt",
         "references",
@@ -97,10 +99,11 @@ class ApiRequest:
         self.refers = ""
         self.references = False
         self.keeps = False
+        self.outline: Outline = ()
 
     def drop(self) -> None:
         """The request is over: drop what is large, whatever still refers to it."""
-        self.body, self.prompt, self.made = b"", None, None
+        self.body, self.prompt, self.made, self.outline = b"", None, None, ()
 
     @property
     def demands(self) -> bool:

@@ -13,6 +13,7 @@ from gateway.errors import bad_request
 
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
 _SESSIONS: Final = ("prompt_cache_key", "conversation", "session_params")
+_DIGEST: Final = "digest:"
 _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 
 
@@ -68,10 +69,21 @@ def salt_of(body: Mapping[str, Any]) -> str:
 
 def digested(data: bytes) -> str:
     """The digest of a salt, in a form that no salt can have by itself."""
-    return f"{_SEPARATOR}digest:{short_digest(data)}"
+    return f"{_SEPARATOR}{_DIGEST}{short_digest(data)}"
+
+
+def parts_of_salt(salt: str) -> tuple[str, str]:
+    """Of a request's salt: the client's own, and the digest of the prompt's head where it is in it (`headed_salt`)."""
+    own, separator, head = salt.rpartition(_SEPARATOR)
+    return (own, head) if separator and not head.startswith(_DIGEST) else (salt, "")
+
+
+def join_salt(own: str, head: str) -> str:
+    """The other way round."""
+    return f"{own}{_SEPARATOR}{head}" if head else own
 
 
 def headed_salt(body: Mapping[str, Any]) -> str:
     """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
     head = head_digest(body)
-    return f"{salt_of(body)}{_SEPARATOR}{head}" if head else salt_of(body)
+    return join_salt(salt_of(body), head)

@@ -25,6 +25,7 @@ from gateway.dialects.dialect import Dialect
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
+from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.responses.conversation import Given, given
 from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.responses.items import input_items, listed, picked
@@ -83,11 +84,19 @@ def answer(job: tuple[Any, ...], body: bytes) -> bytes:
 
 
 def _parse(
-    body: bytes, name: str, block_bytes: int, block_tokens: int, scope: tuple[str, ...], aliases: dict[str, str]
+    body: bytes,
+    name: str,
+    block_bytes: int,
+    block_tokens: int,
+    scope: tuple[str, ...],
+    aliases: dict[str, str],
+    outlined: bool = False,
 ) -> wire.ParsedBody:
     api = _read(_DIALECTS.named(name), body)
     if aliases:
         rename(api, body, Aliases(aliases), at_once=False)
+    if outlined and isinstance(api.prompt, bytes):
+        api.outline = Outliner().outline(api.prompt)
     if api.prompt is not None:
         router_prompt(api, (block_bytes, block_tokens), scope=scope)  # as `api.made`
     return wire.parsed_body(api)

@@ -26,6 +26,7 @@ from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect
 from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
+from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.translation.answers import TranslatedAnswers
@@ -41,6 +42,7 @@ INLINE_STRUCTURE: Final = (
     1 << 17
 )  # signs, as `json_structure.signs` counts them; `{` counts twice, for an object costs the most
 MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per message, two per part of its content, ...
+OUTLINED_INLINE_BYTES: Final = 1 << 17  # of a body whose prompt is outlined in the loop: 10 ms, if all of it is new
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
 _TRANSLATED_INLINE_BYTES: Final = 1 << 16
@@ -52,6 +54,7 @@ class Parsing:
 
     def __init__(self, process: ParserProcess, block_bytes: int, block_tokens: int) -> None:
         self.process = process
+        self.outliner = Outliner()
         self._block_bytes = block_bytes
         self._block_tokens = block_tokens
         self._turns: Turns | None = None
@@ -69,13 +72,13 @@ class Parsing:
         """
         begin = time.perf_counter()
         try:
-            return _here(dialect, raw, aliases)
+            return _here(dialect, raw, aliases, self.outliner)
         finally:
             self.turns.spent(time.perf_counter() - begin)
 
     async def in_turn(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
         """`at_once`, in this body's turn."""
-        return await self.turns.take(partial(_here, dialect, raw, aliases))
+        return await self.turns.take(partial(_here, dialect, raw, aliases, self.outliner))
 
     async def parse(
         self,
@@ -90,7 +93,8 @@ class Parsing:
 
         Raises GatewayError: 400 or 413 for the body, 500 or 503 if it could not be parsed.
         """
-        arguments = wire.PARSE, dialect.name, self._block_bytes, self._block_tokens, scope, aliases.names if aliases else {}
+        blocks, names = (self._block_bytes, self._block_tokens), aliases.names if aliases else {}
+        arguments = wire.PARSE, dialect.name, *blocks, scope, names, self.outliner.on
         parsed = wire.ParsedBody(*await self.process.run(arguments, raw, client))
         return wire.request_of(parsed, await edited(raw, parsed.edits))
 
@@ -152,7 +156,7 @@ def continued(continuation: Continuation | None, body: bytes, so_far: PartialAns
     return b"" if verdict == COMPLETE else apply(body, edits)
 
 
-def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None) -> ApiRequest | None:
+def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None, outliner: Outliner) -> ApiRequest | None:
     if len(raw) > UNCOUNTED_BYTES:
         if dialect.is_opaque(raw):
             return dialect.parse_opaque(raw)
@@ -164,6 +168,10 @@ def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None) -> ApiRequest |
             rename(api, raw, aliases, at_once=True)
     except NeedsHelper:
         return None
+    if outliner.on and isinstance(api.prompt, bytes):
+        if len(raw) > OUTLINED_INLINE_BYTES:
+            return None
+        api.outline = outliner.outline(api.prompt)
     if api.edits:
         api.body, api.edits = apply(raw, api.edits), ()
     return api

@@ -16,13 +16,14 @@ from typing import Any, Final, NamedTuple
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.diagnosis import Diagnosis, Head
 from gateway.dialects.json_edits import Edit
+from gateway.dialects.prompt.segments import Packed, packed, unpacked
 from gateway.errors import GatewayError
 from router import Prompt
 
 JOB: Final = struct.Struct("<IQ")
 RESULT: Final = struct.Struct("<I")
 
-PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases -> the fields of `ParsedBody`
+PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases, outlined -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
 TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
@@ -64,6 +65,7 @@ class ParsedBody(NamedTuple):
     size: int
     images: int
     breakpoints: tuple[tuple[int, int], ...]
+    outline: Packed
     prompt: tuple[bytes, int, int, str] | None
 
 
@@ -92,6 +94,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.size,
         api.images,
         made.breakpoints if made else (),
+        packed(api.outline),
         prompt,
     )
 
@@ -113,6 +116,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.keeps = parsed.keeps
     api.size = parsed.size
     api.images = parsed.images
+    api.outline = unpacked(parsed.outline)
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)
         api.made.breakpoints = parsed.breakpoints

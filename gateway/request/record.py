@@ -12,6 +12,7 @@ from typing import Final
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.counterfactual import Placed
 from gateway.accounting.meter import Bill
+from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.request.tracing.trace import Trace
@@ -66,6 +67,7 @@ class SettledRequest:
     code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools. trace: None: it is not traced.
     unread: a session (101) may have used tokens that its `usage` lacks.
     key: the id of the client's API key, "" without one.
+    outline, salt: of the prompt, where somebody wants them.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
@@ -93,6 +95,7 @@ class SettledRequest:
     metered = False
     model = ""
     ok = False
+    outline: Outline = ()
     passed: tuple[str, ...] = ()
     placed: Placed | None = None
     pool = ""
@@ -101,6 +104,7 @@ class SettledRequest:
     reason = ""
     replica = ""
     resumed = 0
+    salt = ""
     sent = 0
     status = 500
     stays = False

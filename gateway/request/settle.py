@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gateway.accounting.consumed import CACHED, TOKENS, Consumed
 from gateway.accounting.counterfactual import Counterfactual
+from gateway.accounting.doctor.watch import Seen, Watch
 from gateway.accounting.ledger.batches import MAX_CHARS
 from gateway.accounting.ledger.buffer import size_of
 from gateway.accounting.ledger.ledger import Ledger
@@ -283,6 +284,42 @@ class Traces:
     def __call__(self, request: SettledRequest) -> None:
         if request.trace is not None:
             self._exporter.put(spans_of(request, request.trace))
+
+
+class DoctorWatch:
+    """Remembers requests for the prefix doctor, while an operator is interested."""
+
+    def __init__(self, fleet: Fleet, watch: Watch) -> None:
+        self._fleet = fleet
+        self._watch = watch
+
+    def __call__(self, request: SettledRequest) -> None:
+        booking = request.booking
+        if not self._watch.on or booking is None or not request.metered or request.answered != 200:
+            return
+        prompt, decision, usage = booking.prompt, booking.decision, request.usage
+        counted = usage if request.countable else None
+        self._watch.saw(
+            Seen(
+                time=request.begun,
+                model=request.model,
+                salt=request.salt,
+                tenant=request.tenant,
+                session=prompt.session,
+                keys=prompt.keys,
+                units=prompt.units,
+                block=prompt.block_units,
+                exact=not prompt.scale,
+                outline=request.outline,
+                replica=request.replica,
+                prompt_tokens=counted.prompt if counted else None,
+                cached_tokens=counted.cached if counted else None,
+                available_tokens=decision.available_tokens,
+                reason=decision.reason,
+                ups=tuple([state.name for state in self._fleet.replicas if state.up]),
+                first_byte=request.first_byte,
+            )
+        )
 
 
 def _microseconds(seconds: float) -> float:

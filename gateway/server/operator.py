@@ -15,8 +15,10 @@ finishes the requests that run there.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +28,10 @@ from aiohttp import web
 from msgspec.structs import asdict
 
 from gateway import __version__
+from gateway.accounting.doctor.examination import Examination
+from gateway.accounting.doctor.prices import Prices
+from gateway.accounting.doctor.report import report
+from gateway.accounting.doctor.watch import WATCH_S, merged, observed
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
@@ -50,6 +56,7 @@ from router import Candidate
 
 MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
 _CURSOR: Final = re.compile(r"[0-9a-f]{1,32}:[0-9]{1,18}", re.ASCII)
+_EXAMINED_AT_ONCE: Final = 5  # requests: a few ms, if they have a thousand turns
 
 
 class Operator:
@@ -88,6 +95,7 @@ class Operator:
             web.post("/warmroute/route", self.route),
             web.get("/warmroute/sharing", self.sharing),
             web.get("/warmroute/recording", self.recording),
+            web.get("/warmroute/doctor", self.doctor),
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
@@ -136,6 +144,20 @@ class Operator:
             "pages": [msgspec.Raw(page) for page in pages],
         }
         return web.Response(body=msgspec.json.encode(about), content_type="application/json")
+
+    async def doctor(self, request: web.Request) -> web.Response:
+        """Where the prefixes of what has been asked lately break, and why. The first question begins the watch."""
+        self._allow(request)
+        since, records = merged(await self._control.seen())
+        examination, prices = Examination(), Prices(self._live.prices)
+        for number, record in enumerate(records):
+            if number % _EXAMINED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # requests go first
+            seen = observed(record)
+            seen.price = prices.of(seen.model, seen.tokens(seen.units), time.time())
+            examination.add(seen)
+        watched = None if since is None else round(max(0.0, self._clock() - since), 1)
+        return _json({"watched_s": watched, "watches_for_s": WATCH_S, **report(examination)})
 
     def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
         load = self._router.ledger.of(state.name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import xxhash
@@ -31,12 +31,14 @@ class Request:
     """One request: its prompt, the length of its answer in tokens, the conversation that it belongs to.
 
     The prompt names a session, too, if the client would. Its unit is a token unless `measured` says what it has in tokens.
+    thread: the part of the conversation that goes on by itself: a sub-agent's is apart.
     """
 
     prompt: Prompt
     output_tokens: int
     session: str
     measured: Measured | None = None
+    thread: str = ""
 
     @property
     def tokens(self) -> int:
@@ -192,10 +194,13 @@ def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterato
         yield at, request
 
 
-def agents(rows: Iterable[Row], max_input: int) -> Iterator[list[Turn]]:
-    """Coding-agent sessions (block ids local to a session); those with a prompt above `max_input` tokens are left out."""
+def agents(rows: Iterable[Row], max_input: int, first: int = 1) -> Iterator[list[Turn]]:
+    """Coding-agent sessions (block ids local to a session); those with a prompt above `max_input` tokens are left out.
+
+    first: the number of the first row.
+    """
     sizes = set[int]()
-    for number, row in enumerate(rows, 1):
+    for number, row in enumerate(rows, first):
         with _blaming_row(number):
             sizes.add(size := row.get("block_size", AGENT_BLOCK))
             if len(sizes) > 1 or size < 1:
@@ -226,7 +231,7 @@ def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]
             raise ValueError(f"think_time of request {number} is below 0")
         key = session_key(session)
         prompt = Prompt(b"".join(path[:blocks]), request["in"], size, "", session, session_key=key)
-        yield min(think, THINK_CAP_S), _request(prompt, request["out"], session)
+        yield min(think, THINK_CAP_S), replace(_request(prompt, request["out"], session), thread=name)
 
 
 def _block_key(place: int, head: int, block: int, shared: int, own: int) -> bytes:

@@ -21,6 +21,8 @@ from gateway.cluster.workers.messages import (
     AskSharing,
     Counters,
     Current,
+    Examine,
+    Examined,
     Execute,
     Executed,
     Forwarded,
@@ -251,6 +253,11 @@ class Hub:
             case Scrape(number):
                 self._confirm_forwarding(state, number)
                 state.channel.send(Scraped(number, packed(self.ended.instruments)), HUB)
+                self._broadcast(worker, payload)
+            case Examined():
+                self._answer(worker, to, payload)
+            case Examine(number):
+                state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
                 self._broadcast(worker, payload)
             case Execute():
                 self._execute(worker, message, payload)

@@ -1,7 +1,7 @@
 """The messages between the supervisor's hub and its workers, in both directions.
 
-A worker is named by the number that the hub gave it. A question (Execute, Scrape) has a number of its asker's own; an answer
-brings it back. The frame (`channel.py`) says which worker a message comes from, or is for.
+A worker is named by the number that the hub gave it. A question (Execute, Scrape, Examine) has a number of its asker's own; an
+answer brings it back. The frame (`channel.py`) says which worker a message comes from, or is for.
 
 Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
 """
@@ -188,6 +188,12 @@ class Record(Struct, frozen=True, array_like=True, tag=25):
     share: float
 
 
+class Examine(Struct, frozen=True, array_like=True, tag=27):
+    """Answer with an Examined, and watch from now on."""
+
+    number: int
+
+
 class Execute(Struct, frozen=True, array_like=True, tag=12):
     """Answer with an Executed. The hub ignores it later than `until`."""
 
@@ -221,6 +227,13 @@ class Recorded(Struct, frozen=True, array_like=True, tag=26):
     page: bytes
 
 
+class Examined(Struct, frozen=True, array_like=True, tag=28):
+    """What the doctor's watch has seen (`Watch.records`)."""
+
+    number: int
+    records: bytes
+
+
 SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
 FromWorker = (
     Publish
@@ -233,9 +246,11 @@ FromWorker = (
     | AskSharing
     | Scrape
     | Record
+    | Examine
     | Execute
     | Scraped
     | Recorded
+    | Examined
     | Executed
     | SnapshotPart
     | SnapshotRestored
@@ -253,9 +268,11 @@ FromHub = (
     | Found
     | Scrape
     | Record
+    | Examine
     | Execute
     | Scraped
     | Recorded
+    | Examined
     | Executed
     | SnapshotPart
     | CollectSnapshot

@@ -24,6 +24,8 @@ from gateway.cluster.workers.messages import (
     CollectSnapshot,
     Counters,
     Current,
+    Examine,
+    Examined,
     Execute,
     Executed,
     Forwarded,
@@ -115,8 +117,8 @@ class Peers:
             case Scrape(number):
                 self._scrapes.add((worker, number))
                 self._scraped.set()
-            case Record(number, cursors, share):
-                self._channel.send(Recorded(number, self._local.recorded(cursors, share)), worker)
+            case Record() | Examine():
+                self._answer_at_once(worker, message)
             case Execute() | Current() | Found():
                 self._commands.put_nowait((worker, message))
             case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
@@ -133,8 +135,15 @@ class Peers:
                 self._local.begin_leaving()
             case Gone():
                 self._questions.leave(worker)
-            case Forwarded() | Scraped() | Recorded() | Executed() | Sharing():
+            case Forwarded() | Scraped() | Recorded() | Examined() | Executed() | Sharing():
                 self._questions.receive(worker, message)
+
+    def _answer_at_once(self, asker: int, question: Record | Examine) -> None:
+        if isinstance(question, Record):
+            answer: Message = Recorded(question.number, self._local.recorded(question.cursors, question.share))
+        else:
+            answer = Examined(question.number, self._local.seen())
+        self._channel.send(answer, asker)
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
         """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
@@ -192,6 +201,11 @@ class Peers:
         """Also raises GatewayError 503: the hub did not forward the question. A worker that is late answers the next one."""
         question = await self._questions.ask(lambda number: Record(number, cursors, share), self._limits.scrape_s)
         return [answer.page for answer in question.answers.values() if isinstance(answer, Recorded)]
+
+    async def seen(self) -> list[bytes]:
+        """Also raises GatewayError 503: the hub did not forward the question. A worker that does not answer is left out."""
+        question = await self._questions.ask(Examine, self._limits.scrape_s)
+        return [answer.records for answer in question.answers.values() if isinstance(answer, Examined)]
 
     async def ready(self) -> None:
         await self._current.wait()

@@ -12,6 +12,8 @@ from gateway.cluster.replication import UNSENT_BYTES
 from gateway.cluster.workers.channel import HUB, Channel
 from gateway.cluster.workers.messages import (
     AskSharing,
+    Examine,
+    Examined,
     Execute,
     Executed,
     Forwarded,
@@ -54,7 +56,7 @@ class Question:
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
         self.snapshots: dict[int, bytes] | None = None
-        self.answers: dict[int, Scraped | Recorded | Executed] = {}
+        self.answers: dict[int, Scraped | Recorded | Examined | Executed] = {}
         self.gone: set[int] = set()
         self.all_answered = asyncio.Event()
 
@@ -63,7 +65,7 @@ class Question:
         """The workers that have not answered."""
         return sorted((self.snapshots or {}).keys() - self.answers.keys() - self.gone)
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Executed) -> None:
+    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Executed) -> None:
         if isinstance(message, Forwarded):
             self.snapshots = dict(message.snapshots)
             self.forwarded.set()
@@ -91,7 +93,7 @@ class Questions:
         self._open: dict[int, Question] = {}
         self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
 
-    async def ask(self, make: Callable[[int], Scrape | Record | Execute], timeout_s: float) -> Question:
+    async def ask(self, make: Callable[[int], Scrape | Record | Examine | Execute], timeout_s: float) -> Question:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
         number, question = self._next(), Question()
         self._open[number] = question
@@ -132,7 +134,7 @@ class Questions:
         self._number += 1
         return self._number
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Executed | Sharing) -> None:
+    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Executed | Sharing) -> None:
         """An answer. One that nobody waits for any more is ignored."""
         number = message.number
         if isinstance(message, Sharing):

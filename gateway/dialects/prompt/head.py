@@ -49,6 +49,7 @@ _KEYS: Final = (
     "echo",
 )
 _IN_HEAD: Final = frozenset(_KEYS)
+_BY_LENGTH: Final = tuple(sorted((key.encode() for key in _KEYS), key=len, reverse=True))  # a name may begin another one
 _ALLOWED_TOOLS: Final = "allowed_tools"
 # What engines do anyway.
 _USUAL: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -86,6 +87,14 @@ def head_parts(body: Mapping[str, Any], other: Mapping[str, Any] | None = None) 
 def _limits_tools(choice: Any) -> bool:
     """Whether a choice leaves tools out of the list."""
     return isinstance(choice, dict) and choice.get("type") == _ALLOWED_TOOLS
+
+
+def head_field(part: bytes) -> tuple[str, bytes]:
+    """The name of a part of the head, and its value as JSON."""
+    for key in _BY_LENGTH:
+        if part.startswith(key, len(HEAD)):
+            return key.decode(), part[len(HEAD) + len(key) :]
+    return "", part
 
 
 def head_digest(body: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ async def rename(
         return False
     api.model, api.body, api.billing = again.model, again.body, again.billing
     api.prewarm, api.diagnosis = again.prewarm, again.diagnosis
+    api.outline = again.outline
     api.prompt, api.made, api.breakpoints = again.prompt, again.made, again.breakpoints
     return True
 

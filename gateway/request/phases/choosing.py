@@ -86,6 +86,10 @@ class Choosing:
         if record.trace is not None and ranking is not None:
             record.trace.chose(Choice(self._router.policy_name, target.pool, decision, ranking))
         record.booking = booking
+        if api.outline:
+            record.outline = api.outline
+        if api.salt:
+            record.salt = api.salt
         record.reason = decision.reason
         record.estimated_prompt_tokens = decision.prompt_tokens
         if self.counterfactual is not None and record.metered and record.placed is None:

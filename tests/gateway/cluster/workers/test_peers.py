@@ -47,6 +47,18 @@ async def test_what_one_worker_places_another_finds() -> None:
         await eventually(lambda: sum(first.gateway.metrics.worker_replication_lag_seconds.values[()][:-1]) >= 1)
 
 
+async def test_the_doctor_sees_a_conversation_whose_requests_went_to_different_workers() -> None:
+    async with FakeReplica() as one, star(one) as (_, (first, second)):
+        assert json.loads((await first.run.get("/warmroute/doctor"))[2])["requests"] == 0
+        for turn, worker in enumerate((first, second, first, second)):
+            system = f"Time: 04:45:0{turn}. " + "Be kind to all. " * 400
+            messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hello."}]
+            assert (await worker.run.post({"model": "m", "messages": messages}))[0] == 200
+        found = json.loads((await second.run.get("/warmroute/doctor"))[2])
+        assert found["requests"] == 4
+        assert [(each["cause"], each["requests"]) for each in found["causes"] if not each["delivery"]] == [("timestamp", 3)]
+
+
 async def test_what_runs_at_one_worker_is_seen_by_all_until_it_is_over() -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as one, star(one) as (_, (first, second)):

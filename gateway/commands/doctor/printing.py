@@ -1,0 +1,88 @@
+"""The report on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gateway.commands.tables import number, print_table, text
+
+_CLEAN: Final = "No prefix is broken."
+
+
+def shown(value: str) -> str:
+    """For a terminal, which obeys some characters; line ends and the like are written out."""
+    return "".join([char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in value])
+
+
+def print_report(found: Mapping[str, Any]) -> None:
+    """found: as `gateway.accounting.doctor.report` makes it."""
+    for line in _summary(found):
+        print(line)
+    causes = found["causes"]
+    if causes:
+        print()
+        _print_causes(found)
+        print("\nFirst examples")
+        for cause in causes:
+            for line in _example(cause["first"]):
+                print(shown(line))
+        print("\nWhat to change")
+        for cause in causes:
+            print(f"  {cause['cause']}: {cause['remedy']}")
+    else:
+        print(_CLEAN)
+    for note in found["notes"]:
+        print(f"\nNote: {note}")
+
+
+def _summary(found: Mapping[str, Any]) -> Iterator[str]:
+    seconds = f" in {found['seconds']:,.0f} s" if found["seconds"] else ""
+    yield f"{found['requests']:,} requests{seconds}, {found['sessions']:,} sessions, {found['prompt_tokens']:,} prompt tokens"
+    lost, usd = found["lost_tokens"], found["lost_usd"]
+    yield f"  reusable from earlier requests: {_share(found['reusable_tokens'], found['prompt_tokens'])}"
+    if found["reported_prompt_tokens"]:
+        yield f"  cached, as the engines report:  {_share(found['cached_tokens'], found['reported_prompt_tokens'])}"
+    yield f"  lost:                           {_share(lost, found['prompt_tokens'])}" + (
+        "" if usd is None else f", {_usd(usd)}"
+    )
+
+
+def _print_causes(found: Mapping[str, Any]) -> None:
+    priced = found["lost_usd"] is not None
+    columns = [text("cause"), number("requests"), number("tokens lost"), number("share"), *([number("USD")] if priced else [])]
+    total = max(1, found["prompt_tokens"])
+    rows = [
+        [
+            cause["cause"],
+            f"{cause['requests']:,}",
+            f"{cause['lost_tokens']:,}",
+            f"{cause['lost_tokens'] / total:.1%}",
+            *([_usd(cause["lost_usd"]).removesuffix(" USD")] if priced else []),
+        ]
+        for cause in found["causes"]
+    ]
+    print_table(columns, rows)
+
+
+def _example(first: Mapping[str, Any]) -> Iterator[str]:
+    after = f"after request {first['after_request']}{_place(first['after_place'])}"
+    named = f", session {first['session']}" if first["session"] else ""
+    yield f"  {first['cause']}: request {first['request']}{_place(first['place'])}{named}, {after}"
+    at = "" if first["offset"] is None else f", at {first['offset']:,}"
+    yield f"    {first['where']}{at}; {first['lost_tokens']:,} tokens lost"
+    mark = "…" if first["text"] else ""
+    yield f"    before: {mark}{first['before']}{mark}" if first["before"] else "    before: (nothing)"
+    yield f"    now:    {mark}{first['now']}{mark}" if first["now"] else "    now:    (nothing)"
+
+
+def _place(place: str) -> str:
+    return f" ({place})" if place else ""
+
+
+def _share(part: int, of: int) -> str:
+    return f"{part:,} tokens ({part / of:.1%})" if of else f"{part:,} tokens"
+
+
+def _usd(value: float) -> str:
+    return f"{value:,.2f} USD" if value >= 1 or value == 0 else f"{value:.4g} USD"

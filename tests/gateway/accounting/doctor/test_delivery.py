@@ -1,0 +1,64 @@
+"""A prefix that was there and not delivered has a cause in what is known of both requests."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from bench.agents.dialogues import words
+from gateway.accounting.doctor import causes
+from gateway.accounting.doctor.delivery import MIN_LOST
+from tests.gateway.accounting.doctor.conftest import Doctor
+
+TEXT = words(random.Random(0), 8000)
+TURN: list[dict[str, Any]] = [{"role": "user", "content": TEXT}]
+NEXT = [*TURN, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And then?"}]
+FIRST = {"replica": "a", "prompt_tokens": 2000, "cached_tokens": 0, "first_byte": 5.0}
+
+
+def stream(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two turns of a conversation, at 0 s and at 10 s, with what became of them."""
+    return [
+        {"body": {"model": "m", "messages": messages}, "time": time, "outcome": outcome}
+        for messages, time, outcome in ((TURN, 0, FIRST | first), (NEXT, 10, {"prompt_tokens": 2010} | second))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cause", "first", "second"),
+    [
+        (
+            causes.EVICTED,
+            {},
+            {"replica": "a", "cached_tokens": 0, "reason": "warm", "available_tokens": 2000, "up": ["a", "b"]},
+        ),
+        (causes.EVICTED, {}, {"replica": "b", "cached_tokens": 0, "reason": "cold", "available_tokens": 0, "up": ["a", "b"]}),
+        (
+            causes.SPILLED,
+            {},
+            {"replica": "b", "cached_tokens": 0, "reason": "spill", "available_tokens": 2000, "up": ["a", "b"]},
+        ),
+        (causes.REPLICA_LOST, {}, {"replica": "b", "cached_tokens": 0, "reason": "cold", "available_tokens": 0, "up": ["b"]}),
+        (causes.CONCURRENT, {"first_byte": 12.0}, {"replica": "a", "cached_tokens": 0, "reason": "warm", "up": ["a"]}),
+    ],
+)
+def test_each_cause(doctor: Doctor, cause: str, first: dict[str, Any], second: dict[str, Any]) -> None:
+    examination = doctor(stream(first, second))
+    assert set(examination.sums) == {cause}
+    assert examination.lost == pytest.approx(2000, rel=0.05)
+    assert (examination.reported, examination.cached) == (4010, 0)
+
+
+@pytest.mark.parametrize("cached", [2000, 2000 - MIN_LOST + 60, None])
+def test_what_is_delivered_or_not_reported_is_no_finding(doctor: Doctor, cached: int | None) -> None:
+    """Engines cache whole blocks: a little less is no loss."""
+    assert doctor(stream({}, {"replica": "a", "cached_tokens": cached})).sums == {}
+
+
+@pytest.mark.parametrize("told", [0, 1, 1 << 50])
+def test_counts_that_cannot_be_true_are_not_believed(doctor: Doctor, told: int) -> None:
+    """An estimate is better than an engine that says that 8,000 bytes are one token."""
+    examination = doctor(stream({"prompt_tokens": told}, {"replica": "a", "prompt_tokens": told}))
+    assert examination.tokens == pytest.approx(4010, rel=0.05)
