@@ -14,7 +14,6 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounting.doctor.watch import Watch
 from gateway.accounting.ledger.ledger import Ledger
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
@@ -48,7 +47,7 @@ from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
-from gateway.request.settle import DoctorWatch, Observer
+from gateway.request.settle import Observer
 from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
@@ -203,13 +202,12 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     fleet = Fleet(config, router, metrics, chance, clock)
     upstream = UpstreamClient(live, around.resolver, fleet.connection_closed, loops, around.dials)
     parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
-    watch = Watch(parsing.outliner)
     running, access = Running(), Access(live)
     memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     observing = Observing(live, metrics, requests, fleet, router, around.wall_clock, around.observers)
-    observing.observers.append(DoctorWatch(fleet, watch))
+    watch = observing.watch(parsing.outliner, fleet)
     recall = _recall_of(around, live, metrics, parsing, running)
     lifecycle = Lifecycle(
         live=live,
@@ -241,8 +239,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
-    local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
-    local.watch = watch
+    local.begin_leaving, local.before_page, local.watch = running.begin_leaving, observing.set_gauges, watch
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
     return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served, observing)

@@ -2,7 +2,7 @@
 
 always       router outcome, cache reports, meter, metrics, log (`request/settle.py`)
 if wanted    other policies (`routing.compare`), the ledger (`ledger.url`), traces (`tracing.endpoint`)
-on demand    the recording of traffic, while somebody records; the watch of the prefix doctor (`app.py`)
+on demand    the recording of traffic, while somebody records; the watch of the prefix doctor
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.accounting.counterfactual import Counterfactual
+from gateway.accounting.doctor.watch import Watch
 from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
 from gateway.accounting.savings import Savings
 from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.config.schema import TracingConfig
+from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.directory import Fleet
-from gateway.request.settle import LedgerEntries, Observer, OtherPolicies, RecordTraffic, Traces, observers_of
+from gateway.request.settle import DoctorWatch, LedgerEntries, Observer, OtherPolicies, RecordTraffic, Traces, observers_of
 from gateway.request.tracing.sampling import Tracer
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recording import Recording
@@ -61,6 +63,12 @@ class Observing:
         self.tracer = Tracer(live, random.Random(), now) if self.exporter else None
         if self.exporter:
             self.observers.append(Traces(self.exporter))
+
+    def watch(self, outliner: Outliner, fleet: Fleet) -> Watch:
+        """The prefix doctor's; it sees nothing until an operator asks."""
+        watch = Watch(outliner)
+        self.observers.append(DoctorWatch(fleet, watch))
+        return watch
 
     def set_gauges(self) -> None:
         """Before the metrics are read."""

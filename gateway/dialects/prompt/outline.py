@@ -57,13 +57,13 @@ class Outliner:
         self._most = most
         self._most_volatile = most_volatile
         self._known = OrderedDict[tuple[str, str, int, int], Segment]()
-        self._volatile = 0
+        self._volatile_texts = 0
         self.on = False
 
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
-        self._volatile = 0
+        self._volatile_texts = 0
 
     def outline(self, prompt: bytes) -> Outline:
         """Of a canonical prompt, or of a plain text. O(length); about 20 ms a MiB of what is new, 1 ms of what is not."""
@@ -78,19 +78,19 @@ class Outliner:
             summary = kind in (TURNS, TEXT) and _SUMMARY.search(text, 0, _READ_AT) is not None
             known = Segment(kind, name, size, digest, loose, found, summary)
             self._known[key] = known
-            self._volatile += len(found)
-            while len(self._known) > self._most or self._volatile > self._most_volatile:
+            self._volatile_texts += len(found)
+            while len(self._known) > self._most or self._volatile_texts > self._most_volatile:
                 _, dropped = self._known.popitem(last=False)
-                self._volatile -= len(dropped.volatile)
+                self._volatile_texts -= len(dropped.volatile)
         else:
             self._known.move_to_end(key)
         return known
 
     def check(self) -> None:
         """For tests: raises AssertionError if its books are wrong."""
-        assert self._volatile == sum(len(segment.volatile) for segment in self._known.values())
+        assert self._volatile_texts == sum(len(segment.volatile) for segment in self._known.values())
         assert len(self._known) <= self._most
-        assert self._volatile <= self._most_volatile
+        assert self._volatile_texts <= self._most_volatile
 
     def __len__(self) -> int:
         return len(self._known)
