@@ -21,7 +21,12 @@ from gateway.config.live import Live
 from gateway.config.schema import TracingConfig
 from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.directory import Fleet
-from gateway.request.settle import DoctorWatch, LedgerEntries, Observer, OtherPolicies, RecordTraffic, Traces, observers_of
+from gateway.request.observers.doctor_watch import DoctorWatch
+from gateway.request.observers.ledger_entries import LedgerEntries
+from gateway.request.observers.other_policies import OtherPolicies
+from gateway.request.observers.record_traffic import RecordTraffic
+from gateway.request.observers.traces import Traces
+from gateway.request.settle import Observer, observers_of
 from gateway.request.tracing.sampling import Tracer
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recording import Recording

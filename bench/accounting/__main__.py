@@ -23,8 +23,8 @@ from gateway.accounting.ledger.ledger import MAX_BATCH, Ledger
 from gateway.accounting.meter import Bill
 from gateway.config.schema import LedgerConfig
 from gateway.dialects.usage import Usage
+from gateway.request.observers.ledger_entries import LedgerEntries
 from gateway.request.record import SettledRequest
-from gateway.request.settle import LedgerEntries
 from gateway.telemetry.metrics import Metrics
 
 _TENANTS = 20

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
+from gateway.request.observers.access_log import AccessLog
 from gateway.request.record import SettledRequest
-from gateway.request.settle import AccessLog
 from gateway.telemetry.request_log import RequestLog
 from tests.support.paths import ROOT
 
-SETTLE = ROOT / "gateway" / "request" / "settle.py"
+ACCESS_LOG = ROOT / "gateway" / "request" / "observers" / "access_log.py"
 PAGES = [ROOT / "docs" / name for name in ("troubleshooting.md", "operations.md")]
 # grep [-E] "PATTERN" gateway.log, as the pages have it
 GREP = re.compile(r"""grep (?:-E )?(["'])(.+?)\1 gateway\.log""")
@@ -32,11 +32,10 @@ class Lines:
 
 
 def written() -> set[str]:
-    """The fields that the code can write, whatever the request: the keys in the function that makes the line."""
-    tree = ast.parse(SETTLE.read_text("utf-8"))
-    (line,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "_line")
-    keys = [key for node in ast.walk(line) if isinstance(node, ast.Dict) for key in node.keys]
-    keys += [node.slice for node in ast.walk(line) if isinstance(node, ast.Subscript) and _is_line(node.value)]
+    """The fields that the code can write, whatever the request: the keys in the functions that make the line."""
+    tree = ast.parse(ACCESS_LOG.read_text("utf-8"))
+    keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
+    keys += [node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript) and _is_line(node.value)]
     return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 

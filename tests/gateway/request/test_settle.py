@@ -6,8 +6,8 @@ import json
 import logging
 from random import Random
 
+from gateway.request.observers.access_log import AccessLog
 from gateway.request.record import SettledRequest
-from gateway.request.settle import AccessLog
 from gateway.telemetry.log_output import Output
 from gateway.telemetry.request_log import RequestLog
 

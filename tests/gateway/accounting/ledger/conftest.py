@@ -19,8 +19,8 @@ from gateway.accounting.meter import Bill
 from gateway.config.schema import LedgerConfig
 from gateway.database.database import Database
 from gateway.dialects.usage import Usage
+from gateway.request.observers.ledger_entries import LedgerEntries
 from gateway.request.record import SettledRequest
-from gateway.request.settle import LedgerEntries
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.state.conftest import Clock, file_url, server, url
 

@@ -17,7 +17,7 @@ from gateway.accounting.ledger.steadiness import STEADY_S
 from gateway.accounting.ledger.store import UnfitError
 from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
-from gateway.request.settle import LedgerEntries
+from gateway.request.observers.ledger_entries import LedgerEntries
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.accounting.ledger.conftest import DAY_S, NOON, Clock, all_rows, file_url, ledger_of, record, stored
 
