@@ -231,9 +231,9 @@ def report(lines: Sequence[str], seconds: float) -> str:
         f" conversations of 2 to 8 turns over {SYSTEMS} system prompts, half with a session's name; {seconds:.0f} s each."
     )
     reading = (
-        "Offsets are from what was measured of the same requests. A row `replayed` is the mean of the five replays below it: how"
-        " far these are apart is how much chance there is in one run, the measured one included. Near saturation, and where memory"
-        " is short, that is much; one run of a hundred seconds says little about waits there."
+        "Offsets are from what was measured of the same requests. A row `replayed` is the mean of the five replays below it:"
+        " how far these are apart is how much chance there is in one run, the measured one included. Near saturation, and where"
+        " memory is short, that is much; one run of a hundred seconds says little about waits there."
     )
     head = ["# Recorded traffic, replayed", "", f"`{command('bench.router.recorded', ['--report'])}`. {versions()}", "", about]
     return "\n".join([*head, "", reading, "", *lines, ""])
