@@ -230,15 +230,13 @@ def report(lines: Sequence[str], seconds: float) -> str:
         f"{REPLICAS} simulated replicas, each a process ({PREFILL:.0f} tokens/s of prefill, {DECODE:.0f} of decode);"
         f" conversations of 2 to 8 turns over {SYSTEMS} system prompts, half with a session's name; {seconds:.0f} s each."
     )
-    head = [
-        "# Recorded traffic, replayed",
-        "",
-        f"`{command('bench.router.recorded', ['--report'])}`. {versions()}",
-        "",
-        about,
-        "",
-    ]
-    return "\n".join([*head, *lines, ""])
+    reading = (
+        "Offsets are from what was measured of the same requests. A row `replayed` is the mean of the five replays below it:"
+        " how far these are apart is how much chance there is in one run, the measured one included. Near saturation, and where"
+        " memory is short, that is much; one run of a hundred seconds says little about waits there."
+    )
+    head = ["# Recorded traffic, replayed", "", f"`{command('bench.router.recorded', ['--report'])}`. {versions()}", "", about]
+    return "\n".join([*head, "", reading, "", *lines, ""])
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ async def test_two_workers_are_one_recording(tmp_path: Path) -> None:
     sent = [tuple(filter(None, (*TEXTS[: at % 3 + 1], TEXTS[0] * (at % 2)))) for at in range(6)]
     starts = [[other[: len(one)] == one for other in sent] for one in sent]
     assert prefixes(found) == starts, "whichever worker had them"
-    assert [len(worker.gateway.served.lifecycle.observers) for worker in (first, second)] == [7, 7]
+    assert ["3 rows" in repr(worker.gateway.local.recording) for worker in (first, second)] == [True, True]
 
 
 async def test_two_gateways_are_on_one_time_line(tmp_path: Path) -> None:
