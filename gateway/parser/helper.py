@@ -39,6 +39,7 @@ from gateway.parser import wire
 # body itself, the JSON parser's tree and the canonical prompt.
 _MEMORY_PER_BYTE: Final = 12
 _DIALECTS: Final = Dialects()
+_OUTLINER: Final = Outliner(2048, 1 << 14)  # turns come again with each request of a conversation: a few MiB
 MAX_ITEM_VALUES: Final = 4 * MAX_STRUCTURE  # of several turns that are kept, each of which had fewer than MAX_STRUCTURE
 
 
@@ -96,7 +97,7 @@ def _parse(
     if aliases:
         rename(api, body, Aliases(aliases), at_once=False)
     if outlined and isinstance(api.prompt, bytes):
-        api.outline = Outliner().outline(api.prompt)
+        api.outline = _OUTLINER.outline(api.prompt)
     if api.prompt is not None:
         router_prompt(api, (block_bytes, block_tokens), scope=scope)  # as `api.made`
     return wire.parsed_body(api)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -184,10 +185,8 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFix
     assert "\\x1b" in out
 
 
-def test_standard_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input() -> None:
     """As in `zcat requests.jsonl.gz | warmroute doctor -`."""
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, "-m", "gateway", "doctor", "-", "--json"], input=lines(stream(CHAT)), capture_output=True, check=False
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from bench.agents.dialogues import Assistant, Dialogue, Shape, head, words
 from bench.agents.kinds import KINDS
 from gateway.dialects.prompt.outline import MAX_SEGMENTS, Outliner, pieces
 from gateway.dialects.prompt.segments import TOOL, TURNS, packed, unpacked
-from gateway.dialects.prompt.volatile import ID, NONCE, TIME, masked
+from gateway.dialects.prompt.volatile import ID, MAX_LISTED, NONCE, TIME, masked
 from gateway.dialects.table import DIALECTS
 
 MARKS = st.sampled_from(
@@ -88,13 +87,12 @@ def test_words_are_never_masked(text: str, other: str) -> None:
 @pytest.mark.parametrize(
     "unit", [b"a", b"1", b"1:", b"a-", b"a+/", b"Mon ", b"Jan 1", b"0-", b"12345678-", b"=", b"1." * 9, b"Nov 27, "]
 )
-def test_hostile_texts_take_time_in_proportion(unit: bytes) -> None:
-    """Ten times the text takes less than thirty times as long, and no pattern looks back."""
+def test_hostile_texts_end_soon(unit: bytes) -> None:
+    """No pattern looks back: else this would not end within the time that a test has."""
     text = unit * (200_000 // len(unit))
-    masked(text[:1000])
-    begin = time.process_time()
-    masked(text)
-    assert time.process_time() - begin < 20
+    digest, found = masked(text)
+    assert digest == masked(text)[0]
+    assert len(found) <= MAX_LISTED
 
 
 def test_turns_that_come_again_are_remembered_within_bounds() -> None:
