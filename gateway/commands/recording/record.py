@@ -171,7 +171,8 @@ class Recorder:
             policy, version = answer.policy, answer.version
             rows = read(gateway.admin, ask(gateway.admin, "GET", "/warmroute/replicas"), Fleet).replicas
             fleet.update({row.name: self._replica(row) for row in rows if row.pool is not None})
-        self._begun = self._clock()
+        # By so much earlier, what comes from now on has a time of 0 or more, whatever its gateway's clock seems to say.
+        self._begun = self._clock() - max(gateway.uncertain_s for gateway in self._gateways)
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -244,9 +245,9 @@ class Recorder:
             del gateway.rings[next(iter(gateway.rings))]
         for row in page.rows:
             at = row.begun + gateway.offset - self._begun
-            if at < -gateway.uncertain_s:
+            if at < 0:
                 self._before += 1
-            elif line := self._lines.line(row, max(0.0, at)):
+            elif line := self._lines.line(row, at):
                 trace.add(line)
                 self._requests += 1
 

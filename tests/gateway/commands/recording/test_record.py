@@ -88,7 +88,8 @@ async def test_what_is_recorded_is_what_was_sent(tmp_path: Path) -> None:
     assert (last["lost"], last["skipped"]) == (0, 0)
     assert [(row["pool"], row["replica"], row["status"]) for row in rows] == [(1, 1, 200)] * 3
     assert [row["t"] for row in rows] == sorted(row["t"] for row in rows)
-    assert 0 <= rows[0]["t"] < rows[-1]["t"] < last["end"]
+    assert 0 <= rows[0]["t"] < rows[-1]["t"]
+    assert last["end"] > 0
     found = read([header, *rows, last])
     assert prefixes(found) == [[True, True, False], [False, True, False], [False, False, True]]
     assert [one.session for one in found.requests] == [1, 1, 2]
@@ -152,7 +153,7 @@ async def test_two_gateways_are_on_one_time_line(tmp_path: Path) -> None:
     found = read([header, *rows, last])
     assert header["gateways"] == 2
     assert len(found.requests) == 4
-    assert all(0 <= one.at <= found.seconds for one in found.requests)
+    assert all(0 <= one.at < 40 for one in found.requests), "not a million seconds, the difference of their clocks"
     assert len({one.model for one in found.requests}) == 1
 
 
