@@ -38,7 +38,7 @@
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
 {{- $fixed := pick $config "admin_listen" "workers" "state" "ledger" "sharing" "snapshot" "log_level" "log_format" -}}
-{{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" -}}
+{{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- toYaml (merge (dict "routing" $routing "tracing" $tracing) $fixed) -}}
 {{- end -}}

@@ -398,6 +398,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "log_format": "console",
     "routing.block_bytes": 512,
     "routing.block_tokens": 32,
+    "routing.compare": True,
     "tracing.endpoint": "http://otel-collector:4318",
     "tracing.service": "edge",
 }
