@@ -16,7 +16,6 @@ from gateway.config.parse import ConfigError, Key, Problem, values_of
 from gateway.config.schema import Config, DiscoveryConfig, KeyConfig, TlsConfig
 from gateway.config.source import Loaded
 from gateway.database.failures import StoreFailed
-from gateway.database.urls import parsed
 from gateway.errors import ReplicaFailure
 from gateway.fleet.sources.file import LOGGED, listed
 from gateway.upstream.access.credentials import TlsContexts, load
@@ -75,6 +74,8 @@ def _of_the_store(loaded: Loaded) -> Iterator[Problem]:
 def _of_the_databases(loaded: Loaded) -> Iterator[Problem]:
     for section, url in (("state", loaded.config.state.url), ("ledger", loaded.config.ledger.url)):
         if url.startswith("postgres"):
+            from gateway.database.urls import parsed  # SQLAlchemy: not for whoever has no database
+
             try:
                 parsed(url, f"{section}.url")
             except StoreFailed as failure:
