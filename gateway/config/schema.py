@@ -177,6 +177,13 @@ Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
 PriceDate = Annotated[str, Meta(extra={READ: _price_date, EXPECTED: _DATE})]
 PeakHours = Annotated[str, Meta(extra={READ: _hours, EXPECTED: _HOURS}, extra_json_schema={"pattern": f"^{_HOURS_PATTERN}$"})]
 # Patterns are for editors and the chart, which have no better check.
+DatabaseUrl = Annotated[
+    str,
+    Meta(
+        extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
+        extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
+    ),
+]
 BaseUrl = Annotated[str, Meta(extra={READ: _base_url}, extra_json_schema={"pattern": _URL_PATTERN})]
 Name = Annotated[str, Meta(extra={READ: _name}, extra_json_schema={"pattern": f"^{_NAME.pattern}$"})]
 ModelPrefix = Annotated[str, Meta(min_length=1, extra={EXPECTED: f'a model name or its beginning ("{MATCH_ALL}": any model)'})]
@@ -472,7 +479,7 @@ class RoutingConfig(_Section, frozen=True):
         _about("tenant: tenants (X-Tenant-Id) share no prefixes, neither in the index nor in engines that know cache_salt."),
     ] = "none"
     compare: Annotated[
-        bool, _about("Follow what other policies would have found cached, to show what routing saves; some 10 us a request.")
+        bool, _about("Follow what other policies would have found cached, to show what routing saves.")
     ] = False
     expose_headers: Annotated[
         Audience,
@@ -592,11 +599,7 @@ class StateConfig(_Section, frozen=True):
     """What the gateway keeps for its clients: responses and conversations (OpenAI's Responses API with `store`)."""
 
     url: Annotated[
-        str,
-        Meta(
-            extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
-            extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
-        ),
+        DatabaseUrl,
         _about(
             "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME (the password is in"
             " PGPASSWORD), or off: nothing is kept, and requests that name a response go to the replica that has it."
@@ -609,11 +612,7 @@ class LedgerConfig(_Section, frozen=True):
     """The usage of every request, in a database: row by row, and summed up by day."""
 
     url: Annotated[
-        str,
-        Meta(
-            extra={READ: database_url, FALSE: OFF, EXPECTED: _DATABASE_URL},
-            extra_json_schema={"pattern": f"^({_DATABASE_URL_PATTERN})$"},
-        ),
+        DatabaseUrl,
         _about(
             "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME (the password is in"
             " PGPASSWORD), or off: there is none."
