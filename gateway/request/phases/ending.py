@@ -87,9 +87,12 @@ class Ending:
         if api is not None:
             api.drop()
         if exchange is not None:
+            waits = exchange.attempts.elsewhere is not None or exchange.booking.lease.closed  # for another pool
             self._attempts.not_elsewhere(exchange)  # the client has left before that pool had it
             exchange.attempts.drop_refusal()
             _complete(record, exchange)
+            if waits:
+                record.consumed = None  # all attempts in the pools before have failed
         self.unread(record)
 
     def unread(self, record: SettledRequest) -> None:
@@ -101,7 +104,7 @@ class Ending:
 def _complete(record: SettledRequest, exchange: Exchange) -> None:
     """What attempts and delivery have found."""
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-    record.pool, record.replica = exchange.target.pool, chosen.replica
+    record.pool, record.replica = record.pool or exchange.target.pool, chosen.replica  # a fallback has named its pool
     record.predicted_cached_tokens = chosen.matched_tokens
     record.available_cached_tokens = exchange.booking.decision.available_tokens
     record.failed_attempts = attempts.failed

@@ -766,10 +766,39 @@ async def test_a_client_that_leaves_while_its_request_is_renamed_leaves_nothing(
         line, _ = request_lines()
         assert (line["status"], line["replica"], len(line["failed_attempts"])) == (499, both.big.name, 1)
         assert "fallback" not in line
+        assert "estimated" not in line, "no replica has computed its prompt"
         metrics = await both.run.metrics()
         assert metrics[f'warmroute_requests_total{{code="499",endpoint="{path}",model="large"}}'] == 1
         assert await both.fallbacks("failed") == 0
         assert len(both.small.requests) == 1
+
+
+async def test_a_client_that_leaves_the_queue_of_the_other_pool_pays_nothing(request_lines: Lines) -> None:
+    held = asyncio.Event()
+    async with (
+        replica(status(503), model="large") as one,
+        replica(hangs(held), model="little") as other,
+        running(
+            pools=[
+                {"name": "big", "models": ["large"], "replicas": [one.url], "fallback": {"pool": "small", "model": "little"}},
+                {"name": "small", "models": ["little"], "replicas": [other.url], "max_inflight": 1},
+            ],
+            prices={"*": {"input": 1, "output": 1}},
+        ) as run,
+    ):
+        body = {**BODY, "messages": [{"role": "user", "content": "hello"}]}
+        first = asyncio.create_task(run.post({**body, "model": "little"}))
+        await eventually(lambda: other.requests)
+        waits = asyncio.create_task(run.post({**body, "model": "large"}))
+        await eventually(lambda: [pool.admission.waiting for pool in run.gateway.fleet.pools] == [0, 1])
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        await eventually(request_lines)
+        (line,) = request_lines()
+        assert (line["status"], line["fallback"], line["cost_usd"], "estimated" in line) == (499, "big -> small", None, False)
+        held.set()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
 # -- the retry budget
