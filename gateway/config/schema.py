@@ -478,9 +478,7 @@ class RoutingConfig(_Section, frozen=True):
         Isolation,
         _about("tenant: tenants (X-Tenant-Id) share no prefixes, neither in the index nor in engines that know cache_salt."),
     ] = "none"
-    compare: Annotated[
-        bool, _about("Follow what other policies would have found cached, to show what routing saves.")
-    ] = False
+    compare: Annotated[bool, _about("Follow what other policies would have found cached, to show what routing saves.")] = False
     expose_headers: Annotated[
         Audience,
         _about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
