@@ -1,7 +1,7 @@
 """Money, in whole picodollars (10^-12 USD).
 
 A price of USD per million tokens with six decimals is a whole number of them for one token. So a bill is exact, and a sum of
-bills is the same in any order: the ledger, the counters and what clients read agree to the last digit.
+bills is the same in any order: the ledger and what clients read agree to the last digit. (Counters of /metrics are floats.)
 """
 
 from __future__ import annotations
