@@ -48,7 +48,7 @@ class Seen(NamedTuple):
     cached_tokens: int | None
     available_tokens: int
     reason: str
-    ups: tuple[str, ...]
+    ups: Sequence[str]
     first_byte: float | None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gateway.dialects.prompt.volatile import Volatile
 
@@ -48,5 +48,6 @@ def packed(outline: Outline) -> Packed:
     ]
 
 
-def unpacked(values: Packed) -> Outline:
+def unpacked(values: Sequence[Sequence[Any]]) -> Outline:
+    """values: as `packed` made them, or lists in the place of its tuples, as decoders make them."""
     return tuple([Segment(*each[:5], tuple([Volatile(*one) for one in each[5]]), each[6]) for each in values])
