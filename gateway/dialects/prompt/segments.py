@@ -50,4 +50,9 @@ def packed(outline: Outline) -> Packed:
 
 def unpacked(values: Sequence[Sequence[Any]]) -> Outline:
     """values: as `packed` made them, or lists in the place of its tuples, as decoders make them."""
-    return tuple([Segment(*each[:5], tuple([Volatile(*one) for one in each[5]]), each[6]) for each in values])
+    return tuple(
+        [
+            Segment(kind, name, size, digest, loose, tuple([Volatile(*one) for one in volatile]), summary)
+            for kind, name, size, digest, loose, volatile, summary in values
+        ]
+    )
