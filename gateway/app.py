@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.accounting.ledger.ledger import Ledger
+from gateway.accounting.meter import Meter
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess, Telemetry
@@ -32,6 +33,7 @@ from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.fleet.sources.table import sources_of
+from gateway.identity.keys import Keys
 from gateway.observing import Observing
 from gateway.parser.items import KeptItems
 from gateway.parser.parsing import Parsing
@@ -45,6 +47,8 @@ from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
+from gateway.request.phases.callers import Callers
+from gateway.request.phases.limiting import Limiting, LimitSettling
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
 from gateway.request.settle import Observer
@@ -52,6 +56,7 @@ from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
+from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.shutdown import stop_accepting
@@ -113,6 +118,7 @@ class Gateway:
     parsing: Parsing
     attempts: Attempts
     recall: Recall
+    keys: Keys | None
     local: LocalControl
     control: ControlPlane
     served: Served
@@ -162,6 +168,9 @@ class Gateway:
             work += [self.state.run(), self.runs.run()]
         if self.ledger:
             work.append(self.ledger.run())
+        if self.keys:
+            await self.keys.begin()
+            work.append(self.keys.run())
         tasks = [first_probes, *map(asyncio.create_task, work)]
         if self.exporter:
             self.exporter.start()
@@ -178,6 +187,8 @@ class Gateway:
                 await self.state.close()
             if self.ledger:
                 await self.ledger.close()
+            if self.keys:
+                await self.keys.close()
             await self.parsing.process.close()
             if self.exporter:
                 await self.exporter.close()
@@ -209,6 +220,9 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     observing = Observing(live, metrics, requests, fleet, router, around.wall_clock, around.observers)
     watch = observing.watch(parsing.outliner, fleet)
     recall = _recall_of(around, live, metrics, parsing, running)
+    keys = Keys(config, metrics, around.wall_clock, clock) if config.keys.on else None
+    if keys:
+        observing.observers.append(LimitSettling(keys))
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -217,20 +231,14 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         router=router,
         attempts=attempts,
         fallbacks=Fallbacks(fleet=fleet, parsing=parsing, metrics=metrics, clock=clock),
-        delivery=Delivery(
-            live=live,
-            attempts=attempts,
-            resumption=resumption,
-            meter=observing.meter,
-            running=running,
-            audience=access,
-            clock=clock,
-        ),
+        delivery=_delivery_of(live, attempts, resumption, observing.meter, running, access, clock),
         recall=recall,
         diagnoses=Diagnoses(),
         observers=observing.observers,
         running=running,
         audience=access,
+        callers=Callers(keys, metrics, required=config.keys.required),
+        limiting=Limiting(keys, observing.meter, metrics),
         loops=loops,
         metrics=metrics,
         clock=clock,
@@ -239,10 +247,33 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
-    local.begin_leaving, local.before_page, local.watch = running.begin_leaving, observing.set_gauges, watch
+    local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
+    local.watch, local.keys = watch, keys
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
-    return Gateway(around, live, metrics, router, fleet, upstream, parsing, attempts, recall, local, control, served, observing)
+    return Gateway(
+        around, live, metrics, router, fleet, upstream, parsing, attempts, recall, keys, local, control, served, observing
+    )
+
+
+def _delivery_of(
+    live: Live,
+    attempts: Attempts,
+    resumption: Resumption,
+    meter: Meter,
+    running: Running,
+    audience: Access,
+    clock: Callable[[], float],
+) -> Delivery:
+    return Delivery(
+        live=live,
+        attempts=attempts,
+        resumption=resumption,
+        meter=meter,
+        running=running,
+        audience=audience,
+        clock=clock,
+    )
 
 
 def _served_of(
@@ -255,11 +286,13 @@ def _served_of(
     connections: ConnectionLimit,
 ) -> Served:
     live, fleet, running = lifecycle.live, lifecycle.fleet, lifecycle.running
+    operator = _operator_of(around, lifecycle, local, control, access)
     return Served(
         live=live,
         lifecycle=lifecycle,
-        models=Models(live=live, fleet=fleet, loops=lifecycle.loops),
-        operator=_operator_of(around, lifecycle, local, control, access),
+        models=Models(live=live, fleet=fleet, loops=lifecycle.loops, callers=lifecycle.callers),
+        operator=operator,
+        keys=KeyEndpoints(local.keys, operator, control),
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
         memory=memory,

@@ -14,7 +14,7 @@ from typing import Final, Protocol, assert_never
 
 from gateway.accounting.doctor.watch import Watch
 from gateway.cluster.membership import Membership
-from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RejectConfig, SharingState
+from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RefreshKeys, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.replication import BATCH_S, Replicator, UnknownReplicas
@@ -25,6 +25,7 @@ from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.cluster.store.transport import StoreTransport
 from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.membership import member_of
+from gateway.identity.keys import Keys
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
@@ -67,6 +68,7 @@ class LocalControl:
         self.metrics = metrics = telemetry.metrics
         self.recording = telemetry.recording
         self.watch = Watch(Outliner())  # the application's own takes its place
+        self.keys: Keys | None = None
         self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
@@ -88,8 +90,15 @@ class LocalControl:
                 await self.reload.take(command.config)
             case RejectConfig(why):
                 self.reload.refuse(why)
+            case RefreshKeys():
+                await self._refresh_keys()
             case _:
                 assert_never(command)
+
+    async def _refresh_keys(self) -> None:
+        """What fails is tried again by the keys themselves."""
+        if self.keys is not None:
+            await self.keys.poll()
 
     def failing(self, replica: str) -> None:
         """See `Learner`."""

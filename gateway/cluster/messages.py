@@ -72,13 +72,17 @@ class Reconfigure(Struct, frozen=True, tag="reconfigure"):
         return decode_config(self.encoded)
 
 
+class RefreshKeys(Struct, frozen=True, tag="refresh_keys"):
+    """An operator has changed a key: read what is new."""
+
+
 class RejectConfig(Struct, frozen=True, tag="reject_config"):
     """There is another configuration, but it is invalid."""
 
     why: str
 
 
-Command = Drain | Join | Leave | Reconfigure | RejectConfig
+Command = Drain | Join | Leave | Reconfigure | RejectConfig | RefreshKeys
 
 
 # -- routing

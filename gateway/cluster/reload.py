@@ -48,6 +48,7 @@ FIXED: Final = (
     "workers",
     "state",
     "ledger",
+    "keys",
     "sharing",
     "snapshot",
     "log_level",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.commands import check, doctor, operate, serve, simulate
+from gateway.commands.keys import keys
 from gateway.commands.ledger import usage
 from gateway.commands.recording import record
 from gateway.commands.replaying import convert
@@ -74,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_arguments(add("doctor", text, doctor.DESCRIPTION, doctor.run))
     text = "send no new requests to a replica of running gateways"
     operate.add_drain_arguments(add("drain", text, operate.DRAIN, operate.drain))
+    keys.add_arguments(add("keys", "make, list, rotate and revoke API keys", keys.DESCRIPTION, keys.run))
     usage.add_arguments(add("usage", "show what was used and what it cost", usage.DESCRIPTION, usage.run))
     return parser
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
@@ -23,6 +24,7 @@ from gateway.config.addresses import (
     dns_name,
     host_and_port,
     is_link_local,
+    is_loopback,
     name_server,
     parse_base_url,
     shown,
@@ -48,6 +50,9 @@ MAX_POOL_NAME = 90  # characters of a name that is made of models
 MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 MAX_TIERS, MAX_PEAKS, MAX_CHANGES = 8, 24, 64  # of a model's prices
 MAX_DAYS = 36_500  # of retention
+MAX_GRANTED = 100  # models, or pools, that a key names
+MAX_ISSUERS = 16
+LEDGER = "ledger"  # of `keys.url`
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
@@ -68,6 +73,8 @@ DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DATABASE_URL_PATTERN = r"off|sqlite|sqlite:///[^\s?#]+|postgres(ql)?://[^\s]+"
 _PASSWORD = re.compile(r"postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)")
 _DATABASE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
+_KEYS_URL_PATTERN = rf"ledger|/[^\0]+|{_DATABASE_URL_PATTERN}"
+_KEYS_URL = "ledger, sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME, the absolute path of a YAML file or off"
 _DATE = "a date such as 2026-10-07, or 2026-10-07T16:00:00Z,"
 _HOURS = "hours such as 01:00-04:00, of UTC,"
 _HOURS_PATTERN = r"([01][0-9]|2[0-3]):[0-5][0-9]-(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)"
@@ -96,6 +103,25 @@ def database_url(url: str) -> str:
     if re.fullmatch(_DATABASE_URL_PATTERN, url):
         return url
     raise ValueError(f"{_DATABASE_URL} is expected, got {shown(url.partition('://')[0])}")
+
+
+def _keys_url(url: str) -> str:
+    """Raises ValueError, without credentials."""
+    if url == LEDGER or (url.startswith("/") and "\0" not in url and len(url) > 1):
+        return url
+    try:
+        return database_url(url)
+    except ValueError as error:
+        raise ValueError(str(error).replace(_DATABASE_URL, _KEYS_URL)) from None
+
+
+def _issuer_url(url: str) -> str:
+    """As it is written: tokens have it to the last slash. Raises ValueError."""
+    if url and not re.fullmatch(_URL_PATTERN, url):
+        raise ValueError(f"a URL such as https://login.example.org is expected, got {shown(url.rpartition('@')[2])}")
+    if url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
+        raise ValueError("https is expected: who can change the keys of an issuer on their way can sign any token")
+    return url
 
 
 def _price_date(text: str) -> str:
@@ -173,6 +199,7 @@ def _about(text: str, **extra: Any) -> Meta:
 Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
 Days = Annotated[int, Meta(gt=0, le=MAX_DAYS)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
+Dollars = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
 PriceDate = Annotated[str, Meta(extra={READ: _price_date, EXPECTED: _DATE})]
 PeakHours = Annotated[str, Meta(extra={READ: _hours, EXPECTED: _HOURS}, extra_json_schema={"pattern": f"^{_HOURS_PATTERN}$"})]
@@ -623,6 +650,57 @@ class LedgerConfig(_Section, frozen=True):
     ] = 64
 
 
+class OidcConfig(_Section, frozen=True):
+    """Tokens (JWTs) of one issuer, in the place of keys. What a key has for itself, all tokens of an issuer have in common; the
+    limits are those of each tenant.
+    """
+
+    issuer: Annotated[
+        str,
+        Meta(min_length=1, extra={READ: _issuer_url}, extra_json_schema={"pattern": _URL_PATTERN}),
+        _about("As tokens have it in `iss`; its discovery document names its keys."),
+    ]
+    audience: Annotated[str, Meta(min_length=1, max_length=256), _about("That tokens have in `aud`.")]
+    tenant_claim: Annotated[str, Meta(min_length=1, max_length=100), _about("The claim whose text is the tenant.")] = "tenant"
+    jwks_url: Annotated[
+        str,
+        Meta(extra={READ: _issuer_url}, extra_json_schema={"pattern": f"^$|{_URL_PATTERN}"}),
+        _about("Of the issuer's keys; empty: as its discovery document says."),
+    ] = ""
+    models: Annotated[tuple[str, ...], Meta(max_length=MAX_GRANTED), _about("As of a key; none: all.")] = ()
+    pools: Annotated[tuple[str, ...], Meta(max_length=MAX_GRANTED), _about("As of a key; none: all.")] = ()
+    budget_usd_day: Annotated[Dollars | None, _about("As of a key; null: no limit.")] = None
+    budget_usd_month: Annotated[Dollars | None, _about("Likewise.")] = None
+    requests_per_minute: Annotated[Positive | None, _about("Likewise.")] = None
+    uncached_tokens_per_minute: Annotated[Positive | None, _about("Likewise.")] = None
+    priority: Annotated[int, Meta(ge=-100, le=100), _about("As of a key.")] = 0
+
+
+class KeysConfig(_Section, frozen=True):
+    """Who may use the API: keys, each of a tenant, and tokens of issuers."""
+
+    url: Annotated[
+        str,
+        Meta(
+            extra={READ: _keys_url, FALSE: OFF, EXPECTED: _KEYS_URL},
+            extra_json_schema={"pattern": f"^({_KEYS_URL_PATTERN})$"},
+        ),
+        _about(
+            "ledger (the database of `ledger.url`), sqlite (a file in the user's state folder), sqlite:///PATH,"
+            " postgresql://USER@HOST/NAME, the absolute path of a YAML file with digests of keys, or off: there are no keys."
+        ),
+    ] = OFF
+    required: Annotated[
+        bool, _about("Requests without a valid key are refused; false: those without one are served, as of no tenant.")
+    ] = True
+    oidc: Annotated[tuple[OidcConfig, ...], Meta(max_length=MAX_ISSUERS), _about("Issuers of tokens.")] = ()
+
+    @property
+    def on(self) -> bool:
+        """Whether there are keys or tokens at all."""
+        return self.url != OFF or bool(self.oidc)
+
+
 class SharingConfig(_Section, frozen=True):
     """A Valkey or Redis server through which several gateways share what they know."""
 
@@ -756,6 +834,9 @@ class Config(_Section, frozen=True):
     ledger: Annotated[
         LedgerConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: sqlite}, or off for none,"})
     ] = LedgerConfig()
+    keys: Annotated[
+        KeysConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: sqlite}, or off for none,"})
+    ] = KeysConfig()
     sharing: Annotated[
         SharingConfig, Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: redis://valkey:6379}, or off"})
     ] = SharingConfig()

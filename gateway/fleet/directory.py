@@ -75,9 +75,14 @@ class Target:
     fallback: FallbackConfig | None = None
     named: bool = False
 
-    async def wait(self, tenant: str, priority: str | None) -> Permit:
-        """For a slot at the replicas. priority: the client's header. Raises GatewayError 400 or 429."""
-        return await self.admission.wait(tenant, priority_of(priority))
+    async def wait(self, tenant: str, priority: str | None, most: int | None = None) -> Permit:
+        """For a slot at the replicas. priority: the client's header. most: that it may ask for, and gets if it asks for none;
+        None: any. Raises GatewayError 400 or 429.
+        """
+        wanted = priority_of(priority)
+        if most is not None:
+            wanted = most if priority is None else min(wanted, most)
+        return await self.admission.wait(tenant, wanted)
 
     def require(self) -> None:
         """Raises GatewayError 503 if there is no replica to try."""

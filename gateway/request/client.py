@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
 from gateway.dialects.usage import Usage
+from gateway.identity.grant import Grant
 from gateway.request.kept.recent import Lane
 from gateway.upstream.client import Source
 
@@ -49,15 +50,19 @@ class Caller:
 
     tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
     headers name none. session: the conversation, "" where no header names one. weak_session: what may be one.
+    grant: where there are keys, that of the caller's, which the tenant is from; None: not looked up, or there is none.
+    ambiguous: credentials come twice.
     """
 
-    __slots__ = ("key", "session", "tenant", "weak_session")
+    __slots__ = ("ambiguous", "grant", "key", "session", "tenant", "weak_session")
 
-    def __init__(self, tenant: str, key: int, session: str, weak_session: str = "") -> None:
+    def __init__(self, tenant: str, key: int, session: str, weak_session: str = "", grant: Grant | None = None) -> None:
         self.tenant = tenant
         self.key = key
         self.session = session
         self.weak_session = weak_session
+        self.grant = grant
+        self.ambiguous = False
 
     def number(self, address: str) -> int:
         """A number for the client, the same in all workers: by its headers; by its address if they name none.

@@ -190,7 +190,7 @@ class Exchange:
         self.label = target.label
         self.salt = b""
         self.attempts = AttemptLog(record.failed_attempts, record.sent, record.trace)
-        self.passed = record.passed
+        self.passed = (*record.passed, *record.barred)
         self.delivered = Delivered()
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None

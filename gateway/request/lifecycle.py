@@ -1,15 +1,15 @@
 """One request's life, in phases.
 
     identify ─► parse ─► admit ─► choose ─► attempt ─► deliver ─► settle
-       │405       │400      │400     │400       │502       │ event     always, once: the observers of settle.py
-       │508       │408 413  │404     │          │503       │ or cut
+       │401 405   │400      │400 403 │400       │502       │ event     always, once: the observers of settle.py
+       │508       │408 413  │404     │429       │503       │ or cut
        │          │415 503  │429 503 │          │          │
        └──────────┴─────────┴────────┴──────────┴──► the error's answer, in the dialect's shape
                             ▲        ▲          │ fails before its first byte: another replica (attempts.py)
                             │        └── move ──┤
                             └─── another pool ──┘ for a failure of the pool, where it has a fallback (fallback/)
 
-- identify: who sends it, under which id, in which dialect; whether it has passed this gateway before.
+- identify: who sends it (by its key, where there are keys), under which id, in which dialect; whether it has been here before.
 - parse: its body, read and understood.
 - admit: the replicas that serve its model, and a slot there, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
@@ -45,9 +45,11 @@ from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.phases.admitting import Admitting
+from gateway.request.phases.callers import Callers
 from gateway.request.phases.choosing import Choosing
 from gateway.request.phases.ending import Ending
 from gateway.request.phases.keeping import Keeping
+from gateway.request.phases.limiting import Limiting
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.reading import Reading
 from gateway.request.phases.replies import Replies
@@ -57,6 +59,7 @@ from gateway.request.settle import Observer
 from gateway.request.tracing.sampling import Tracer
 from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
+from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.loop_guard import LoopGuard
 from router import Router
 
@@ -82,6 +85,8 @@ class Lifecycle:
     observers: list[Observer]
     running: Running
     audience: Audience
+    callers: Callers
+    limiting: Limiting
     loops: LoopGuard
     metrics: Metrics
     clock: Callable[[], float]
@@ -99,9 +104,9 @@ class Lifecycle:
         live, clock = self.live, self.clock
         objects = ReplicaObjects(live, self.router, clock)
         self.replies = Replies(live, self.running, self.audience)
-        self.reading = Reading(live, self.parsing, objects, self.loops, clock)
+        self.reading = Reading(live, self.parsing, objects, self.callers, self.loops, clock)
         self.kept = Keeping(live, self.fleet, self.recall, objects, self.replies, clock)
-        self.admitting = Admitting(live, self.fleet, self.fallbacks, self.metrics, clock)
+        self.admitting = Admitting(live, self.fleet, self.fallbacks, self.limiting, self.metrics, clock)
         self.choosing = Choosing(live, self.fleet, self.router, objects, self.diagnoses, self.metrics, clock)
         self.choosing.counterfactual = self.counterfactual
         self.ending = Ending(self.attempts, objects, self.diagnoses, self.running, self.observers, clock)
@@ -127,7 +132,7 @@ class Lifecycle:
                 try:
                     target, permit = await self.admitting.admit(request, api, caller, record, target)
                     exchange = self.choosing.choose(request, dialect, api, target, caller, record, turn)
-                    answer = await self.attempts.first_answer(exchange)
+                    answer = await self._first_answer(exchange, record)
                     break
                 except GatewayError as failure:
                     failed = failure.again()
@@ -157,13 +162,18 @@ class Lifecycle:
             self.ending.settle(record, api, exchange, permit, task)
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
+    async def _first_answer(self, exchange: Exchange, record: SettledRequest) -> ReplicaAnswer:
+        """Unless a limit of its key forbids it. Raises GatewayError."""
+        self.limiting.expect(exchange, record)
+        return await self.attempts.first_answer(exchange)
+
     def refuse(self, request: ClientRequest, error: GatewayError, begun: float, lines: bytes = b"") -> ClientReply:
         """Answer, count and log a request that could not be read, as one that could. lines: of the answer's head.
 
         begun: reading of the clock. Raises ConnectionError if the client has left; what happened is logged all the same.
         """
         record = self._record(request, begun)
-        record.tenant = tenant_label(request.caller().tenant)
+        record.tenant = tenant_label(self.callers.known(request).tenant)
         try:
             return self.replies.refuse(request, self.dialects.at(request.path), record, error, lines)
         finally:

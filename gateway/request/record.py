@@ -12,6 +12,7 @@ from typing import Final
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.counterfactual import Placed
 from gateway.accounting.meter import Bill
+from gateway.admission.limits.limiter import Reservation
 from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
@@ -61,12 +62,13 @@ class SettledRequest:
     passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
     reached replicas of those before.
     placed: where other policies would have sent it, None: nobody asks.
+    barred: pools that its key may not use, where it has a list of them: no fallback leads there.
     stays: it could not be given the name that another pool has for its model.
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
     code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools. trace: None: it is not traced.
     unread: a session (101) may have used tokens that its `usage` lacks.
-    key: the id of the client's API key, "" without one.
+    key: the id of the client's API key, "" without one. reservation: of what its limits allow, None: there are none.
     outline, salt: of the prompt, where somebody wants them.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
@@ -74,6 +76,7 @@ class SettledRequest:
     alias = ""
     answered = 0
     available_cached_tokens = 0
+    barred: tuple[str, ...] = ()
     bill: Bill | None = None
     booking: Booking | None = None
     breakpoint = ""
@@ -103,6 +106,7 @@ class SettledRequest:
     queued_s = 0.0
     reason = ""
     replica = ""
+    reservation: Reservation | None = None
     resumed = 0
     salt = ""
     sent = 0

@@ -26,6 +26,7 @@ from gateway.server.errors import error_response
 from gateway.server.fallback.request import adapt
 from gateway.server.fallback.server import PublicRunner, held_by
 from gateway.server.http.connections import ClientServer
+from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
@@ -59,6 +60,7 @@ class Served:
     lifecycle: Lifecycle
     models: Models
     operator: Operator
+    keys: KeyEndpoints
     status: Status
     running: Running
     memory: Budget
@@ -140,7 +142,7 @@ def side_app(served: Served, name: str) -> web.Application:
 
 
 def _add_operator(app: web.Application) -> None:
-    routes = app[_SERVED].operator.routes()
+    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].keys.routes()]
     app.router.add_routes(routes)
     served = ", ".join(f"{route.method} {_PARAMETER.sub('NAME', route.path)}" for route in routes)
     app[_OPERATORS] = f"operators have {served}."

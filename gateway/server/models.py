@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -15,19 +16,25 @@ from gateway.dialects.models.listing import Listing, alias_entry, anthropic_entr
 from gateway.errors import GatewayError
 from gateway.fleet.catalog import Catalog
 from gateway.fleet.directory import Fleet
+from gateway.identity.grant import Grant
+from gateway.request.phases.callers import Callers
 from gateway.server.errors import error_response
+from gateway.server.fallback.request import adapt
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
+MAX_LISTS: Final = 32  # of keys, that are kept made
 ANTHROPIC_HEADER: Final = "anthropic-version"
 
 
 class Models:
     """The models that can be asked for, and their aliases."""
 
-    def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard) -> None:
+    def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard, callers: Callers) -> None:
         self._live = live
         self._fleet = fleet
         self._loops = loops
+        self._callers = callers
+        self._granted: OrderedDict[tuple[tuple[str, ...], frozenset[str]], tuple[Listing, Listing]] = OrderedDict()
         self._listed: tuple[Catalog, Aliases | None, Listing] | None = None
 
     def routes(self) -> list[web.RouteDef]:
@@ -42,13 +49,36 @@ class Models:
             known = self._listed = catalog, aliases, Listing(catalog.entries, aliases)
         return known[2]
 
+    def _listing_of(self, grant: Grant | None) -> Listing:
+        """What a key may use. O(1) for the lists of keys that were asked for last, until what is listed changes."""
+        whole = self.listing
+        if grant is None or not (grant.models or grant.pools):
+            return whole
+        which = grant.models, grant.pools
+        known = self._granted.get(which)
+        if known is None or known[0] is not whole:
+            entries = {name: entry for name, entry in self._fleet.catalog.entries.items() if self._may(grant, name)}
+            known = self._granted[which] = whole, Listing(entries, self._live.aliases)
+            if len(self._granted) > MAX_LISTS:
+                self._granted.popitem(last=False)
+        return known[1]
+
+    def _may(self, grant: Grant, model: str) -> bool:
+        if not grant.allows(model):
+            return False
+        try:
+            return not grant.pools or grant.allows_pool(self._fleet.target(model).pool)
+        except GatewayError:  # it has just left
+            return False
+
     async def _all(self, request: web.Request) -> web.Response:
         def answer() -> bytes:
             self._loops.require_no_loop(request.headers.get(VIA_HEADER))
+            listing = self._listing_of(self._callers.of(adapt(request)).grant)
             if ANTHROPIC_HEADER not in request.headers:
-                return self.listing.answer
+                return listing.answer
             query = request.query
-            return self.listing.page(query.get("after_id", ""), query.get("before_id", ""), query.get("limit", ""))
+            return listing.page(query.get("after_id", ""), query.get("before_id", ""), query.get("limit", ""))
 
         return _answered(request, answer)
 
@@ -56,8 +86,11 @@ class Models:
         name = request.match_info["model"]
 
         def answer() -> bytes:
+            grant = self._callers.of(adapt(request)).grant
             aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # no request takes a longer one
             model = (aliases.of(name) if aliases else "") or name
+            if grant is not None:
+                grant.require_model(model)
             entry = self._fleet.entry(model, "" if model == name else name)
             if ANTHROPIC_HEADER in request.headers:
                 return anthropic_entry(name, entry)

@@ -100,7 +100,7 @@ class Operator:
 
     async def replicas(self, request: web.Request) -> web.Response:
         """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold. And every source."""
-        self._allow(request)
+        self.allow(request)
         held = self._router.trie.held()
         rows = [self._row(state, pool.name, held) for pool in self._fleet.pools for state in pool.replicas]
         rows += [self._row(state, None, held) for state in self._fleet.leaving]
@@ -112,7 +112,7 @@ class Operator:
 
     async def sharing(self, request: web.Request) -> web.Response:
         """Is the store there, and which other gateways are."""
-        self._allow(request)
+        self.allow(request)
         state = await self._control.sharing()
         if state is None:
             nothing: dict[str, Any] = {
@@ -134,7 +134,7 @@ class Operator:
 
     async def recording(self, request: web.Request) -> web.Response:
         """The requests that have ended since a recorder's last question (`telemetry/recording.py`), of all workers."""
-        self._allow(request)
+        self.allow(request)
         cursors = _cursors(request.query.get("after", ""))
         pages = await self._control.recorded(cursors, _share(request.query.get("sample", "1")))
         about = {
@@ -147,7 +147,7 @@ class Operator:
 
     async def doctor(self, request: web.Request) -> web.Response:
         """Where the prefixes of what has been asked lately break, and why. The first question begins the watch."""
-        self._allow(request)
+        self.allow(request)
         since, records = merged(await self._control.seen())
         examination, prices = Examination(), Prices(self._live.prices)
         for number, record in enumerate(records):
@@ -190,7 +190,7 @@ class Operator:
         """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
         if there are several.
         """
-        body = await self._body(request)
+        body = await self.body(request)
         names = [pool.name for pool in self._fleet.pools]
         pool = body.pop("pool", names[0] if len(names) == 1 else None)
         if pool not in names:
@@ -227,7 +227,7 @@ class Operator:
 
     async def remove(self, request: web.Request) -> web.Response:
         """A replica that was added leaves: no new requests; those that run there finish."""
-        self._allow(request)
+        self.allow(request)
         state = self._named(request.match_info["name"])
         name = state.name
         self._require_operators_own(name)
@@ -259,7 +259,7 @@ class Operator:
         return await self._drain(request, on=False)
 
     async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
-        name = (await self._body(request)).get("name")
+        name = (await self.body(request)).get("name")
         if not isinstance(name, str):
             raise bad_request("'name' is needed: that of a replica, as GET /warmroute/replicas shows it.", "name")
         state = self._named(name)
@@ -277,9 +277,9 @@ class Operator:
         known = first_names([state.name for state in self._fleet.replicas])
         raise GatewayError(404, "replica_not_found", f"There is no replica {name[:100]!r}; there are: {known}.", param="name")
 
-    async def _body(self, request: web.Request) -> dict[str, Any]:
+    async def body(self, request: web.Request) -> dict[str, Any]:
         """The JSON object that an allowed request brings."""
-        self._allow(request)
+        self.allow(request)
         try:
             body = orjson.loads(await self._raw_body(adapt(request)))
         except orjson.JSONDecodeError as error:
@@ -298,7 +298,7 @@ class Operator:
         The body is a chat or a completion, whichever it looks like; of another API, its path is in the query.
         What it goes on with is written out, as if it were sent.
         """
-        self._allow(request)
+        self.allow(request)
         client_request = adapt(request)
         raw, caller = await self._raw_body(client_request), client_request.caller()
         dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
@@ -353,7 +353,7 @@ class Operator:
             text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
             raise GatewayError(403, "forbidden_url", text, param="url")
 
-    def _allow(self, request: web.Request) -> None:
+    def allow(self, request: web.Request) -> None:
         """Raises GatewayError 401 or 403."""
         if not (self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False)):
             text = (

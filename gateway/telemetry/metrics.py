@@ -54,6 +54,7 @@ class Metrics:
         self._add_policies(family)
         self._add_kept(family)
         self._add_ledger(family)
+        self._add_keys(family)
         self._add_state(family)
         self._add_reloads(family)
         self._add_discovery(family)
@@ -194,6 +195,21 @@ class Metrics:
             "Requests whose usage is not in the ledger: its buffer was full, or the database refuses it.",
         )
         self.ledger_failures = make.counter("ledger_failures_total", "Times that the ledger could not be written.")
+
+    def _add_keys(self, make: _Family) -> None:
+        self.keys_known = make.gauge("keys", "API keys that are known, revoked and expired ones included.")
+        self.keys_failures = make.counter("keys_failures_total", "Times that keys, or what they have spent, could not be read.")
+        self.keys_refused = make.counter(
+            "keys_refused_total",
+            "Requests without a valid API key: missing, unknown, revoked, expired, ambiguous (two that differ).",
+            "reason",
+        )
+        self.keys_limited = make.counter(
+            "keys_limited_total",
+            "Requests over a limit of their key: rate_limit_exceeded (per minute, or a budget that is reserved),"
+            " insufficient_quota (a budget that is spent).",
+            "code",
+        )
 
     def _add_tokens(self, make: _Family) -> None:
         self.prompt_tokens = make.counter(

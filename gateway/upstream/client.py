@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from gateway.config.live import Live
 from gateway.errors import UNKNOWN_PATH, ReplicaFailure
 from gateway.upstream.access.access import Access, NotReady
-from gateway.upstream.access.credentials import Credentials, TlsContexts
+from gateway.upstream.access.credentials import Credentials, TlsContexts, without_client_keys
 from gateway.upstream.access.fragile import FragilePool
 from gateway.upstream.access.options import DEFAULT_OPTIONS, ConnectionOptions
 from gateway.upstream.connection import Connection, Sink
@@ -423,6 +423,8 @@ class UpstreamClient:
         length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
         begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\n{common}".encode("ascii")
         headers = call.headers if upstream.fragile is None else _FEW_HEADERS  # what it does not read can do it no harm
+        if self._live.has_keys:
+            headers = without_client_keys(headers)
         if upstream.access is not None and upstream.access.credentials is not None:
             headers = upstream.access.credentials.headers(headers)
         return b"".join((begin, headers, _UPGRADE if call.upgrades else b"", length, b"\r\n"))

@@ -53,7 +53,9 @@ class Fallbacks:
         if record.stays:  # there is no better place for it
             return
         now = self._clock()
-        if not self._fleet.is_well(target, now) and next_pool(self._fleet, target, record.passed, now, well=True):
+        if not self._fleet.is_well(target, now) and next_pool(
+            self._fleet, target, (*record.passed, *record.barred), now, well=True
+        ):
             raise no_replica(f"No replica of the pool {target.pool} is up with a closed circuit.", public="No replica is up.")
 
     async def after(
@@ -80,7 +82,7 @@ class Fallbacks:
         if reason == _REASONS[REPLICA_FAILED]:
             further = exchange.attempts.elsewhere if exchange is not None else None
         else:
-            further = next_pool(self._fleet, target, record.passed, self._clock())
+            further = next_pool(self._fleet, target, (*record.passed, *record.barred), self._clock())
         if further is None:
             return None
         if exchange is not None:

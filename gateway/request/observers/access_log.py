@@ -20,7 +20,10 @@ class AccessLog:
     def __call__(self, request: SettledRequest) -> None:
         broken = request.status < 400 and request.error  # after the status had gone out
         level = logging.WARNING if broken or request.status >= 500 else logging.INFO
-        self._requests.write(level, _line(request))
+        line = _line(request)
+        if request.key:
+            line["key"] = request.key
+        self._requests.write(level, line)
 
 
 def _microseconds(seconds: float) -> float:

@@ -11,9 +11,11 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.errors import GatewayError
 from gateway.fleet.directory import Fleet, Target
+from gateway.identity.grant import Grant
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.fallback.fallbacks import Fallbacks
+from gateway.request.phases.limiting import Limiting
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.request.record import SettledRequest
 from gateway.request.tracing.trace import ADMIT
@@ -25,21 +27,34 @@ PRIORITY_HEADER: Final = "X-Priority"
 class Admitting:
     """See the top of this file. clock: monotonic seconds."""
 
-    def __init__(self, live: Live, fleet: Fleet, fallbacks: Fallbacks, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        live: Live,
+        fleet: Fleet,
+        fallbacks: Fallbacks,
+        limiting: Limiting,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
         self._live = live
         self._fleet = fleet
         self._fallbacks = fallbacks
+        self._limiting = limiting
         self._metrics = metrics
         self._clock = clock
 
     async def admit(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, record: SettledRequest, further: Target | None
     ) -> tuple[Target, Permit]:
-        """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 400, 404, 429 or 503."""
+        """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 4xx or 503."""
         record.enter(ADMIT, self._clock)
-        record.model = api.model
+        record.model, grant = api.model, caller.grant
+        if grant is not None and further is None:
+            grant.require_model(api.model)
         target = self._fleet.renewed(further) if further else self._fleet.target(api.model, api.alias)
         record.label = target.label
+        if grant is not None and further is None:
+            self._enter(grant, target, record)
         target.require()
         if target.fallback is not None and not api.refers:
             self._fallbacks.require_well(target, record)
@@ -47,24 +62,33 @@ class Admitting:
         if permit is not None:
             return target, permit
         prompt_of(self._live, api, caller, target.label)  # so that only its block keys are in memory while it waits
-        permit = await self._queue(request, record, target)
+        permit = await self._queue(request, record, target, grant.priority if grant else None)
         try:  # meanwhile replicas may have come and gone, and the model with them
             target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model, api.alias)
             target.require()
+            if grant is not None:
+                self._limiting.require_valid(grant)
         except GatewayError:
             permit.release()
             raise
         return target, permit
 
-    async def _queue(self, request: ClientRequest, record: SettledRequest, target: Target) -> Permit:
-        """A slot, after a wait for it. Raises GatewayError 400 or 429."""
+    async def _queue(self, request: ClientRequest, record: SettledRequest, target: Target, most: int | None) -> Permit:
+        """A slot, after a wait for it. most: the highest priority it may have. Raises GatewayError 400 or 429."""
         begun = self._clock()
         try:
-            return await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER))
+            return await target.wait(record.tenant, request.headers.get(PRIORITY_HEADER), most)
         finally:
             waited_s = self._clock() - begun
             record.queued_s += waited_s
             self._metrics.queue_seconds.observe((target.pool,), waited_s)
+
+    def _enter(self, grant: Grant, target: Target, record: SettledRequest) -> None:
+        """Raises GatewayError 403 or 429."""
+        grant.require_pool(target.pool)
+        if grant.pools:
+            record.barred = tuple([pool.name for pool in self._fleet.pools if pool.name not in grant.pools])
+        self._limiting.enter(grant, record)
 
     async def further(
         self,

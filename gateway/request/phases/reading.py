@@ -14,6 +14,7 @@ from gateway.errors import GatewayError
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.fallback.renaming import find_outside
+from gateway.request.phases.callers import Callers
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import scope_of
 from gateway.request.record import SettledRequest, tenant_label
@@ -29,18 +30,27 @@ class Reading:
     """See the top of this file. clock: monotonic seconds."""
 
     def __init__(
-        self, live: Live, parsing_: Parsing, objects: ReplicaObjects, loops: LoopGuard, clock: Callable[[], float]
+        self,
+        live: Live,
+        parsing_: Parsing,
+        objects: ReplicaObjects,
+        callers: Callers,
+        loops: LoopGuard,
+        clock: Callable[[], float],
     ) -> None:
         self._live = live
         self._parsing = parsing_
         self._objects = objects
+        self._callers = callers
         self._loops = loops
         self._clock = clock
 
     def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        """Raises GatewayError 404, 405 or 508."""
-        caller = request.caller()
+        """Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+        caller = self._callers.of(request)
         record.tenant = tenant_label(caller.tenant)
+        if caller.grant is not None:
+            record.key = caller.grant.id
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")

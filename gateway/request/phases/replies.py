@@ -14,6 +14,7 @@ from gateway.request.record import SettledRequest
 from gateway.request.running import Running
 
 JSON_LINE: Final = b"Content-Type: application/json\r\n"
+UNAUTHORIZED: Final = 401
 STREAM_LINES: Final = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
@@ -47,6 +48,8 @@ class Replies:
         lines = JSON_LINE + lines
         if dialect.id_header:
             lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
+        if error.status == UNAUTHORIZED:
+            lines += b"WWW-Authenticate: Bearer\r\n"
         if error.retry_after_s is not None:
             lines += b"Retry-After: %d\r\n" % error.retry_after_s
         return self.begin(request, record, error.status, body, lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from aiohttp import HttpVersion11, web
 
@@ -11,6 +11,8 @@ from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
 from gateway.server.http.body import UNKNOWN, coding_of, read_body
 from gateway.server.http.response import HttpReply
 from gateway.upstream.headers import upstream_headers
+
+CREDENTIALS: Final = ("Authorization", "X-Api-Key")  # headers that must not come twice
 
 
 class AiohttpRequest(ClientRequest):
@@ -24,7 +26,10 @@ class AiohttpRequest(ClientRequest):
         self.inner = inner
 
     def caller(self) -> Caller:
-        return caller_of(self.headers)
+        caller = caller_of(self.headers)
+        fields = self.inner.headers
+        caller.ambiguous = any(len(fields.getall(name, ())) > 1 for name in CREDENTIALS)
+        return caller
 
     def upstream_headers(self) -> bytes:
         return upstream_headers(self.inner.raw_headers, encoded=coding_of(self.inner.headers) == UNKNOWN)

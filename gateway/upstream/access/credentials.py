@@ -30,6 +30,10 @@ MAX_PEM_BYTES: Final = 4 << 20  # a bundle of all authorities has 250 kB
 _KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*")  # of one line of a header
 _CREDENTIALS: Final = re.compile(rb"^(?:authorization|x-api-key|api-key):[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
+_OF_CLIENTS: Final = re.compile(
+    rb"^(?:authorization|x-api-key|api-key|x-tenant-id|cookie):[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE
+)
+
 Version = tuple[int, ...] | None
 """Of a file: it differs when the file has changed. None: it cannot be looked at."""
 
@@ -80,6 +84,11 @@ class TlsContexts:
 
     def __len__(self) -> int:
         return len(self._made)
+
+
+def without_client_keys(lines: bytes) -> bytes:
+    """A client's header lines without its keys for this gateway, and without a tenant that it may have made up."""
+    return _OF_CLIENTS.sub(b"", lines)
 
 
 def load(

@@ -1,0 +1,356 @@
+"""What each key has used and reserved, against its limits. Pure: time is an argument.
+
+    enter ──► expect ──► settle         each once, in this order; settle always
+      │         │           └─ what was reserved is released, what was used is counted
+      │         └─ the request is booked: its uncached tokens and its price are known as far as they can be, and are reserved
+      └─ before the queue: one request is taken; nobody waits who could not be served
+
+Invariants: what is reserved is the sum over the open reservations of this process, and 0 without any; what was spent never
+falls. A day is UTC's, and each has a sum of its own: a clock that jumps to another day and back finds what was spent there.
+
+Several processes serve one key. Each counts what it does itself; totals of the others are merged as they come, by process, so
+that one that is lost, late or double does no harm. Within two exchanges, one to be sent and one to arrive, a process admits at
+most its share of what is left of a budget: so all together do not admit more than there is. Rates have no shares: a burst at
+all processes at once takes more, which is a debt that all of them pay off.
+
+How far money can be exceeded: by what a request costs beyond what was reserved for it, for those that ran when the budget was
+reached, and by one request (of each process), which is admitted to what is left while it knows of no other that runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gateway.admission.limits.rate import Rate
+from gateway.errors import GatewayError
+
+DAY_S: Final = 86_400
+MAX_ACCOUNTS: Final = 200_000  # keys and tenants with limits; those that were used longest ago are forgotten first
+MAX_PROCESSES: Final = 1024
+KEPT_DAYS: Final = 62
+MAX_RETRY_S: Final = DAY_S
+LEAST_OUTPUT: Final = 1024  # tokens of an answer that are reserved at least
+_FADES: Final = 0.9  # of the largest recent answer, at each answer
+_MOST: Final = 9 * 10**18  # picodollars of a day: what a column of a database holds
+
+# A day, as a number that grows through the months: (year * 12 + month) * 31 + day. `calendar.py`.
+Day = int
+# A process's totals for one key: its name, requests and tokens since the process began, picodollars that are reserved, and for
+# each day those that were spent.
+Total = tuple[str, int, int, int, tuple[tuple[Day, int], ...]]
+
+
+class Limits:
+    """0: there is none. requests, tokens: per minute. day, month: picodollars."""
+
+    __slots__ = ("day", "month", "requests", "tokens")
+
+    def __init__(self, requests: int = 0, tokens: int = 0, day: int = 0, month: int = 0) -> None:
+        self.requests = requests
+        self.tokens = tokens
+        self.day = day
+        self.month = month
+
+    @property
+    def any(self) -> bool:
+        return bool(self.requests or self.tokens or self.day or self.month)
+
+
+class Moment:
+    """now: monotonic seconds. day: today. to_day_s, to_month_s: seconds until both end."""
+
+    __slots__ = ("day", "now", "to_day_s", "to_month_s")
+
+    def __init__(self, now: float, day: Day, to_day_s: float, to_month_s: float) -> None:
+        self.now = now
+        self.day = day
+        self.to_day_s = to_day_s
+        self.to_month_s = to_month_s
+
+
+class _Spent:
+    """Of one process, or of all others."""
+
+    __slots__ = ("days", "requests", "reserved", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self.reserved = 0
+        self.days: dict[Day, int] = {}
+
+    def spend(self, day: Day, amount: int) -> None:
+        self.days[day] = min(self.days.get(day, 0) + amount, _MOST)
+        if len(self.days) > KEPT_DAYS:
+            del self.days[min(self.days)]
+
+
+class Account:
+    """One key's. others: by process."""
+
+    __slots__ = ("admitted", "admitted_before", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
+
+    def __init__(self, id_: str, limits: Limits) -> None:
+        self.id = id_
+        self.limits = limits
+        self.own = _Spent()
+        self.others: dict[str, _Spent] = {}
+        self.admitted = 0  # picodollars that were reserved since the last exchange
+        self.admitted_before = 0  # and between the last two
+        self.open = 0  # reservations
+        self.output = 0.0  # tokens of recent answers
+        self.requests = Rate(limits.requests) if limits.requests else None
+        self.tokens = Rate(limits.tokens) if limits.tokens else None
+
+    def retune(self, limits: Limits, now: float) -> None:
+        self.limits = limits
+        self.requests = _retuned(self.requests, limits.requests, now)
+        self.tokens = _retuned(self.tokens, limits.tokens, now)
+
+    def spent(self, day: Day) -> int:
+        return self.own.days.get(day, 0) + sum([each.days.get(day, 0) for each in self.others.values()])
+
+    def spent_in_month(self, day: Day) -> int:
+        """O(days and processes)."""
+        month = day // 31
+        mine = sum([amount for each, amount in self.own.days.items() if each // 31 == month])
+        return mine + sum(
+            [amount for other in self.others.values() for each, amount in other.days.items() if each // 31 == month]
+        )
+
+    @property
+    def reserved(self) -> int:
+        return self.own.reserved + sum([each.reserved for each in self.others.values()])
+
+    def __repr__(self) -> str:
+        return f"<Account of {self.id}: {self.open} open, {self.own.reserved} reserved>"
+
+
+class Reservation:
+    """One request's. tokens, money: that are reserved."""
+
+    __slots__ = ("_limiter", "account", "money", "open", "tokens")
+
+    def __init__(self, limiter: Limiter, account: Account) -> None:
+        self._limiter = limiter
+        self.account = account
+        self.tokens = 0
+        self.money = 0
+        self.open = True
+
+    @property
+    def output(self) -> int:
+        """Tokens of its answer that are to be reserved."""
+        return max(LEAST_OUTPUT, int(self.account.output))
+
+    @property
+    def priced(self) -> bool:
+        """Whether its price matters."""
+        return bool(self.account.limits.day or self.account.limits.month)
+
+    def expect(self, tokens: int, money: int, moment: Moment) -> None:
+        """Reserve this, in the place of what was. tokens: uncached. Raises GatewayError 429."""
+        self._limiter.expect(self, max(0, tokens), max(0, money), moment)
+
+    def settle(self, tokens: int, output: int, money: int, moment: Moment) -> None:
+        """What it has used: uncached tokens, those of its answer, picodollars. Idempotent."""
+        if self.open:
+            self.open = False
+            self._limiter.settle(self, max(0, tokens), output, max(0, money), moment)
+
+
+class Limiter:
+    """See the top of this file. share: the processes that serve together. known: the limits of a key that was not used here."""
+
+    def __init__(self, share: int = 1, known: Callable[[str], Limits | None] = lambda _id: None) -> None:
+        self._share = share
+        self._known = known
+        self._recent: list[Account] = []  # that have admitted something within the last two exchanges
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        self._changed: dict[str, Account] = {}
+        self._unwritten: dict[str, Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def account(self, id_: str) -> Account | None:
+        return self._accounts.get(id_)
+
+    def enter(self, id_: str, limits: Limits, moment: Moment) -> Reservation:
+        """One request more. Raises GatewayError 429, and then takes nothing."""
+        account, now = self._account(id_, limits, moment.now), moment.now
+        if account.tokens is not None and (wait := account.tokens.wait(1, now)):
+            raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
+        self._require_budget(account, 0, moment)
+        if account.requests is not None:
+            if wait := account.requests.wait(1, now):
+                raise _too_fast(f"{account.limits.requests} requests", account, wait)
+            account.requests.take(1, now)
+        account.own.requests += 1
+        account.open += 1
+        self._changed[id_] = self._unwritten[id_] = account
+        return Reservation(self, account)
+
+    def expect(self, reservation: Reservation, tokens: int, money: int, moment: Moment) -> None:
+        """See Reservation."""
+        account, now = reservation.account, moment.now
+        self._reserve(reservation, 0, 0, now)
+        if account.tokens is not None and (wait := account.tokens.wait(tokens, now)):
+            raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
+        self._require_budget(account, money, moment)
+        self._reserve(reservation, tokens, money, now)
+        if self._share > 1 and money:
+            if not account.admitted and not account.admitted_before:
+                self._recent.append(account)
+            account.admitted += money
+
+    def settle(self, reservation: Reservation, tokens: int, output: int, money: int, moment: Moment) -> None:
+        """See Reservation."""
+        account = reservation.account
+        self._reserve(reservation, tokens, 0, moment.now)
+        account.own.spend(moment.day, money)
+        account.open -= 1
+        account.output = max(float(output), account.output * _FADES)
+
+    def _reserve(self, reservation: Reservation, tokens: int, money: int, now: float) -> None:
+        account = reservation.account
+        if account.tokens is not None:
+            account.tokens.take(tokens - reservation.tokens, now)
+        account.own.tokens += tokens - reservation.tokens
+        account.own.reserved += money - reservation.money
+        reservation.tokens, reservation.money = tokens, money
+        self._changed[account.id] = self._unwritten[account.id] = account
+
+    def _require_budget(self, account: Account, money: int, moment: Moment) -> None:
+        """money: to be reserved; 0: is anything left? Raises GatewayError 429."""
+        limits = account.limits
+        if limits.day:
+            self._require(account, limits.day - account.spent(moment.day), money, "day", moment.to_day_s)
+        if limits.month:
+            self._require(account, limits.month - account.spent_in_month(moment.day), money, "month", moment.to_month_s)
+
+    def _require(self, account: Account, left: int, money: int, period: str, ends_s: float) -> None:
+        """left: of the budget. One request alone is admitted to what is left, however little that is."""
+        if left <= 0:
+            text = (
+                f"The budget of the key {account.id} for this {period} is spent. It begins again with the next {period} (UTC)."
+            )
+            raise GatewayError(429, "insufficient_quota", text, retry_after_s=_whole(min(ends_s, MAX_RETRY_S)))
+        reserved = account.reserved
+        if not money or not reserved:
+            return
+        admitted = account.admitted + account.admitted_before
+        beyond = self._share > 1 and admitted + money > (left - reserved + admitted) // self._share
+        if beyond or reserved + money > left:
+            text = (
+                f"What is left of the budget of the key {account.id} for this {period} is reserved by requests that run. Retry."
+            )
+            raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=1)
+
+    def _account(self, id_: str, limits: Limits, now: float) -> Account:
+        account = self._accounts.get(id_)
+        if account is None:
+            account = self._accounts[id_] = Account(id_, limits)
+            self._forget_oldest()
+        else:
+            self._accounts.move_to_end(id_)
+            if account.limits is not limits:
+                account.retune(limits, now)
+        return account
+
+    def _forget_oldest(self) -> None:
+        """Those with open reservations stay. O(1) mostly."""
+        while len(self._accounts) > MAX_ACCOUNTS:
+            id_, account = next(iter(self._accounts.items()))
+            if account.open:
+                self._accounts.move_to_end(id_)
+                return
+            del self._accounts[id_]
+
+    # -- other processes
+
+    def changes(self) -> list[Total]:
+        """The totals that have changed since the last call: an exchange. O(those)."""
+        changed, self._changed = self._changed, {}
+        for account in self._recent:
+            account.admitted, account.admitted_before = 0, account.admitted
+        self._recent = [account for account in self._recent if account.admitted_before]
+        return [total_of(account) for account in changed.values()]
+
+    def unwritten(self) -> list[Total]:
+        """Those that have changed since the last call of this method. O(those)."""
+        changed, self._unwritten = self._unwritten, {}
+        return [total_of(account) for account in changed.values()]
+
+    def totals(self) -> list[Total]:
+        """All. O(accounts)."""
+        return [total_of(account) for account in self._accounts.values() if account.own.requests or account.own.days]
+
+    def merge(
+        self, process: str, totals: Iterable[Total], now: float, *, first: bool = False, money_only: bool = False
+    ) -> None:
+        """Another process's totals. first: rates do not count what it did before it was known. money_only: what it has spent,
+        for the rest is known from elsewhere, and newer. O(totals).
+        """
+        for id_, requests, tokens, reserved, days in totals:
+            account = self._accounts.get(id_)
+            if account is None:
+                account = self._accounts[id_] = Account(id_, self._known(id_) or Limits())
+                self._forget_oldest()
+            seen = account.others.get(process)
+            if seen is None:
+                if len(account.others) >= MAX_PROCESSES:
+                    continue
+                seen = account.others[process] = _Spent()
+            if not money_only:
+                self._merge_rates(account, seen, requests, tokens, now if not first else None)
+                seen.reserved = max(0, reserved)
+            for day, amount in days:
+                seen.days[day] = max(seen.days.get(day, 0), amount)
+            while len(seen.days) > KEPT_DAYS:
+                del seen.days[min(seen.days)]
+
+    def _merge_rates(self, account: Account, seen: _Spent, requests: int, tokens: int, now: float | None) -> None:
+        """now: None: they do not count."""
+        if now is not None and account.requests is not None:
+            account.requests.take(requests - seen.requests, now)
+        if now is not None and account.tokens is not None:
+            account.tokens.take(tokens - seen.tokens, now)
+        seen.requests, seen.tokens = requests, tokens
+
+    def ended(self, process: str) -> None:
+        """It has reserved nothing any more; what it has spent stays spent. O(accounts)."""
+        for account in self._accounts.values():
+            if (seen := account.others.get(process)) is not None:
+                seen.reserved = 0
+
+    def check(self) -> None:
+        """With no reservation open."""
+        for account in self._accounts.values():
+            assert account.open == 0, account
+            assert account.own.reserved == 0, account
+
+    def __repr__(self) -> str:
+        return f"<Limiter of {len(self._accounts)} keys>"
+
+
+def total_of(account: Account) -> Total:
+    own = account.own
+    return account.id, own.requests, own.tokens, own.reserved, tuple(own.days.items())
+
+
+def _retuned(rate: Rate | None, per_minute: int, now: float) -> Rate | None:
+    if not per_minute:
+        return None
+    return Rate(per_minute) if rate is None else rate.resized(per_minute, now)
+
+
+def _too_fast(what: str, account: Account, wait_s: float) -> GatewayError:
+    text = f"The key {account.id} has a limit of {what} per minute. Retry after the time that Retry-After says."
+    return GatewayError(429, "rate_limit_exceeded", text, retry_after_s=_whole(wait_s))
+
+
+def _whole(seconds: float) -> int:
+    return max(1, int(seconds + 0.999))

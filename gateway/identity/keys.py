@@ -1,0 +1,247 @@
+"""The keys of a gateway: from a database or a file into the ring, and what was spent into the database and out of it.
+
+    database ── changed keys, every POLL_S ──► ring
+             ◄─ own totals, every POLL_S ──── limiter ◄─ totals of other processes, every POLL_S ── database
+
+A change holds in every process POLL_S after it at the latest, and at once where an operator makes it at this gateway
+(`refresh`). While the database does not answer, the keys that are known stay valid, requests are served, and what was spent is
+written later: one line in the log says that this has begun, one that it has ended. A gateway that has not read its keys yet
+refuses requests that need one.
+
+A file is read again when it changes; one that is invalid changes nothing. With a file, nothing that was spent is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.admission.limits.calendar import Calendar
+from gateway.admission.limits.limiter import KEPT_DAYS, Limiter, Limits, Moment
+from gateway.config.listen import OFF
+from gateway.config.parse import ConfigError
+from gateway.config.schema import LEDGER, Config
+from gateway.config.source import Source
+from gateway.database.failures import StoreFailed
+from gateway.database.places import with_path
+from gateway.errors import GatewayError
+from gateway.identity.file import read_keys
+from gateway.identity.grant import Grant
+from gateway.identity.record import Key
+from gateway.identity.ring import MAX_KEYS, KeyRing
+from gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.identity.store import KeyStore
+
+log = logging.getLogger("warmroute.keys")
+
+FILE: Final = "keys.sqlite"
+LEDGER_FILE: Final = "ledger.sqlite"
+POLL_S: Final = 1.0
+ALL_S: Final = 60.0  # between two looks for keys that were removed from the database
+_PROCESS_BYTES: Final = 6
+
+Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
+
+
+async def open_store(url: str, now: Callable[[], float], lost: Callable[[], None]) -> KeyStore:
+    """Raises StoreFailed."""
+    await asyncio.to_thread(importlib.import_module, "gateway.identity.store")  # it loads SQLAlchemy, which takes long
+    from gateway.identity.store import opened
+
+    return await opened(url, now, lost)
+
+
+def database_of(config: Config) -> str:
+    """The URL of the keys' database, with a path; "": there is none."""
+    url = config.keys.url
+    if url == LEDGER:
+        return with_path(config.ledger.url, LEDGER_FILE)
+    return "" if url == OFF or url.startswith("/") else with_path(url, FILE)
+
+
+class Keys:
+    """See the top of this file. clock: monotonic seconds. wall_clock: Unix seconds."""
+
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float],
+        opens: Opener = open_store,
+    ) -> None:
+        self.ring = KeyRing()
+        self.limiter = Limiter(config.workers, self._limits_of)
+        self.process = secrets.token_hex(_PROCESS_BYTES)
+        self.ready = config.keys.url == OFF  # the keys are known
+        self.siblings = set[str]()  # processes that exchange with this one directly, and sooner than through the database
+        self.is_file = config.keys.url.startswith("/")
+        self._url = database_of(config)
+        self._file = Path(config.keys.url) if self.is_file else None
+        self._metrics = metrics
+        self._clock = clock
+        self.wall_clock = wall_clock
+        self._opens = opens
+        self._calendar = Calendar()
+        self._store: KeyStore | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._revision = -1
+        self._all_at = 0.0
+        self._unwritten: dict[str, Any] = {}
+        self._spent_known = False
+        self._failing = False
+        self._grants: dict[str, Grant] = {}
+
+    def moment(self) -> Moment:
+        return self._calendar.moment(self._clock(), self.wall_clock())
+
+    def require_ready(self) -> None:
+        """Raises GatewayError 503."""
+        if not self.ready:
+            text = "The gateway has not read its keys yet: see its log. Retry."
+            raise GatewayError(503, "keys_unavailable", text, retry_after_s=1)
+
+    async def store(self) -> KeyStore:
+        """For operators. Raises GatewayError 409 where there is none, StoreFailed."""
+        if self._store is None and not self._url:
+            what = "are in a file: change that" if self.is_file else "are off (keys.url)"
+            raise GatewayError(409, "keys_not_kept", f"The keys of this gateway {what}.")
+        async with self._one_at_a_time:
+            return await self._opened()
+
+    async def refresh(self) -> None:
+        """Take in what has changed, now. Raises StoreFailed, ConfigError."""
+        if self._file is not None:
+            self._take(await asyncio.to_thread(read_keys, self._file), whole=True)
+        elif self._url:
+            async with self._one_at_a_time:
+                await self._read()
+
+    async def begin(self) -> None:
+        """The first reading. What is wrong is in the log, and is tried again by `run`."""
+        try:
+            await self.refresh()
+            await self._exchange()
+        except (StoreFailed, ConfigError) as failure:
+            self._failed(str(failure))
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        if self._file is not None:
+            await self._watch(self._file)
+        elif self._url:
+            while True:
+                await asyncio.sleep(POLL_S)
+                await self.poll()
+
+    async def poll(self) -> None:
+        """One round. It raises nothing."""
+        try:
+            async with self._one_at_a_time:
+                await self._read()
+            await self._exchange()
+        except StoreFailed as failure:
+            self._failed(str(failure))
+        except Exception as error:  # a bug must not end the watching
+            log.exception("keys were not read")
+            self._failed(repr(error)[:300])
+        else:
+            if self._failing:
+                self._failing = False
+                log.warning("keys are read again")
+
+    async def close(self) -> None:
+        """What was spent is written."""
+        if self._store is not None:
+            try:
+                await self._exchange()
+            except StoreFailed as failure:
+                log.warning("what was spent at the end is not written", extra={"reason": str(failure)})
+            store, self._store = self._store, None
+            await store.close()
+
+    # -- keys
+
+    async def _opened(self) -> KeyStore:
+        if self._store is None:
+            self._store = await self._opens(self._url, self.wall_clock, self._metrics.keys_failures.add)
+        return self._store
+
+    async def _read(self) -> None:
+        store = await self._opened()
+        while found := await store.changed(self._revision):
+            self._take(found, whole=False)
+            self._revision = max(self._revision, found[-1].revision)
+        if self._clock() - self._all_at >= ALL_S:
+            self._all_at = self._clock()
+            self.ring.keep(await store.ids())
+        self._begun()
+
+    def _take(self, keys: list[Key], *, whole: bool) -> None:
+        """whole: there are no others."""
+        for key in keys[:MAX_KEYS]:
+            grant = key.grant()
+            self._grants[key.id] = grant
+            self.ring.put(grant, key.digests)
+        if whole:
+            self.ring.keep({key.id for key in keys})
+            self._begun()
+
+    def _begun(self) -> None:
+        self.ready = True
+        self._metrics.keys_known.set((), len(self.ring))
+
+    def _limits_of(self, id_: str) -> Limits | None:
+        grant = self._grants.get(id_)
+        return grant.limits if grant else None
+
+    async def _watch(self, file: Path) -> None:
+        source = Source(file, lambda: read_keys(file), poll_s=POLL_S)
+        if not self.ready:
+            source.asked.set()
+        while True:
+            try:
+                self._take(await source.next(), whole=True)
+                log.info("keys read", extra={"keys": len(self.ring)})
+            except ConfigError as error:
+                self._metrics.keys_failures.add()
+                log.error("keys not read: the former ones stay", extra={"error": str(error)[:1000]})
+
+    # -- what was spent
+
+    async def _exchange(self) -> None:
+        """Write the own totals that have changed, and read those of others. Raises StoreFailed."""
+        store, moment = self._store, self.moment()
+        if store is None:
+            return
+        first = moment.day // 31 * 31
+        for process, totals in (await store.read_spent(self.process, first, recent=self._spent_known)).items():
+            known = process in self.siblings
+            self.limiter.merge(process, totals, moment.now, first=not self._spent_known, money_only=known)
+        if not self._spent_known:
+            self._spent_known = True
+            await store.purge_spent(moment.day - KEPT_DAYS)
+        self._unwritten.update({total[0]: total for total in self.limiter.unwritten()})
+        taken, self._unwritten = self._unwritten, {}
+        try:
+            await store.write_spent(self.process, list(taken.values()), moment.day)
+        except StoreFailed:
+            self._unwritten = {**taken, **self._unwritten}
+            raise
+
+    def _failed(self, reason: str) -> None:
+        self._metrics.keys_failures.add()
+        if not self._failing:
+            self._failing = True
+            state = "those that are known stay valid" if self.ready else "requests are refused until they are"
+            log.error(f"keys are not read: {state}", extra={"reason": reason[:1000]})
+
+    def __repr__(self) -> str:
+        return f"<Keys: {self.ring!r}>"

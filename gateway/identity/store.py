@@ -1,0 +1,198 @@
+"""Keys in a database: made, listed, rotated, revoked; and what they have spent, as each process writes it.
+
+Keys that are revoked or expired stay, so that their holders read why, until they have been so for PURGED_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.admission.limits.calendar import day_of_text, day_text
+from gateway.admission.limits.limiter import Day, Total
+from gateway.database.database import Database
+from gateway.database.driver import SQLITE
+from gateway.identity.record import Key, Settings
+from gateway.identity.ring import MAX_KEYS
+from gateway.identity.secret import digest_of, new_id, new_key
+from gateway.identity.tables import TABLES, keys, revisions, spent
+
+OPERATION_S: Final = 5.0
+READ_AT_ONCE: Final = 1000  # keys
+RECENT_MS: Final = 120_000  # clocks of gateways may differ by that
+PURGED_S: Final = 90 * 86_400.0
+MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
+
+
+class KeyNotFoundError(Exception):
+    """There is no such key."""
+
+
+class KeyRefusedError(Exception):
+    """The key cannot be changed so; its text says why."""
+
+
+class KeyStore:
+    """See the top of this file. now: Unix seconds."""
+
+    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+        """database: open."""
+        self._database = database
+        self._now = now
+
+    async def create(self, settings: Settings) -> tuple[Key, str]:
+        """A new key, and its secret. Raises StoreFailed, KeyRefusedError."""
+        id_ = new_id()
+        secret = new_key(id_)
+        key = Key(id_, settings, ((digest_of(secret), 0.0),), created_at=self._now())
+        return await self._database.write(lambda connection: _create(connection, key, self._now())), secret
+
+    async def rotate(self, id_: str, grace_s: float) -> tuple[Key, str]:
+        """Another secret for a key; the former one is valid for grace_s.
+
+        Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
+        """
+        secret, until = new_key(id_), self._now() + min(max(grace_s, 0.0), MAX_GRACE_S)
+        digest = digest_of(secret)
+
+        def work(connection: Connection) -> Key:
+            _next_revision(connection)
+            key = _one(connection, id_)
+            if key.revoked_at:
+                raise KeyRefusedError(f"The key {id_} was revoked: make a new one.")
+            before = next((old for old, ends in key.digests if not ends and old != digest), None)
+            kept = () if before is None else ((before, until),)
+            return _save(connection, msgspec.structs.replace(key, digests=((digest, 0.0), *kept)))
+
+        return await self._database.write(work), secret
+
+    async def revoke(self, id_: str) -> Key:
+        """From now on it is of no use. Idempotent. Raises StoreFailed, KeyNotFoundError."""
+
+        def work(connection: Connection) -> Key:
+            _next_revision(connection)
+            key = _one(connection, id_)
+            return key if key.revoked_at else _save(connection, msgspec.structs.replace(key, revoked_at=self._now()))
+
+        return await self._database.write(work)
+
+    async def find(self, id_: str) -> Key:
+        """Raises StoreFailed, KeyNotFoundError."""
+        return await self._database.read(lambda connection: _one(connection, id_))
+
+    async def listed(self, after: str, most: int) -> tuple[list[Key], bool]:
+        """By id, those behind one; and whether there are more. Raises StoreFailed."""
+        query = select(keys).where(keys.c.id > after[:100]).order_by(keys.c.id).limit(most + 1)
+        found = await self._database.read(lambda connection: [_key(row) for row in connection.execute(query)])
+        return found[:most], len(found) > most
+
+    async def changed(self, since: int) -> list[Key]:
+        """Those with a later revision, READ_AT_ONCE at most, in order. Raises StoreFailed."""
+        query = select(keys).where(keys.c.revision > since).order_by(keys.c.revision).limit(READ_AT_ONCE)
+        return await self._database.read(lambda connection: [_key(row) for row in connection.execute(query)])
+
+    async def ids(self) -> set[str]:
+        """Raises StoreFailed."""
+        return await self._database.read(lambda connection: set(connection.execute(select(keys.c.id)).scalars()))
+
+    # -- what was spent
+
+    async def write_spent(self, process: str, totals: Sequence[Total], today: Day) -> None:
+        """Raises StoreFailed."""
+        at, rows = int(self._now() * 1000), list[dict[str, Any]]()
+        for id_, requests, tokens, _, days in totals:
+            for day, pico in {today: 0, **dict(days)}.items():
+                values = {"day": day_text(day), "key": id_, "process": process, "updated_ms": at}
+                rows.append({**values, "requests": requests, "tokens": tokens, "pico": pico})
+        if rows:
+            await self._database.write(lambda connection: _put_spent(connection, rows))
+
+    async def read_spent(self, but: str, first: Day, *, recent: bool) -> dict[str, list[Total]]:
+        """By process, of all but one, from that day on. recent: only what was written lately. Raises StoreFailed."""
+        query = select(spent).where(spent.c.day >= day_text(first)).where(spent.c.process != but).order_by(spent.c.updated_ms)
+        if recent:
+            query = query.where(spent.c.updated_ms >= int(self._now() * 1000) - RECENT_MS)
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        found = dict[str, list[Total]]()
+        for row in rows:
+            total = (row.key, row.requests, row.tokens, 0, ((day_of_text(row.day), row.pico),))
+            found.setdefault(row.process, []).append(total)
+        return found
+
+    async def purge_spent(self, before: Day) -> None:
+        """Raises StoreFailed."""
+        statement = delete(spent).where(spent.c.day < day_text(before))
+        await self._database.write(lambda connection: connection.execute(statement) and None)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+async def opened(url: str, now: Callable[[], float], lost: Callable[[], None]) -> KeyStore:
+    """url: with a path. Makes the tables. Raises StoreFailed."""
+    database = Database(url, TABLES, OPERATION_S, lost=lost)
+    await database.open()
+    return KeyStore(database, now)
+
+
+def _create(connection: Connection, key: Key, now: float) -> Key:
+    _next_revision(connection)
+    count = connection.execute(select(func.count()).select_from(keys)).scalar_one()
+    if count >= MAX_KEYS:
+        _purge(connection, now)
+        if connection.execute(select(func.count()).select_from(keys)).scalar_one() >= MAX_KEYS:
+            raise KeyRefusedError(
+                f"There are {MAX_KEYS:,} keys, and no more are possible; those revoked for 90 days are removed."
+            )
+    if connection.execute(select(keys.c.id).where(keys.c.id == key.id)).first() is None:  # else this work was done already
+        connection.execute(insert(keys).values(id=key.id, revision=0, digests="", body=""))
+    return _save(connection, key)
+
+
+def _purge(connection: Connection, now: float) -> None:
+    """O(keys)."""
+    old = now - PURGED_S
+    for key in map(_key, connection.execute(select(keys)).all()):
+        if 0 < key.revoked_at < old or 0 < key.expires_at < old:
+            connection.execute(delete(keys).where(keys.c.id == key.id))
+
+
+def _next_revision(connection: Connection) -> None:
+    """First of all in a transaction: others that change keys wait here."""
+    changed: Any = connection.execute(update(revisions).values(revision=revisions.c.revision + 1))
+    if not changed.rowcount:
+        connection.execute(insert(revisions).values(id=1, revision=1))
+
+
+def _save(connection: Connection, key: Key) -> Key:
+    revision = connection.execute(select(revisions.c.revision)).scalar_one()
+    digests = " ".join(f"{digest.hex()}:{until!r}" for digest, until in key.digests)
+    body = msgspec.json.encode(msgspec.structs.replace(key, digests=(), revision=0)).decode()
+    values = {"revision": revision, "digests": digests, "body": body}
+    connection.execute(update(keys).where(keys.c.id == key.id).values(values))
+    return msgspec.structs.replace(key, revision=revision)
+
+
+def _one(connection: Connection, id_: str) -> Key:
+    """Raises KeyNotFoundError."""
+    row = connection.execute(select(keys).where(keys.c.id == id_)).first()
+    if row is None:
+        raise KeyNotFoundError(f"There is no key {id_[:40]!r}.")
+    return _key(row)
+
+
+def _key(row: Any) -> Key:
+    key = msgspec.json.decode(row.body, type=Key)
+    pairs = [each.partition(":") for each in row.digests.split()]
+    digests = tuple([(bytes.fromhex(digest), float(until)) for digest, _, until in pairs])
+    return msgspec.structs.replace(key, digests=digests, revision=row.revision)
+
+
+def _put_spent(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    statement: Any = (sqlite if connection.dialect.name == SQLITE else postgresql).insert(spent)
+    totals = {name: statement.excluded[name] for name in ("updated_ms", "requests", "tokens", "pico")}
+    connection.execute(statement.on_conflict_do_update(index_elements=["day", "key", "process"], set_=totals), rows)

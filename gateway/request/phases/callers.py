@@ -1,0 +1,112 @@
+"""Whose a request is. Without keys: whoever its headers name. With keys: the holder of the key, or the token, that it brings.
+
+    Authorization: Bearer KEY ─┐
+                               ├─ both? the same ──► sha256 ──► key, or token of an issuer ──► Caller, of its tenant
+    X-Api-Key: KEY ────────────┘
+    none ──► 401, or, if keys are not required, a caller without a tenant
+
+Then no header names a tenant. Where keys are not required, clients may send anything for a key, as SDKs want one: only what
+looks like a key or a token of ours has to be valid, so that one that was revoked is noticed.
+
+All refusals read the same but for holders of a key that was valid once. A look-up is by digest, in one step.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from gateway.errors import GatewayError
+from gateway.identity.grant import Grant
+from gateway.identity.keys import Keys
+from gateway.identity.secret import MAX_CHARS, PREFIX, digest_of
+from gateway.request.client import Caller, ClientRequest, Headers
+from gateway.telemetry.metrics import Metrics
+
+INVALID: Final = "invalid_api_key"
+_BEARER: Final = "bearer"
+_SEND: Final = "Send one as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+
+
+class Tokens(Protocol):
+    """Tokens of issuers."""
+
+    def looks_like_one(self, credentials: str, /) -> bool: ...
+
+    def find(self, credentials: str, digest: bytes, now: float, /) -> Grant | None:
+        """Of a valid token. now: Unix seconds."""
+
+
+class Callers:
+    """See the top of this file. keys: None: there are none. required: whether all requests need one."""
+
+    def __init__(self, keys: Keys | None, metrics: Metrics, *, required: bool = True, tokens: Tokens | None = None) -> None:
+        self._keys = keys
+        self._metrics = metrics
+        self._required = required
+        self._tokens = tokens
+
+    def of(self, request: ClientRequest) -> Caller:
+        """Raises GatewayError 400, 401 or 503."""
+        caller = request.caller()
+        keys = self._keys
+        if keys is None or caller.grant is not None:  # a request of a run that has been let in before
+            return caller
+        if caller.ambiguous:
+            raise self._refused("ambiguous", ambiguous())
+        credentials = self._presented(request.headers)
+        if credentials:
+            keys.require_ready()
+            grant = self._find(keys, credentials)
+            if grant is not None:
+                return Caller(grant.tenant, grant.number, caller.session, caller.weak_session, grant)
+            if self._required or credentials.startswith(PREFIX) or self._is_token(credentials):
+                raise self._refused("unknown", GatewayError(401, INVALID, f"The API key is not valid. {_SEND}"))
+        elif self._required:
+            raise self._refused("missing", GatewayError(401, INVALID, f"An API key is needed. {_SEND}"))
+        return Caller("", 0, caller.session, caller.weak_session)
+
+    def known(self, request: ClientRequest) -> Caller:
+        """The same for a request that is refused anyway: one that is nobody's has no tenant."""
+        try:
+            return self.of(request)
+        except GatewayError:
+            return Caller("", 0, "")
+
+    def _find(self, keys: Keys, credentials: str) -> Grant | None:
+        """Raises GatewayError 401 for a key that was valid once."""
+        if len(credentials) > MAX_CHARS:
+            return None
+        digest, now = digest_of(credentials), keys.wall_clock()
+        grant = keys.ring.find(digest, now)
+        if grant is None and self._tokens is not None:
+            grant = self._tokens.find(credentials, digest, now)
+        if grant is None:
+            return None
+        try:
+            grant.require_valid(now)
+        except GatewayError as error:
+            raise self._refused("revoked" if grant.revoked else "expired", error) from None
+        return grant
+
+    def _is_token(self, credentials: str) -> bool:
+        return self._tokens is not None and self._tokens.looks_like_one(credentials)
+
+    def _presented(self, headers: Headers) -> str:
+        """What the headers bring, "": nothing. Raises GatewayError 400 for two that differ."""
+        authorization, key = headers.get("Authorization"), headers.get("X-Api-Key")
+        if authorization is None:
+            return key or ""
+        scheme, _, credentials = authorization.partition(" ")
+        credentials = credentials.strip() if scheme.lower() == _BEARER else authorization
+        if key and credentials and key != credentials:
+            raise self._refused("ambiguous", ambiguous())
+        return credentials or key or ""
+
+    def _refused(self, reason: str, error: GatewayError) -> GatewayError:
+        self._metrics.keys_refused.add((reason,))
+        return error
+
+
+def ambiguous() -> GatewayError:
+    text = "The request brings two different API keys: send one, in 'Authorization' or in 'x-api-key'."
+    return GatewayError(400, "ambiguous_api_key", text)

@@ -1,0 +1,1 @@
+"""Keys and tokens towards operators and issuers."""

@@ -1,0 +1,96 @@
+"""Operator endpoints for keys: made, listed, rotated, revoked. The answer to a creation and to a rotation has the key, once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import orjson
+from aiohttp import web
+
+from gateway.cluster.commands import ControlPlane
+from gateway.cluster.messages import RefreshKeys
+from gateway.config.parse import ConfigError, convert
+from gateway.database.failures import StoreFailed
+from gateway.errors import GatewayError, bad_request
+from gateway.identity.keys import Keys
+from gateway.identity.record import Settings
+from gateway.identity.store import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, KeyStore
+from gateway.server.operator import Operator
+
+MAX_LISTED: Final = 1000  # keys in one answer
+DEFAULT_GRACE_S: Final = 86_400.0
+
+T = TypeVar("T")
+
+
+class KeyEndpoints:
+    """The handlers; `routes` mounts them. keys: None: they are off. control: of all processes."""
+
+    def __init__(self, keys: Keys | None, operator: Operator, control: ControlPlane) -> None:
+        self._keys = keys
+        self._operator = operator
+        self._control = control
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/warmroute/keys", self.list),
+            web.post("/warmroute/keys", self.create),
+            web.post("/warmroute/keys/{id}/rotate", self.rotate),
+            web.delete("/warmroute/keys/{id}", self.revoke),
+        ]
+
+    async def list(self, request: web.Request) -> web.Response:
+        """MAX_LISTED at most, by id; `after`: in the query, an id behind which they are."""
+        self._operator.allow(request)
+        after = request.query.get("after", "")
+        keys, more = await self._stored(lambda store: store.listed(after, MAX_LISTED))
+        return _json({"keys": [key.shown() for key in keys], "has_more": more})
+
+    async def create(self, request: web.Request) -> web.Response:
+        """{"tenant", ...}: as `record.Settings` has them."""
+        body = await self._operator.body(request)
+        try:
+            settings = convert(Settings, body)
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        key, secret = await self._stored(lambda store: store.create(settings))
+        await self._control.execute(RefreshKeys())
+        return _json({"key": secret, **key.shown()}, status=201)
+
+    async def rotate(self, request: web.Request) -> web.Response:
+        """{"grace_s"}: for how long the former key goes on."""
+        body = await self._operator.body(request)
+        grace_s = body.get("grace_s", DEFAULT_GRACE_S)
+        if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
+            raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")
+        key, secret = await self._stored(lambda store: store.rotate(request.match_info["id"], float(grace_s)))
+        await self._control.execute(RefreshKeys())
+        return _json({"key": secret, **key.shown()})
+
+    async def revoke(self, request: web.Request) -> web.Response:
+        """From its answer on no worker of this gateway takes the key."""
+        self._operator.allow(request)
+        key = await self._stored(lambda store: store.revoke(request.match_info["id"]))
+        await self._control.execute(RefreshKeys())
+        return _json(key.shown())
+
+    async def _stored(self, work: Callable[[KeyStore], Awaitable[T]]) -> T:
+        """Raises GatewayError 404, 409 or 503."""
+        if self._keys is None:
+            raise GatewayError(409, "keys_not_kept", "There are no keys at this gateway (keys.url is off).")
+        try:
+            return await work(await self._keys.store())
+        except KeyNotFoundError as error:
+            raise GatewayError(404, "key_not_found", str(error), param="id") from error
+        except KeyRefusedError as error:
+            raise GatewayError(409, "key_refused", str(error), param="id") from error
+        except StoreFailed as failure:
+            text = f"The database of the keys does not do this: {failure}. Look at GET /warmroute/keys, and retry."
+            raise GatewayError(503, "keys_unavailable", text, retry_after_s=1) from failure
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    headers = {"Cache-Control": "no-store"}
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
