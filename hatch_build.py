@@ -50,6 +50,7 @@ PLAIN = (
     "gateway/cluster/workers/handover.py",
     "gateway/cluster/workers/hub.py",
     "gateway/cluster/workers/hub_knowledge.py",
+    "gateway/cluster/workers/limits/",
     "gateway/cluster/workers/messages.py",
     "gateway/cluster/workers/questions.py",
     "gateway/cluster/workers/supervisor.py",

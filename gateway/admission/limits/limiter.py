@@ -9,9 +9,10 @@ Invariants: what is reserved is the sum over the open reservations of this proce
 falls. A day is UTC's, and each has a sum of its own: a clock that jumps to another day and back finds what was spent there.
 
 Several processes serve one key. Each counts what it does itself; totals of the others are merged as they come, by process, so
-that one that is lost, late or double does no harm. Within two exchanges, one to be sent and one to arrive, a process admits at
-most its share of what is left of a budget: so all together do not admit more than there is. Rates have no shares: a burst at
-all processes at once takes more, which is a debt that all of them pay off.
+that one that is lost, late or double does no harm. Within GUARDED exchanges a process admits at most its share of what is left
+of a budget. So all together do not admit more than there is, if what one has admitted is known to the others within that time,
+less one exchange for it to be sent. Rates have no shares: a burst at all processes at once takes more, which is a debt that all
+of them pay off.
 
 How far money can be exceeded: by what a request costs beyond what was reserved for it, for those that ran when the budget was
 reached, and by one request (of each process), which is admitted to what is left while it knows of no other that runs.
@@ -30,6 +31,7 @@ DAY_S: Final = 86_400
 MAX_ACCOUNTS: Final = 200_000  # keys and tenants with limits; those that were used longest ago are forgotten first
 MAX_PROCESSES: Final = 1024
 KEPT_DAYS: Final = 62
+GUARDED: Final = 4  # exchanges
 MAX_RETRY_S: Final = DAY_S
 LEAST_OUTPUT: Final = 1024  # tokens of an answer that are reserved at least
 _FADES: Final = 0.9  # of the largest recent answer, at each answer
@@ -90,15 +92,14 @@ class _Spent:
 class Account:
     """One key's. others: by process."""
 
-    __slots__ = ("admitted", "admitted_before", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
+    __slots__ = ("admitted", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
 
     def __init__(self, id_: str, limits: Limits) -> None:
         self.id = id_
         self.limits = limits
         self.own = _Spent()
         self.others: dict[str, _Spent] = {}
-        self.admitted = 0  # picodollars that were reserved since the last exchange
-        self.admitted_before = 0  # and between the last two
+        self.admitted = [0] * GUARDED  # picodollars that were reserved since the last exchange, between the last two, and so on
         self.open = 0  # reservations
         self.output = 0.0  # tokens of recent answers
         self.requests = Rate(limits.requests) if limits.requests else None
@@ -202,9 +203,9 @@ class Limiter:
         self._require_budget(account, money, moment)
         self._reserve(reservation, tokens, money, now)
         if self._share > 1 and money:
-            if not account.admitted and not account.admitted_before:
+            if not any(account.admitted):
                 self._recent.append(account)
-            account.admitted += money
+            account.admitted[0] += money
 
     def settle(self, reservation: Reservation, tokens: int, output: int, money: int, moment: Moment) -> None:
         """See Reservation."""
@@ -241,7 +242,7 @@ class Limiter:
         reserved = account.reserved
         if not money or not reserved:
             return
-        admitted = account.admitted + account.admitted_before
+        admitted = sum(account.admitted)
         beyond = self._share > 1 and admitted + money > (left - reserved + admitted) // self._share
         if beyond or reserved + money > left:
             text = (
@@ -275,8 +276,8 @@ class Limiter:
         """The totals that have changed since the last call: an exchange. O(those)."""
         changed, self._changed = self._changed, {}
         for account in self._recent:
-            account.admitted, account.admitted_before = 0, account.admitted
-        self._recent = [account for account in self._recent if account.admitted_before]
+            account.admitted = [0, *account.admitted[:-1]]
+        self._recent = [account for account in self._recent if any(account.admitted)]
         return [total_of(account) for account in changed.values()]
 
     def unwritten(self) -> list[Total]:
@@ -291,8 +292,8 @@ class Limiter:
     def merge(
         self, process: str, totals: Iterable[Total], now: float, *, first: bool = False, money_only: bool = False
     ) -> None:
-        """Another process's totals. first: rates do not count what it did before it was known. money_only: what it has spent,
-        for the rest is known from elsewhere, and newer. O(totals).
+        """Another process's totals. first: rates do not count what it did before it was known here. money_only: what it has
+        spent, for the rest is known from elsewhere, and newer. O(totals).
         """
         for id_, requests, tokens, reserved, days in totals:
             account = self._accounts.get(id_)
@@ -300,12 +301,13 @@ class Limiter:
                 account = self._accounts[id_] = Account(id_, self._known(id_) or Limits())
                 self._forget_oldest()
             seen = account.others.get(process)
+            counts = seen is not None or not first
             if seen is None:
                 if len(account.others) >= MAX_PROCESSES:
                     continue
                 seen = account.others[process] = _Spent()
             if not money_only:
-                self._merge_rates(account, seen, requests, tokens, now if not first else None)
+                self._merge_rates(account, seen, requests, tokens, now if counts else None)
                 seen.reserved = max(0, reserved)
             for day, amount in days:
                 seen.days[day] = max(seen.days.get(day, 0), amount)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 PERIOD_S: Final = 60.0
+MAX_DEBT_S: Final = 600.0  # an engine may report any number of tokens
 
 
 class Rate:
@@ -29,7 +30,8 @@ class Rate:
 
     def take(self, amount: int, now: float) -> None:
         """Whether there is that much or not. amount: negative: it is given back."""
-        self._paid_at = max(self._paid_at, now) + amount * self._unit_s
+        paid_at = max(self._paid_at, now) + amount * self._unit_s
+        self._paid_at = min(paid_at, now + PERIOD_S + MAX_DEBT_S)
 
     def left(self, now: float) -> int:
         """What may be taken now."""

@@ -43,6 +43,7 @@ from gateway.cluster.workers.messages import (
     SnapshotChunk,
     SnapshotEnd,
     SnapshotRestored,
+    Spent,
     Stopping,
     Welcome,
     encode,
@@ -226,6 +227,8 @@ class Hub:
                     if isinstance(message, Replace):
                         self.link.reset(worker)
                     self.link.publish(worker, message.batch)
+            case Spent():
+                self._broadcast(worker, payload, but=worker)
             case Found(source):
                 self._remember_found(source, payload)
             case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():

@@ -32,6 +32,14 @@ class Replace(Struct, frozen=True, array_like=True, tag=2):
     batch: Batch
 
 
+class Spent(Struct, frozen=True, array_like=True, tag=30):
+    """Totals of what keys have used, of the process of this name (`admission/limits/limiter.py`). whole: for a new worker."""
+
+    process: str
+    whole: bool
+    totals: tuple[tuple[str, int, int, int, tuple[tuple[int, int], ...]], ...]
+
+
 # -- worker -> hub
 
 
@@ -237,6 +245,7 @@ class Examined(Struct, frozen=True, array_like=True, tag=28):
 SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
 FromWorker = (
     Publish
+    | Spent
     | Replace
     | Counters
     | Serving
@@ -257,6 +266,7 @@ FromWorker = (
 )
 FromHub = (
     Publish
+    | Spent
     | Replace
     | Welcome
     | Current

@@ -19,6 +19,7 @@ from gateway.cluster.messages import Command, Join, Reconfigure, SharingState
 from gateway.cluster.replication import ReplicationTransport, Replicator
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.workers.channel import HUB, Channel
+from gateway.cluster.workers.limits.spending import Spending
 from gateway.cluster.workers.messages import (
     Alive,
     CollectSnapshot,
@@ -100,6 +101,7 @@ class Peers:
         self._call_later = loop.call_later
         self._found: dict[str, Sequence[Member]] = {}  # to be sent
         self._questions = Questions(channel, limits)
+        self.spending = Spending(local, channel)
         local.membership.published = self._publish_found
         self.replicator = Replicator(
             local.router,
@@ -222,6 +224,7 @@ class Peers:
             group.create_task(self._execute_commands())
             group.create_task(self._answer_scrapes())
             group.create_task(self._take_arrived())
+            group.create_task(self.spending.run())
 
     # -- background work
 
@@ -363,6 +366,7 @@ def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None],
     def receive(worker: int, message: Message, _payload: bytes) -> None:
         transport.receive(worker, message)
         peers.receive(worker, message)
+        peers.spending.receive(worker, message)
 
     channel.receive(receive, orphaned)
     return peers

@@ -253,7 +253,10 @@ async def test_a_thousand_requests_race_for_a_budget(tmp_path: Path) -> None:
     """Each costs 0.00102 USD at most, and 1.02 USD would be all of them: what is spent stays below the budget of 0.1 USD, for
     no answer is longer than what is reserved for it.
     """
-    async with FakeReplica([answers(prompt=400, completion=500)]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+    async with (
+        FakeReplica([answers(prompt=400, completion=500, cached=0)]) as replica,
+        keyed(tmp_path, replica, prices=PRICES) as run,
+    ):
         _, key = await made(run, budget_usd_day=0.1)
         limit = asyncio.Semaphore(100)
 
@@ -271,7 +274,7 @@ async def test_a_thousand_requests_race_for_a_budget(tmp_path: Path) -> None:
 
 
 async def test_a_restart_does_not_forget_what_was_spent(tmp_path: Path) -> None:
-    async with FakeReplica([answers(prompt=10**6)]) as replica:
+    async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica:
         async with keyed(tmp_path, replica, prices=PRICES) as run:
             _, key = await made(run, budget_usd_month=0.5)
             assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]

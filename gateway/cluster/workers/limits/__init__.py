@@ -1,0 +1,1 @@
+"""What keys have used, from worker to worker."""

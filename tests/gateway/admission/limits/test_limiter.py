@@ -1,0 +1,185 @@
+"""Limits of keys: what is reserved and spent adds up, whatever comes in whatever order, and time that jumps."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission.limits.calendar import Calendar, day_number, day_of_text, day_text
+from gateway.admission.limits.limiter import MAX_ACCOUNTS, Limiter, Limits, Moment, Reservation
+from gateway.admission.limits.rate import MAX_DEBT_S, Rate
+from gateway.errors import GatewayError
+
+DAY = day_number(2026, 11, 27)
+
+
+def at(now: float = 0.0, day: int = DAY) -> Moment:
+    return Moment(now, day, 100.0, 1000.0)
+
+
+def test_a_rate_gives_a_minutes_worth_at_once_and_then_as_it_comes() -> None:
+    rate = Rate(60)
+    assert rate.wait(60, 0) == 0
+    rate.take(60, 0)
+    assert rate.wait(1, 0) == pytest.approx(1)
+    assert rate.wait(1, 1) == 0
+    assert rate.left(30) == 30
+    assert rate.wait(1000, 59) == pytest.approx(1)  # more than there ever is: when nothing is owed
+    assert rate.wait(1000, 60) == 0
+
+
+def test_what_was_taken_too_much_comes_back_and_debts_end() -> None:
+    rate = Rate(60)
+    rate.take(100, 0)
+    rate.take(-70, 0)
+    assert rate.left(0) == 30
+    rate.take(10**18, 0)
+    assert rate.wait(1, MAX_DEBT_S + 1) == pytest.approx(0)
+    assert rate.wait(1, -1e9) > 0  # a clock that goes back
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 30)), max_size=60), st.integers(1, 100))
+def test_no_time_takes_more_than_the_rate_and_one_burst(steps: list[tuple[float, int]], per_minute: int) -> None:
+    rate, now, taken = Rate(per_minute), 0.0, list[tuple[float, int]]()
+    for pause, amount in steps:
+        now += pause
+        if amount <= per_minute and not rate.wait(amount, now):
+            rate.take(amount, now)
+            taken.append((now, amount))
+    for begin in range(len(taken)):
+        total = sum(amount for _, amount in taken[begin:])
+        assert total <= per_minute * (1 + (taken[-1][0] - taken[begin][0]) / 60) + 1e-6
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
+def test_what_is_reserved_and_spent_is_conserved(chance: random.Random, steps: int) -> None:
+    """Against a list of what is open and a sum of what was settled."""
+    limiter, limits = Limiter(), Limits(requests=1000, tokens=10**6, day=10_000, month=15_000)
+    open_, spent, requests = list[Reservation](), dict[int, int](), 0
+    for step in range(steps):
+        moment = at(step, DAY + chance.choice([0, 0, 0, 1, -1]))
+        kind = chance.random()
+        try:
+            if kind < 0.4:
+                open_.append(limiter.enter("k", limits, moment))
+                requests += 1
+            elif kind < 0.7 and open_:
+                chance.choice(open_).expect(chance.randrange(1000), chance.randrange(3000), moment)
+            elif open_:
+                one = open_.pop(chance.randrange(len(open_)))
+                money = chance.randrange(3000)
+                for _ in range(2):  # the second time does nothing
+                    one.settle(chance.randrange(1000), 10, money, moment)
+                spent[moment.day] = spent.get(moment.day, 0) + money
+        except GatewayError as error:
+            assert error.status == 429  # noqa: PT017
+            assert error.retry_after_s is not None  # noqa: PT017
+            assert 0 < error.retry_after_s <= 86_400  # noqa: PT017
+        account = limiter.account("k")
+        if account:
+            assert account.own.reserved == sum(each.money for each in open_)
+            assert account.own.tokens - sum(each.tokens for each in open_) >= 0
+            assert {day: amount for day, amount in account.own.days.items() if amount} == {
+                day: amount for day, amount in spent.items() if amount
+            }
+            assert account.own.requests == requests
+            assert account.open == len(open_)
+    for one in open_:
+        one.settle(0, 0, 0, at())
+    limiter.check()
+
+
+def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
+    limiter, limits, admitted = Limiter(), Limits(day=1000), list[Reservation]()
+    for _ in range(1000):
+        one = limiter.enter("k", limits, at())
+        try:
+            one.expect(1, 150, at())
+            admitted.append(one)
+        except GatewayError:
+            one.settle(0, 0, 0, at())
+    assert len(admitted) == 6
+    for one in admitted:
+        one.settle(1, 1, 150, at())
+    last = limiter.enter("k", limits, at())
+    last.expect(1, 150, at())  # 100 are left, and nobody else runs
+    last.settle(1, 1, 150, at())
+    with pytest.raises(GatewayError, match="is spent") as spent:
+        limiter.enter("k", limits, at())
+    assert (spent.value.code, spent.value.retry_after_s) == ("insufficient_quota", 100)
+    limiter.check()
+
+
+def test_a_month_is_the_sum_of_its_days_and_a_clock_may_jump() -> None:
+    limiter, limits = Limiter(), Limits(month=1000, day=600)
+    first, last, after = day_number(2026, 11, 1), day_number(2026, 11, 30), day_number(2026, 12, 1)
+    for day in (first, last):
+        limiter.enter("k", limits, at(0, day)).settle(0, 0, 500, at(0, day))
+    with pytest.raises(GatewayError, match="this month"):
+        limiter.enter("k", limits, at(0, day_number(2026, 11, 15)))
+    limiter.enter("k", limits, at(0, after)).settle(0, 0, 0, at(0, after))
+    with pytest.raises(GatewayError, match="this month"):  # and back
+        limiter.enter("k", limits, at(0, first))
+
+
+@given(st.randoms(use_true_random=False), st.integers(2, 4))
+def test_several_processes_do_not_admit_more_than_there_is(chance: random.Random, number: int) -> None:
+    """Messages arrive within one exchange; each process may admit one request while it knows of no other."""
+    limiters, open_ = [Limiter(number) for _ in range(number)], list[tuple[Reservation, int]]()
+    for _ in range(20):
+        for _ in range(chance.randrange(30)):
+            _try(chance.choice(limiters), chance.randrange(1, 400), open_)
+        for one, money in [each for each in open_ if chance.random() < 0.5]:
+            one.settle(0, 0, money, at())
+        assert sum(money for _, money in open_) <= 10_000 + number * 400
+        sent = [limiter.changes() for limiter in limiters]
+        for which, other in itertools.permutations(range(number), 2):
+            for _ in range(chance.randrange(1, 3)):  # some come twice
+                limiters[which].merge(str(other), sent[other], 0.0)
+
+
+def _try(limiter: Limiter, money: int, open_: list[tuple[Reservation, int]]) -> None:
+    """One request of this price."""
+    try:
+        one = limiter.enter("k", Limits(day=10_000), at())
+    except GatewayError:
+        return
+    try:
+        one.expect(0, money, at())
+        open_.append((one, money))
+    except GatewayError:
+        one.settle(0, 0, 0, at())
+
+
+def test_a_process_that_has_ended_has_nothing_reserved() -> None:
+    limiter = Limiter(2)
+    limiter.merge("other", [("k", 5, 100, 700, ((DAY, 200),))], 0.0)
+    account = limiter.account("k")
+    assert account is not None
+    assert (account.reserved, account.spent(DAY)) == (700, 200)
+    limiter.ended("other")
+    assert (account.reserved, account.spent(DAY)) == (0, 200)
+
+
+def test_accounts_are_bounded() -> None:
+    limiter, limits = Limiter(), Limits(requests=1)
+    kept = limiter.enter("kept", limits, at())
+    for number in range(MAX_ACCOUNTS + 10):
+        limiter.enter(str(number), limits, at()).settle(0, 0, 0, at())
+    assert len(limiter) <= MAX_ACCOUNTS + 1
+    assert limiter.account("kept") is not None
+    kept.settle(0, 0, 0, at())
+
+
+def test_days() -> None:
+    calendar = Calendar()
+    moment = calendar.moment(5.0, 1_764_244_800.0)  # 2025-11-27 12:00
+    assert (day_text(moment.day), moment.to_day_s, moment.to_month_s) == ("2025-11-27", 43_200, 43_200 + 3 * 86_400)
+    assert day_of_text("2025-11-27") == moment.day
+    assert day_number(2025, 12, 1) // 31 == day_number(2025, 12, 31) // 31 == day_number(2025, 11, 30) // 31 + 1
+    for wall in (-1e18, 1e18, 0.0):
+        assert 0 <= calendar.moment(0.0, wall).to_day_s <= 86_400
