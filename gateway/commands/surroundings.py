@@ -72,7 +72,7 @@ def _of_the_store(loaded: Loaded) -> Iterator[Problem]:
 
 
 def _of_the_databases(loaded: Loaded) -> Iterator[Problem]:
-    for section, url in (("state", loaded.config.state.url), ("ledger", loaded.config.ledger.url)):
+    for section, url in ((name, getattr(loaded.config, name).url) for name in ("state", "ledger", "keys")):
         if url.startswith("postgres"):
             from gateway.database.urls import parsed  # SQLAlchemy: not for whoever has no database
 

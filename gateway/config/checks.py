@@ -14,9 +14,10 @@ from typing import Any
 
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.aliases import Aliases, chains
-from gateway.config.listen import KEYWORDS, listener_problems
+from gateway.config.listen import KEYWORDS, OFF, listener_problems
 from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
 from gateway.config.schema import (
+    LEDGER,
     MAX_FALLBACKS,
     MAX_REPLICAS,
     SOURCE_KINDS,
@@ -81,6 +82,8 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
     yield from _wrong_sources(values)
     yield from _wrong_sharing(values)
+    if values.get(("keys", "url")) == LEDGER and values.get(("ledger", "url")) == OFF:
+        yield Problem(("keys", "url"), "there is no ledger to keep them in: set ledger.url, or name a database of their own")
     if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
         sources = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]

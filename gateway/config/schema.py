@@ -13,7 +13,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
@@ -24,7 +23,6 @@ from gateway.config.addresses import (
     dns_name,
     host_and_port,
     is_link_local,
-    is_loopback,
     name_server,
     parse_base_url,
     shown,
@@ -51,7 +49,6 @@ MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 MAX_TIERS, MAX_PEAKS, MAX_CHANGES = 8, 24, 64  # of a model's prices
 MAX_DAYS = 36_500  # of retention
 MAX_GRANTED = 100  # models, or pools, that a key names
-MAX_ISSUERS = 16
 LEDGER = "ledger"  # of `keys.url`
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
@@ -113,15 +110,6 @@ def _keys_url(url: str) -> str:
         return database_url(url)
     except ValueError as error:
         raise ValueError(str(error).replace(_DATABASE_URL, _KEYS_URL)) from None
-
-
-def _issuer_url(url: str) -> str:
-    """As it is written: tokens have it to the last slash. Raises ValueError."""
-    if url and not re.fullmatch(_URL_PATTERN, url):
-        raise ValueError(f"a URL such as https://login.example.org is expected, got {shown(url.rpartition('@')[2])}")
-    if url.startswith("http://") and not is_loopback(urlsplit(url).hostname or ""):
-        raise ValueError("https is expected: who can change the keys of an issuer on their way can sign any token")
-    return url
 
 
 def _price_date(text: str) -> str:
@@ -650,34 +638,8 @@ class LedgerConfig(_Section, frozen=True):
     ] = 64
 
 
-class OidcConfig(_Section, frozen=True):
-    """Tokens (JWTs) of one issuer, in the place of keys. What a key has for itself, all tokens of an issuer have in common; the
-    limits are those of each tenant.
-    """
-
-    issuer: Annotated[
-        str,
-        Meta(min_length=1, extra={READ: _issuer_url}, extra_json_schema={"pattern": _URL_PATTERN}),
-        _about("As tokens have it in `iss`; its discovery document names its keys."),
-    ]
-    audience: Annotated[str, Meta(min_length=1, max_length=256), _about("That tokens have in `aud`.")]
-    tenant_claim: Annotated[str, Meta(min_length=1, max_length=100), _about("The claim whose text is the tenant.")] = "tenant"
-    jwks_url: Annotated[
-        str,
-        Meta(extra={READ: _issuer_url}, extra_json_schema={"pattern": f"^$|{_URL_PATTERN}"}),
-        _about("Of the issuer's keys; empty: as its discovery document says."),
-    ] = ""
-    models: Annotated[tuple[str, ...], Meta(max_length=MAX_GRANTED), _about("As of a key; none: all.")] = ()
-    pools: Annotated[tuple[str, ...], Meta(max_length=MAX_GRANTED), _about("As of a key; none: all.")] = ()
-    budget_usd_day: Annotated[Dollars | None, _about("As of a key; null: no limit.")] = None
-    budget_usd_month: Annotated[Dollars | None, _about("Likewise.")] = None
-    requests_per_minute: Annotated[Positive | None, _about("Likewise.")] = None
-    uncached_tokens_per_minute: Annotated[Positive | None, _about("Likewise.")] = None
-    priority: Annotated[int, Meta(ge=-100, le=100), _about("As of a key.")] = 0
-
-
 class KeysConfig(_Section, frozen=True):
-    """Who may use the API: keys, each of a tenant, and tokens of issuers."""
+    """Who may use the API: keys, each of a tenant."""
 
     url: Annotated[
         str,
@@ -693,12 +655,10 @@ class KeysConfig(_Section, frozen=True):
     required: Annotated[
         bool, _about("Requests without a valid key are refused; false: those without one are served, as of no tenant.")
     ] = True
-    oidc: Annotated[tuple[OidcConfig, ...], Meta(max_length=MAX_ISSUERS), _about("Issuers of tokens.")] = ()
 
     @property
     def on(self) -> bool:
-        """Whether there are keys or tokens at all."""
-        return self.url != OFF or bool(self.oidc)
+        return self.url != OFF
 
 
 class SharingConfig(_Section, frozen=True):

@@ -1,1 +1,1 @@
-"""Who sends a request, and what they may do: keys, and tokens of issuers."""
+"""Who sends a request, and what they may do: keys."""

@@ -1,4 +1,4 @@
-"""What the holder of a key, or of a token, may do. Pure.
+"""What the holder of a key may do. Pure.
 
 A model is allowed by its name, or by a beginning of it that ends with a star. No list at all allows everything. What a client
 calls a model by an alias counts as the model that the alias stands for.
@@ -15,7 +15,7 @@ from gateway.errors import GatewayError, first_names
 
 
 class Grant:
-    """id: of the key, for logs; of a token: of its issuer and tenant. number: of the caller, the same in all processes, not 0.
+    """id: of the key, for logs. number: of the caller, the same in all processes, not 0.
     expires_at: Unix seconds, 0: never. revoked: no more requests; those that run finish.
     """
 

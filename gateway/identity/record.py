@@ -138,8 +138,8 @@ class Key(Struct, frozen=True):
         }
 
 
-def limits_of(settings: Any) -> Limits | None:
-    """Of a key's settings, or of an issuer's. None: there is no limit."""
+def limits_of(settings: Settings) -> Limits | None:
+    """Of a key's settings. None: there is no limit."""
     made = Limits(
         requests=settings.requests_per_minute or 0,
         tokens=settings.uncached_tokens_per_minute or 0,

@@ -25,6 +25,10 @@
 {{- include "warmroute.checkSources" . -}}
 {{- include "warmroute.checkDatabaseUrl" (list "config.state.url" (dig "url" "" (default (dict) .Values.config.state) | toString)) -}}
 {{- include "warmroute.checkDatabaseUrl" (list "config.ledger.url" (dig "url" "" (default (dict) .Values.config.ledger) | toString)) -}}
+{{- $keysUrl := dig "url" "" (default (dict) .Values.config.keys) | toString -}}
+{{- if not (or (eq $keysUrl "ledger") (hasPrefix "/" $keysUrl)) -}}
+{{- include "warmroute.checkDatabaseUrl" (list "config.keys.url" $keysUrl) -}}
+{{- end -}}
 {{- $listen := printf "0.0.0.0:%s" (include "warmroute.port" .) -}}
 {{- $metrics := printf "0.0.0.0:%s" (include "warmroute.metricsPort" .) -}}
 {{- $chart := dict "listen" $listen "metrics_listen" $metrics "discovery" $sources "sharing" (include "warmroute.sharing" . | fromYaml) -}}
@@ -37,7 +41,7 @@
 {{- if not .Values.existingConfigMap.name -}}
 {{- $config = include "warmroute.config" . | fromYaml -}}
 {{- end -}}
-{{- $fixed := pick $config "admin_listen" "workers" "state" "ledger" "sharing" "snapshot" "log_level" "log_format" -}}
+{{- $fixed := pick $config "admin_listen" "workers" "state" "ledger" "keys" "sharing" "snapshot" "log_level" "log_format" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
 {{- toYaml (merge (dict "routing" $routing "tracing" $tracing) $fixed) -}}

@@ -392,6 +392,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "workers": 2,
     "state": {"url": "off"},
     "ledger": {"url": "sqlite"},
+    "keys": {"url": "sqlite"},
     "sharing": {"url": "redis://valkey:6379"},
     "snapshot": {"file": "off"},
     "log_level": "debug",

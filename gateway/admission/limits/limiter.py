@@ -28,7 +28,7 @@ from gateway.admission.limits.rate import Rate
 from gateway.errors import GatewayError
 
 DAY_S: Final = 86_400
-MAX_ACCOUNTS: Final = 200_000  # keys and tenants with limits; those that were used longest ago are forgotten first
+MAX_ACCOUNTS: Final = 200_000  # keys with limits; those that were used longest ago are forgotten first
 MAX_PROCESSES: Final = 1024
 KEPT_DAYS: Final = 62
 GUARDED: Final = 4  # exchanges
@@ -239,10 +239,9 @@ class Limiter:
                 f"The budget of the key {account.id} for this {period} is spent. It begins again with the next {period} (UTC)."
             )
             raise GatewayError(429, "insufficient_quota", text, retry_after_s=_whole(min(ends_s, MAX_RETRY_S)))
-        reserved = account.reserved
-        if not money or not reserved:
+        reserved, admitted = account.reserved, sum(account.admitted)
+        if not money or not (reserved or admitted):
             return
-        admitted = sum(account.admitted)
         beyond = self._share > 1 and admitted + money > (left - reserved + admitted) // self._share
         if beyond or reserved + money > left:
             text = (

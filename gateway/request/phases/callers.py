@@ -1,19 +1,19 @@
-"""Whose a request is. Without keys: whoever its headers name. With keys: the holder of the key, or the token, that it brings.
+"""Whose a request is. Without keys: whoever its headers name. With keys: the holder of the key that it brings.
 
     Authorization: Bearer KEY ─┐
-                               ├─ both? the same ──► sha256 ──► key, or token of an issuer ──► Caller, of its tenant
+                               ├─ both? the same ──► sha256 ──► key ──► Caller, of its tenant
     X-Api-Key: KEY ────────────┘
     none ──► 401, or, if keys are not required, a caller without a tenant
 
 Then no header names a tenant. Where keys are not required, clients may send anything for a key, as SDKs want one: only what
-looks like a key or a token of ours has to be valid, so that one that was revoked is noticed.
+looks like a key of ours has to be valid, so that one that was revoked is noticed.
 
 All refusals read the same but for holders of a key that was valid once. A look-up is by digest, in one step.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.errors import GatewayError
 from gateway.identity.grant import Grant
@@ -27,23 +27,13 @@ _BEARER: Final = "bearer"
 _SEND: Final = "Send one as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
 
 
-class Tokens(Protocol):
-    """Tokens of issuers."""
-
-    def looks_like_one(self, credentials: str, /) -> bool: ...
-
-    def find(self, credentials: str, digest: bytes, now: float, /) -> Grant | None:
-        """Of a valid token. now: Unix seconds."""
-
-
 class Callers:
     """See the top of this file. keys: None: there are none. required: whether all requests need one."""
 
-    def __init__(self, keys: Keys | None, metrics: Metrics, *, required: bool = True, tokens: Tokens | None = None) -> None:
+    def __init__(self, keys: Keys | None, metrics: Metrics, *, required: bool = True) -> None:
         self._keys = keys
         self._metrics = metrics
         self._required = required
-        self._tokens = tokens
 
     def of(self, request: ClientRequest) -> Caller:
         """Raises GatewayError 400, 401 or 503."""
@@ -59,7 +49,7 @@ class Callers:
             grant = self._find(keys, credentials)
             if grant is not None:
                 return Caller(grant.tenant, grant.number, caller.session, caller.weak_session, grant)
-            if self._required or credentials.startswith(PREFIX) or self._is_token(credentials):
+            if self._required or credentials.startswith(PREFIX):
                 raise self._refused("unknown", GatewayError(401, INVALID, f"The API key is not valid. {_SEND}"))
         elif self._required:
             raise self._refused("missing", GatewayError(401, INVALID, f"An API key is needed. {_SEND}"))
@@ -78,8 +68,6 @@ class Callers:
             return None
         digest, now = digest_of(credentials), keys.wall_clock()
         grant = keys.ring.find(digest, now)
-        if grant is None and self._tokens is not None:
-            grant = self._tokens.find(credentials, digest, now)
         if grant is None:
             return None
         try:
@@ -87,9 +75,6 @@ class Callers:
         except GatewayError as error:
             raise self._refused("revoked" if grant.revoked else "expired", error) from None
         return grant
-
-    def _is_token(self, credentials: str) -> bool:
-        return self._tokens is not None and self._tokens.looks_like_one(credentials)
 
     def _presented(self, headers: Headers) -> str:
         """What the headers bring, "": nothing. Raises GatewayError 400 for two that differ."""

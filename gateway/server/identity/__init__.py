@@ -1,1 +1,1 @@
-"""Keys and tokens towards operators and issuers."""
+"""Keys towards operators."""

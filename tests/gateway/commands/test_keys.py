@@ -1,0 +1,108 @@
+"""`warmroute keys`, beside a gateway that runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.commands.cli import main
+from gateway.identity.file import read_keys
+from gateway.identity.secret import SHAPE, digest_of
+from tests.gateway.conftest import eventually
+from tests.gateway.identity.conftest import bearer, keyed
+from tests.support.fakes import FakeReplica, answers
+
+
+async def test_what_a_command_changes_a_running_gateway_follows(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/keys.sqlite"
+
+    def command(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway", "keys", *arguments, "--url", url], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        keys = run.gateway.keys
+        assert keys is not None
+        key = command("create", "--tenant", "acme", "--models", "m,n-*")
+        assert SHAPE.fullmatch(key)
+        await eventually(lambda: keys.ring.find(digest_of(key), 0))
+        assert (await run.post(headers=bearer(key)))[0] == 200
+        id_ = key.split("-")[1]
+        other = command("rotate", id_, "--grace", "0s")
+        await eventually(lambda: keys.ring.find(digest_of(other), 0))
+        assert [(await run.post(headers=bearer(each)))[0] for each in (key, other)] == [401, 200]
+        shown = json.loads(command("show", id_))
+        assert (shown["tenant"], shown["models"], shown["revoked_at"]) == ("acme", ["m", "n-*"], None)
+        command("revoke", id_)
+        await eventually(lambda: (found := keys.ring.find(digest_of(other), 0)) and found.revoked)
+        assert (await run.post(headers=bearer(other)))[0] == 401
+        assert "revoked" in command("list")
+        assert other not in command("list", "--json")
+
+
+def test_a_file_gets_an_entry_to_be_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.yaml"
+    assert main(["keys", "create", "--url", str(file), "--tenant", "acme", "--budget-usd-day", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() not in err
+    file.write_text(f"keys:\n{err.splitlines()[-1]}\n")
+    (key,) = read_keys(file)
+    assert key.digests == ((digest_of(out.strip()), 0.0),)
+    assert main(["keys", "list", "--url", str(file)]) == 0
+    assert key.id in capsys.readouterr().out
+    assert main(["keys", "revoke", key.id, "--url", str(file)]) == 2
+    assert "are in a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["create", "--tenant", "none"], "tenant"),
+        (["create", "--tenant", "a", "--expires", "soon"], "expires_at"),
+        (["create", "--tenant", "a", "--priority", "1000"], "priority"),
+        (["revoke", "nothing"], "There is no key"),
+        (["show", "nothing"], "There is no key"),
+        (["rotate", "nothing", "--grace", "0s"], "There is no key"),
+    ],
+)
+def test_clear_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str) -> None:
+    assert main(["keys", *arguments, "--url", f"sqlite:///{tmp_path}/keys.sqlite"]) in (1, 2)
+    assert expected in capsys.readouterr().err
+
+
+def test_no_command_takes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments are in the list of processes."""
+    options = set[str]()
+    for action in ("create", "rotate", "revoke"):
+        with pytest.raises(SystemExit):
+            main(["keys", action, "--help"])
+        options |= set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert not options & {"--key", "--secret", "--token", "--password"}
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    from gateway.config.parse import ConfigError
+
+    digest, file = "0" * 64, tmp_path / "keys.yaml"
+    good: dict[str, Any] = {"id": "abcdefgh", "sha256": digest, "tenant": "a"}
+    for keys, expected in (
+        ([good, good], "another key has it already"),
+        ([{**good, "id": "ABC"}], "8 of a-z"),
+        ([{**good, "sha256": "wr-secret"}], "not the key itself"),
+        ([{**good, "extra": 1}], "extra"),
+        ("nonsense", "keys"),
+    ):
+        file.write_text(json.dumps({"keys": keys}))
+        with pytest.raises(ConfigError) as refused:
+            read_keys(file)
+        assert expected in str(refused.value)
+        assert "wr-secret" not in str(refused.value)
