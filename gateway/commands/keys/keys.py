@@ -144,7 +144,8 @@ def _all(url: str) -> list[Key]:
         return read_keys(Path(url))
 
     async def listed(store: KeyStore) -> list[Key]:
-        found, more = list[Key](), True
+        found: list[Key] = []
+        more = True
         while more:
             part, more = await store.listed(found[-1].id if found else "", _LISTED)
             found += part
