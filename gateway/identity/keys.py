@@ -31,9 +31,8 @@ from gateway.database.failures import StoreFailed
 from gateway.database.places import with_path
 from gateway.errors import GatewayError
 from gateway.identity.file import read_keys
-from gateway.identity.grant import Grant
 from gateway.identity.record import Key
-from gateway.identity.ring import MAX_KEYS, KeyRing
+from gateway.identity.ring import KeyRing
 from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -95,9 +94,8 @@ class Keys:
         self._revision = -1
         self._all_at = 0.0
         self._unwritten: dict[str, Any] = {}
-        self._spent_known = False
+        self._spent_revision = -1  # up to which is known what others have spent
         self._failing = False
-        self._grants: dict[str, Grant] = {}
 
     def moment(self) -> Moment:
         return self._calendar.moment(self._clock(), self.wall_clock())
@@ -182,14 +180,14 @@ class Keys:
         if self._clock() - self._all_at >= ALL_S:
             self._all_at = self._clock()
             self.ring.keep(await store.ids())
+            if await store.revision() < max(self._revision, self._spent_revision):
+                self._revision = self._spent_revision = -1
         self._begun()
 
     def _take(self, keys: list[Key], *, whole: bool) -> None:
         """whole: there are no others."""
-        for key in keys[:MAX_KEYS]:
-            grant = key.grant()
-            self._grants[key.id] = grant
-            self.ring.put(grant, key.digests)
+        for key in keys:
+            self.ring.put(key.grant(), key.digests)
         if whole:
             self.ring.keep({key.id for key in keys})
             self._begun()
@@ -199,7 +197,7 @@ class Keys:
         self._metrics.keys_known.set((), len(self.ring))
 
     def _limits_of(self, id_: str) -> Limits | None:
-        grant = self._grants.get(id_)
+        grant = self.ring.grant(id_)
         return grant.limits if grant else None
 
     async def _watch(self, file: Path) -> None:
@@ -221,12 +219,11 @@ class Keys:
         store, moment = self._store, self.moment()
         if store is None:
             return
-        first = moment.day // 31 * 31
-        for process, totals in (await store.read_spent(self.process, first, recent=self._spent_known)).items():
-            known = process in self.siblings
-            self.limiter.merge(process, totals, moment.now, first=not self._spent_known, money_only=known)
-        if not self._spent_known:
-            self._spent_known = True
+        first, month = self._spent_revision < 0, moment.day // 31 * 31
+        found, self._spent_revision = await store.changed_spent(self.process, month, max(0, self._spent_revision))
+        for process, totals in found.items():
+            self.limiter.merge(process, totals, moment.now, first=first, money_only=process in self.siblings)
+        if first:
             await store.purge_spent(moment.day - KEPT_DAYS)
         self._unwritten.update({total[0]: total for total in self.limiter.unwritten()})
         taken, self._unwritten = self._unwritten, {}

@@ -17,6 +17,7 @@ from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.schema import MAX_GRANTED, Dollars, Positive, unix_time
 from gateway.identity.grant import Grant
+from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import DIGEST, ID
 
 DOLLAR: Final = 10**12  # picodollars
@@ -94,7 +95,7 @@ class Written(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class KeysFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
-    keys: tuple[Written, ...] = ()
+    keys: Annotated[tuple[Written, ...], Meta(max_length=MAX_KEYS)] = ()
 
 
 class Key(Struct, frozen=True):

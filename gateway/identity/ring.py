@@ -34,6 +34,11 @@ class KeyRing:
             return None
         return found[0]
 
+    def grant(self, id_: str) -> Grant | None:
+        """O(1)."""
+        found = self._by_id.get(id_)
+        return found[0] if found else None
+
     def put(self, grant: Grant, digests: Digests) -> None:
         """A key, in the place of what it was before. O(digests)."""
         self._drop(grant.id, revoked=grant.revoked)

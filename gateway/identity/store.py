@@ -23,7 +23,6 @@ from gateway.identity.tables import TABLES, keys, revisions, spent
 
 OPERATION_S: Final = 5.0
 READ_AT_ONCE: Final = 1000  # keys
-RECENT_MS: Final = 120_000  # clocks of gateways may differ by that
 PURGED_S: Final = 90 * 86_400.0
 MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
 
@@ -103,25 +102,28 @@ class KeyStore:
 
     async def write_spent(self, process: str, totals: Sequence[Total], today: Day) -> None:
         """Raises StoreFailed."""
-        at, rows = int(self._now() * 1000), list[dict[str, Any]]()
+        rows = list[dict[str, Any]]()
         for id_, requests, tokens, _, days in totals:
             for day, pico in {today: 0, **dict(days)}.items():
-                values = {"day": day_text(day), "key": id_, "process": process, "updated_ms": at}
+                values = {"day": day_text(day), "key": id_, "process": process}
                 rows.append({**values, "requests": requests, "tokens": tokens, "pico": pico})
         if rows:
             await self._database.write(lambda connection: _put_spent(connection, rows))
 
-    async def read_spent(self, but: str, first: Day, *, recent: bool) -> dict[str, list[Total]]:
-        """By process, of all but one, from that day on. recent: only what was written lately. Raises StoreFailed."""
-        query = select(spent).where(spent.c.day >= day_text(first)).where(spent.c.process != but).order_by(spent.c.updated_ms)
-        if recent:
-            query = query.where(spent.c.updated_ms >= int(self._now() * 1000) - RECENT_MS)
+    async def changed_spent(self, but: str, first: Day, since: int) -> tuple[dict[str, list[Total]], int]:
+        """By process, of all but one, from that day on, with a later revision; and the latest. Raises StoreFailed."""
+        query = select(spent).where(spent.c.revision > since).where(spent.c.day >= day_text(first))
+        query = query.where(spent.c.process != but).order_by(spent.c.revision)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         found = dict[str, list[Total]]()
         for row in rows:
             total = (row.key, row.requests, row.tokens, 0, ((day_of_text(row.day), row.pico),))
             found.setdefault(row.process, []).append(total)
-        return found
+        return found, rows[-1].revision if rows else since
+
+    async def revision(self) -> int:
+        """The latest. Less than one that was read before: the database is another one, or from a backup. Raises StoreFailed."""
+        return await self._database.read(_revision)
 
     async def purge_spent(self, before: Day) -> None:
         """Raises StoreFailed."""
@@ -168,8 +170,12 @@ def _next_revision(connection: Connection) -> None:
         connection.execute(insert(revisions).values(id=1, revision=1))
 
 
+def _revision(connection: Connection) -> int:
+    return int(connection.execute(select(revisions.c.revision)).scalar_one_or_none() or 0)
+
+
 def _save(connection: Connection, key: Key) -> Key:
-    revision = connection.execute(select(revisions.c.revision)).scalar_one()
+    revision = _revision(connection)
     digests = " ".join(f"{digest.hex()}:{until!r}" for digest, until in key.digests)
     body = msgspec.json.encode(msgspec.structs.replace(key, digests=(), revision=0)).decode()
     values = {"revision": revision, "digests": digests, "body": body}
@@ -193,6 +199,9 @@ def _key(row: Any) -> Key:
 
 
 def _put_spent(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    _next_revision(connection)
+    revision = _revision(connection)
     statement: Any = (sqlite if connection.dialect.name == SQLITE else postgresql).insert(spent)
-    totals = {name: statement.excluded[name] for name in ("updated_ms", "requests", "tokens", "pico")}
-    connection.execute(statement.on_conflict_do_update(index_elements=["day", "key", "process"], set_=totals), rows)
+    totals = {name: statement.excluded[name] for name in ("revision", "requests", "tokens", "pico")}
+    statement = statement.on_conflict_do_update(index_elements=["day", "key", "process"], set_=totals)
+    connection.execute(statement, [{**row, "revision": revision} for row in rows])

@@ -1,7 +1,8 @@
 """The tables of keys and of what they have spent. One schema for SQLite and Postgres.
 
-`body` is a key as JSON (`record.Key`), without its digests. A digest is hexadecimal. Every change of a key gives it the next
-revision, so that processes read only what has changed; the row of `revisions` is written first, which puts changes in order.
+`body` is a key as JSON (`record.Key`), without its digests. A digest is hexadecimal. Every change of a key or of what
+was spent gives it the next revision, so that processes read only what has changed, whatever their clocks say; the row of
+`revisions` is written first, which puts changes in order.
 
 A row of `spent` is what one process has done for one key on one day, in totals that only this process writes. Money is in
 picodollars.
@@ -39,11 +40,11 @@ spent: Final = Table(
     Column("day", String, primary_key=True),
     Column("key", String, primary_key=True),
     Column("process", String, primary_key=True),
-    Column("updated_ms", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
     Column("requests", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("pico", BigInteger, nullable=False),
-    Index("warmroute_keys_spent_by_time", "updated_ms"),
+    Index("warmroute_keys_spent_by_revision", "revision"),
 )
 
 TABLES: Final = Tables("keys.url", "keys", schema, versions, VERSION)

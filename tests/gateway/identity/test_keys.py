@@ -1,0 +1,86 @@
+"""What several gateways know of each other through one database, whatever their clocks say."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+from gateway.config.schema import Config, KeysConfig
+from gateway.identity.keys import Keys
+from gateway.identity.record import Settings
+from gateway.telemetry.metrics import Metrics
+
+HOUR_S = 3600.0
+NOON = 1_790_000_000.0 // 86_400 * 86_400 + 43_200.0
+SETTINGS = Settings("acme", budget_usd_day=10.0)
+
+
+class Clock:
+    """Monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def gateway(file: Path, wall: float = NOON) -> tuple[Keys, Clock]:
+    """Its keys, and its monotonic clock."""
+    clock = Clock()
+    config = Config(pools=(), keys=KeysConfig(f"sqlite:///{file}"))
+    return Keys(config, Metrics(), lambda: wall + clock(), clock), clock
+
+
+async def spend(keys: Keys, id_: str, pico: int) -> None:
+    grant = keys.ring.grant(id_)
+    assert grant is not None
+    assert grant.limits is not None
+    keys.limiter.enter(id_, grant.limits, keys.moment()).settle(1, 1, pico, keys.moment())
+    await keys.poll()
+
+
+def spent(keys: Keys, id_: str) -> int:
+    account = keys.limiter.account(id_)
+    return account.spent(keys.moment().day) if account else 0
+
+
+async def test_clocks_that_differ(tmp_path: Path) -> None:
+    """By an hour: what one has spent, the other knows after its next look, in both directions."""
+    (one, _), (other, _) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite", NOON + HOUR_S)
+    await one.begin()
+    key, _ = await (await one.store()).create(SETTINGS)
+    for keys in (one, other):
+        await keys.begin()
+    await spend(one, key.id, 5)
+    await other.poll()
+    assert spent(other, key.id) == 5
+    await spend(other, key.id, 7)
+    await one.poll()
+    assert (spent(one, key.id), spent(other, key.id)) == (12, 12)
+    for keys in (one, other):
+        await keys.close()
+
+
+async def test_a_database_from_a_backup(tmp_path: Path) -> None:
+    """It has earlier revisions: keys made since are read, and those that it lacks are forgotten."""
+    (keys, clock), (other, _) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    first, *later = [(await (await keys.store()).create(SETTINGS))[0] for _ in range(5)]
+    await keys.poll()
+    assert len(keys.ring) == 5
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("DELETE FROM warmroute_keys WHERE revision > 1")
+        database.execute("UPDATE warmroute_keys_revision SET revision = 1")
+    made, _ = await (await other.store()).create(SETTINGS)
+
+    for _ in range(2):
+        clock.now += 61.0
+        await keys.poll()
+    assert keys.ring.grant(first.id) is not None
+    assert keys.ring.grant(made.id) is not None
+    assert all(keys.ring.grant(key.id) is None for key in later)
+    for each in (keys, other):
+        await each.close()
