@@ -26,7 +26,8 @@ _UNSURE: Final = (CACHED, TOKENS)  # the cached tokens are a prediction
 
 
 class Bill:
-    """Picodollars (`money.py`). saved: what the cached tokens would have cost more as uncached ones.
+    """Picodollars (`money.py`). saved: what the cached tokens would have cost more as uncached ones, 0 where a
+    price list is upside down: counters only rise, and the ledger says the same as they.
 
     Not to be changed. A plain class, as `Usage` is.
     """
@@ -74,7 +75,7 @@ class Meter:
             _bounded((usage.prompt - cached - written) * rates.input),
             _bounded(cached * rates.cached_input),
             _bounded(usage.completion * rates.output),
-            _bounded(cached * (rates.input - rates.cached_input)),
+            _bounded(max(0, cached * (rates.input - rates.cached_input))),
             _bounded(cache_write),
             _bounded(used.images * rates.image),
         )
@@ -113,7 +114,7 @@ class Meter:
             metrics.cost_usd.add((model, tenant, "cache_write"), dollars(bill.cache_write))
         if bill.image:
             metrics.cost_usd.add((model, tenant, "image"), dollars(bill.image))
-        metrics.savings_usd.add((model, tenant), dollars(max(0, bill.saved)))  # a price list can be upside down
+        metrics.savings_usd.add((model, tenant), dollars(bill.saved))
         if used.estimated:
             metrics.estimated_cost_usd.add((model, tenant), dollars(bill.total))
 

@@ -1,4 +1,4 @@
-"""Thirty-seven answers and their invoices, worked out by hand: what /metrics has to show, and what each answer adds to it.
+"""Thirty-seven answers and their invoices, worked out by hand: what /metrics and the ledger have to show.
 
 The prices are USD per million tokens, so tokens x price are millionths of a dollar, which is what the rows below have. Nothing
 here is computed by code: not the rows, and not the sums of the last test.
@@ -7,11 +7,15 @@ here is computed by code: not the rows, and not the sums of the last test.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
+from gateway.accounting.ledger.sums import MILL, MONEY
 from tests.clients.sdk.engines import UNKNOWN
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.dialects.events.test_named import named
@@ -251,22 +255,50 @@ async def ask(run: Running, name: str) -> None:
             """The first text has not come."""
 
 
+def ledger_of(folder: Path) -> dict[str, Any]:
+    return {"url": f"sqlite:///{folder}/ledger.sqlite"}
+
+
+def written(folder: Path, table: str = "warmroute_usage") -> list[dict[str, Any]]:
+    """The rows of the ledger of a gateway that has ended."""
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute(f"SELECT * FROM {table}")]
+
+
+def charged(row: dict[str, Any]) -> tuple[int, ...]:
+    """Of a row: tokens, then picodollars."""
+    tokens = (row["prompt"] - row["cached"], row["cached"], row["written"], row["completion"])
+    return (*tokens, *(row[kind] for kind in MONEY))
+
+
+def owed(expected: Invoice) -> tuple[int, ...]:
+    """The same of an invoice."""
+    tokens = (expected.miss, expected.hit, expected.written, expected.generated)
+    return (*tokens, *(round(getattr(expected, kind) * 10**6) for kind in MONEY))
+
+
 @pytest.mark.parametrize("name", CASES)
-async def test_an_invoice(name: str) -> None:
+async def test_an_invoice(tmp_path: Path, name: str) -> None:
     behaviour, expected = CASES[name]
     script = [UNKNOWN, behaviour] if "translated" in name else [behaviour]
-    async with FakeReplica(script, models(*PRICES)) as replica, running(replica, prices=PRICES) as run:
+    config: dict[str, Any] = {"prices": PRICES, "ledger": ledger_of(tmp_path)}
+    async with FakeReplica(script, models(*PRICES)) as replica, running(replica, **config) as run:
         await ask(run, name)
         assert tuple(await invoice(run)) == pytest.approx(tuple(expected))
+    (row,) = written(tmp_path)
+    assert charged(row) == owed(expected)
+    assert bool(row["estimated"]) is (name in ESTIMATED)
+    assert row["model"] == MODELS.get(name, "m")
 
 
-async def test_all_of_them_together() -> None:
+async def test_all_of_them_together(tmp_path: Path) -> None:
     """One gateway; the translated one comes last, for from then on the replica is known to speak chat alone."""
     script = [behaviour for behaviour, _ in EXACT.values()]
     assert len(CASES) == 37
     async with (
         FakeReplica([*script[:-1], UNKNOWN, script[-1]], models(*PRICES)) as replica,
-        running(replica, prices=PRICES) as run,
+        running(replica, prices=PRICES, ledger=ledger_of(tmp_path)) as run,
     ):
         for name in EXACT:
             await ask(run, name)
@@ -274,3 +306,7 @@ async def test_all_of_them_together() -> None:
         assert tuple(await invoice(run)) == pytest.approx(tuple(ALL))
         page = await run.metrics()
         assert not [key for key, value in page.items() if key.startswith("warmroute_unmetered") and value]
+    rows, days = written(tmp_path), written(tmp_path, "warmroute_usage_daily")
+    assert tuple(map(sum, zip(*map(charged, rows), strict=True))) == owed(ALL)
+    kinds = {kind: sum(day[f"{kind}_mills"] * MILL + day[f"{kind}_pico"] for day in days) for kind in MONEY}
+    assert tuple(kinds.values()) == owed(ALL)[4:]
