@@ -21,9 +21,18 @@ from gateway.identity.grant import Grant
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import DIGEST, ID
 
+MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
 _NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII without quotes
 _NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
+
+
+class KeyNotFoundError(Exception):
+    """There is no such key."""
+
+
+class KeyRefusedError(Exception):
+    """The key cannot be changed so; its text says why."""
 
 
 def _tenant(text: str) -> str:

@@ -16,7 +16,7 @@ from gateway.admission.limits.calendar import day_of_text, day_text
 from gateway.admission.limits.limiter import Day, Total
 from gateway.database.database import Database
 from gateway.database.driver import SQLITE
-from gateway.identity.record import Key, Settings
+from gateway.identity.record import MAX_GRACE_S, Key, KeyNotFoundError, KeyRefusedError, Settings
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import digest_of, new_id, new_key
 from gateway.identity.tables import TABLES, keys, revisions, spent
@@ -24,15 +24,6 @@ from gateway.identity.tables import TABLES, keys, revisions, spent
 OPERATION_S: Final = 5.0
 READ_AT_ONCE: Final = 1000  # keys
 PURGED_S: Final = 90 * 86_400.0
-MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
-
-
-class KeyNotFoundError(Exception):
-    """There is no such key."""
-
-
-class KeyRefusedError(Exception):
-    """The key cannot be changed so; its text says why."""
 
 
 class KeyStore:

@@ -82,7 +82,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit status. Raises ConfigError."""
-    from gateway.identity.store import KeyNotFoundError, KeyRefusedError
+    from gateway.identity.record import KeyNotFoundError, KeyRefusedError
 
     try:
         status: int = options.act(options)

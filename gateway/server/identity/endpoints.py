@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 from aiohttp import web
@@ -14,9 +14,11 @@ from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
 from gateway.identity.keys import Keys
-from gateway.identity.record import Settings
-from gateway.identity.store import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, KeyStore
+from gateway.identity.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
 from gateway.server.operator import Operator
+
+if TYPE_CHECKING:  # it loads SQLAlchemy
+    from gateway.identity.store import KeyStore
 
 MAX_LISTED: Final = 1000  # keys in one answer
 DEFAULT_GRACE_S: Final = 86_400.0
