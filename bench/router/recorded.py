@@ -1,6 +1,6 @@
 """Does a replay of recorded traffic say what was measured? A real gateway, real replicas, the real commands.
 
-    python -m bench.router.recorded [--seconds 180] [--report]
+    python -m bench.router.recorded [--seconds 180] [--seed 1] [--report]
 
 Conversations over shared system prompts go through a gateway in front of four simulated replicas, each a process, while
 `warmroute record` records them. Then `warmroute simulate` replays the recording, once with the rates that the recording shows
@@ -92,8 +92,7 @@ def size(chance: random.Random, mean: int) -> int:
     return max(5, int(chance.lognormvariate(0, 0.6) * mean / 1.2))
 
 
-async def user(http: aiohttp.ClientSession, number: int, scene: Scene, until: float, seen: Seen) -> None:
-    chance = random.Random(f"{scene.name} {number}")
+async def user(http: aiohttp.ClientSession, chance: random.Random, number: int, scene: Scene, until: float, seen: Seen) -> None:
     await asyncio.sleep(chance.random() * scene.think_s * 2)
     conversation = 0
     while time.monotonic() < until:
@@ -131,11 +130,12 @@ async def ask(http: aiohttp.ClientSession, messages: list[Any], tokens: int, ses
     return text
 
 
-async def load(url: str, scene: Scene, seconds: float, seen: Seen) -> None:
+async def load(url: str, scene: Scene, seconds: float, seed: int, seen: Seen) -> None:
     until = time.monotonic() + seconds
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
-        await asyncio.gather(*(user(http, number, scene, until, seen) for number in range(scene.users)))
+        chances = [random.Random(f"{seed} {scene.name} {number}") for number in range(scene.users)]
+        await asyncio.gather(*(user(http, chance, number, scene, until, seen) for number, chance in enumerate(chances)))
 
 
 def simulated(trace: Path, *flags: str) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def simulated(trace: Path, *flags: str) -> dict[str, Any]:
     return found
 
 
-def recorded(scene: Scene, seconds: float, folder: Path) -> Seen:
+def recorded(scene: Scene, seconds: float, seed: int, folder: Path) -> Seen:
     seen = Seen()
     with ExitStack() as stack:
 
@@ -159,11 +159,11 @@ def recorded(scene: Scene, seconds: float, folder: Path) -> Seen:
         replicas = [started(f"replica {number}", *replica).wait_for(ready_url) for number in range(REPLICAS)]
         listeners = {"listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0"}
         config = {**listeners, "pools": [{"replicas": replicas}], "state": {"url": "off"}, "snapshot": {"file": "off"}}
-        file, trace = folder / "gateway.yaml", folder / f"{scene.name}.jsonl.gz"
+        file, trace = folder / f"{scene.name}.yaml", folder / f"{scene.name}.jsonl.gz"
         file.write_text(yaml.safe_dump(config))
         gateway = started("gateway", "serve", "--config", str(file))
         url, admin = gateway.wait_for(listening_url), gateway.wait_for(admin_url)
-        background = threading.Thread(target=lambda: asyncio.run(load(url, scene, WARM_S + seconds, seen)))
+        background = threading.Thread(target=lambda: asyncio.run(load(url, scene, WARM_S + seconds, seed, seen)))
         background.start()
         time.sleep(WARM_S)
         seen.forget()
@@ -207,6 +207,7 @@ HEAD: Final = """| scene | | requests | hits | mean TTFT, s | p90, s | hits off 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--seed", type=int, default=1, help="of the conversations (default: 1)")
     parser.add_argument("--only", type=int, help="number of one scene, from 0")
     parser.add_argument("--keep", type=Path, help="folder for the recordings (default: a temporary one)")
     parser.add_argument("--again", action="store_true", help="replay the recordings of --keep again")
@@ -218,7 +219,7 @@ def main(arguments: Sequence[str]) -> None:
         for scene in SCENES if options.only is None else [SCENES[options.only]]:
             trace, seen = folder / f"{scene.name}.jsonl.gz", folder / f"{scene.name}.json"
             if not options.again:
-                seen.write_text(json.dumps(recorded(scene, options.seconds, folder).summary), "utf-8")
+                seen.write_text(json.dumps(recorded(scene, options.seconds, options.seed, folder).summary), "utf-8")
             lines += rows(scene, trace, json.loads(seen.read_text("utf-8")))
             print("\n".join(lines[-10:]), flush=True)
     if options.report:
