@@ -102,17 +102,18 @@ async def user(http: aiohttp.ClientSession, chance: random.Random, number: int, 
         for _ in range(chance.randrange(2, 9)):
             messages.append({"role": "user", "content": words(chance, size(chance, MESSAGE_WORDS))})
             name = f"{number}-{conversation}" if number % 2 else ""  # half of the clients name no session
-            answer = await ask(http, messages, chance.randrange(20, 100), name, seen)
+            answer = await ask(http, f"user-{number}", messages, chance.randrange(20, 100), name, seen)
             messages.append({"role": "assistant", "content": answer})
             await asyncio.sleep(chance.expovariate(1 / scene.think_s))
             if time.monotonic() > until:
                 return
 
 
-async def ask(http: aiohttp.ClientSession, messages: list[Any], tokens: int, session: str, seen: Seen) -> str:
+async def ask(http: aiohttp.ClientSession, user: str, messages: list[Any], tokens: int, session: str, seen: Seen) -> str:
+    """user: its key, by which the gateway knows it again."""
     body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    headers = {"X-Session-Id": session} if session else {}
+    headers = {"Authorization": f"Bearer {user}"} | ({"X-Session-Id": session} if session else {})
     sent, first, text = time.monotonic(), 0.0, ""
     async with http.post("/v1/chat/completions", json=body, headers=headers) as response:
         assert response.status == 200, await response.text()
@@ -229,10 +230,11 @@ def main(arguments: Sequence[str]) -> None:
 def report(lines: Sequence[str], seconds: float) -> str:
     about = (
         f"{REPLICAS} simulated replicas, each a process ({PREFILL:.0f} tokens/s of prefill, {DECODE:.0f} of decode);"
-        f" conversations of 2 to 8 turns over {SYSTEMS} system prompts, half with a session's name; {seconds:.0f} s each."
+        f" conversations of 2 to 8 turns over {SYSTEMS} system prompts, half with a session's name; each user has a key and one"
+        f" conversation after the other; {seconds:.0f} s each."
     )
     reading = (
-        "Offsets are from what was measured of the same requests. A row `replayed` is the mean of the five replays below it:"
+        "Offsets are from what was measured of the same requests. A row `replayed` is the median of the five replays below it:"
         " how far these are apart is how much chance there is in one run, the measured one included. Near saturation, and where"
         " memory is short, that is much; one run of a hundred seconds says little about waits there."
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from gateway.commands import plot
 from gateway.commands.replaying import money
-from gateway.commands.replaying.recorded import DEFAULT_ENGINE_BLOCK, RecordedFleet, Replaying, about, mean_of, recorded_fleet
+from gateway.commands.replaying.recorded import DEFAULT_ENGINE_BLOCK, RecordedFleet, Replaying, about, middle_of, recorded_fleet
 from gateway.commands.replaying.trace_lines import trace_lines
 from gateway.commands.replaying.what_if import Variant, sentence, variant
 from gateway.config.schema import RoutingConfig
@@ -146,7 +146,7 @@ def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pool", type=int, metavar="N", help=text)
     text = "recordings: send all requests at their recorded times, and not a conversation's next one after the answer before it"
     parser.add_argument("--open", action="store_true", help=text)
-    text = "recordings: replays of each row, each with other chances; the row is their mean (default: %(default)s)"
+    text = "recordings: replays of each row, each with other chances; the row is their median (default: %(default)s)"
     parser.add_argument("--runs", type=int, metavar="N", default=REPLAYS, help=text)
     text = "recordings: seconds at the beginning that are not in the numbers (default: a tenth, at least 60, at most 600)"
     parser.add_argument("--warm-up", type=float, metavar="S", help=text)
@@ -181,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row. result: the mean of its replays; replays: their results. variant: None if it is the base, with one of its
+    """One row. result: the median of its replays; replays: their results. variant: None if it is the base, with one of its
     policies.
     """
 
@@ -228,7 +228,7 @@ def _simulated(
         results.append(result)
     prices = money.prices_of(options)
     cost = money.cost_of(prices, spec, served) if prices else None
-    return Run(mean_of(results), results, spec, changed, cost), served
+    return Run(middle_of(results), results, spec, changed, cost), served
 
 
 def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> None:

@@ -14,8 +14,11 @@ line for each request, in the order in which they ended:
 and a last line with `end`. It may be missing: the recorder was killed.
 
 Replay. A conversation begins at its recorded time; its next request follows when the answer before it is complete and the
-recorded think time is over (requests of a conversation that overlapped are chains of their own). An open loop sends each
-request at its recorded time: on a slower fleet, or by chance, before the answer that it goes on with.
+recorded think time is over (requests of a conversation that overlapped are chains of their own). A client that had nothing
+running when it began a conversation has waited for its last one: so it does here, and begins as long after that as it did. Else
+conversations would pile up on a fleet that is a little slower, which those of real users do not. Where many share one key or
+address, hardly ever nothing runs, and conversations begin when they did.
+An open loop sends each request at its recorded time: on a slower fleet, or by chance, before the answer that it goes on with.
 A file with a share of the conversations is scaled up: each is replayed 1 / share times, at times shifted by up to SPREAD_S, so
 that the fleet keeps its size. Blocks that several conversations have in common stay common to the copies; the others are each
 copy's own.
@@ -324,9 +327,10 @@ class Replay:
     decode_rate: float
     engine_block: int = ENGINE_BLOCK
 
-    def request(self, number: int, copy: int, name: str) -> Request:
-        """requests[number] as the simulator has it. name: of its conversation, among all copies."""
+    def request(self, number: int, copy: int, thread: str = "") -> Request:
+        """requests[number] as the simulator has it. thread: see `Request`."""
         one, tree = self.requests[number], self.recording.tree
+        name = f"{one.named:d} {one.session} {copy}"
         keys = tree.keys(one.last, shared=one.shared, copy=copy)
         answered: BlockKeys = b""
         if following := one.next:
@@ -341,7 +345,8 @@ class Replay:
             output = int((one.seconds - (one.ttft if one.ttft is not None else one.seconds)) * self.decode_rate)
         tokens = max(1, one.tokens)
         beyond = self.recording.partings.of(tree, one.last)
-        return Request(prompt, output, name, Measured(number, tokens, answered, one.follows, beyond, self.engine_block))
+        measured = Measured(number, tokens, answered, one.follows, beyond, self.engine_block)
+        return Request(prompt, output, name, measured, thread)
 
     def copies(self, chance: Random, jitter_s: float) -> list[tuple[float, int, int]]:
         """(when, number, copy) of all requests that are to be sent, in order of time."""
@@ -391,7 +396,7 @@ def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tupl
     for number, blocks in reversed(found):
         one = replay.requests[number]
         for copy in copies[number]:
-            request = replay.request(number, copy, f"{one.named:d} {one.session} {copy}")
+            request = replay.request(number, copy)
             prompt = request.prompt
             units, tokens = blocks * one.block, max(1, blocks * one.block * one.tokens // one.units)
             shorter = Prompt(prompt.keys[: blocks * KEY_BYTES], units, one.block, prompt.scale, session_key=prompt.session_key)
@@ -411,37 +416,45 @@ class OpenReplay:
 
     def begin(self) -> Iterator[Arrival]:
         for at, number, copy in self._sent:
-            one = self._replay.requests[number]
-            yield at / self._speed, self._replay.request(number, copy, f"{one.named:d} {one.session} {copy}")
+            yield at / self._speed, self._replay.request(number, copy)
 
     def after(self, request: Request, now: float) -> Arrival | None:
         return None
 
 
 class ClosedReplay:
-    """A `Source`: a conversation's next request follows its answer after the recorded think time."""
+    """A `Source`: what follows in a chain follows the answer before it, after the recorded think time. See the top of this
+    file."""
 
     def __init__(self, replay: Replay, chance: Random, speed: float = 1.0, jitter_s: float = 0.0) -> None:
-        """speed: so many times as many conversations begin. Think times stay."""
+        """speed: so many times as many conversations begin. Think times stay. But at 1 there are as many more clients, and no
+        conversation waits for another.
+        """
         self._replay = replay
         self._speed = speed
         self._chains: dict[str, list[tuple[float, int, int]]] = {}  # think time, number and copy; the next one last
         self._first: list[tuple[float, int, int, str]] = []
         self._sent = 0
-        ends: dict[tuple[bool, int, int], dict[str, float]] = {}  # of each chain of a conversation: when its last answer ended
+        ends = dict[str, float]()  # of each chain: when its last answer ended
+        parts: dict[tuple[bool, int, int], set[str]] = {}  # the chains of a conversation
+        latest = dict[int, str]()  # of each client, the chain whose last answer ends last
         for at, number, copy in replay.copies(chance, jitter_s):
             one = replay.requests[number]
-            who = one.named, one.session, copy
-            chains = ends.setdefault(who, {})
-            free = [name for name, end in chains.items() if end <= at]
+            chains, client = parts.setdefault((one.named, one.session, copy), set()), _client(one, copy)
+            free = [name for name in chains if ends[name] <= at]
+            if not chains and one.client and speed == 1 and ends.get(latest.get(client, ""), math.inf) <= at:
+                free = [latest[client]]
             if free:
-                name = max(free, key=chains.__getitem__)
-                self._chains[name].append((at - chains[name], number, copy))
+                name = max(free, key=ends.__getitem__)
+                self._chains[name].append((at - ends[name], number, copy))
             else:
-                name = f"{one.named:d} {one.session} {copy} {len(chains)}"
+                name = str(len(ends))
                 self._chains[name] = []
                 self._first.append((at, number, copy, name))
-            chains[name] = at + one.seconds
+            chains.add(name)
+            ends[name] = at + one.seconds
+            if ends[name] >= ends.get(latest.get(client, ""), 0.0):
+                latest[client] = name
             self._sent += 1
         for chain in self._chains.values():
             chain.reverse()
@@ -454,8 +467,8 @@ class ClosedReplay:
             yield at / self._speed, self._replay.request(number, copy, name)
 
     def after(self, request: Request, now: float) -> Turn | None:
-        rest = self._chains[request.session]
+        rest = self._chains[request.thread]
         if not rest:
             return None
         think, number, copy = rest.pop()
-        return now + think, self._replay.request(number, copy, request.session)
+        return now + think, self._replay.request(number, copy, request.thread)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Final
 
 from router.load import DEFAULT_PREFILL_RATE
@@ -156,12 +157,10 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
     return lines
 
 
-def mean_of(results: Sequence[Result]) -> Result:
-    """Of several replays of the same: each value's mean."""
+def middle_of(results: Sequence[Result]) -> Result:
+    """Of several replays of the same: each value's median. A fleet that is nearly saturated runs away in some of them."""
     first = dataclasses.asdict(results[0])
     changes = {
-        name: sum(getattr(each, name) for each in results) / len(results)
-        for name, value in first.items()
-        if isinstance(value, float)
+        name: median([getattr(each, name) for each in results]) for name, value in first.items() if isinstance(value, float)
     }
     return dataclasses.replace(results[0], **changes)

@@ -59,12 +59,12 @@ def test_a_turn_goes_on_with_the_one_before_and_its_answer() -> None:
 
 def test_what_is_cached_of_a_turn_is_the_one_before_and_its_answer_in_the_engines_blocks() -> None:
     replay = replay_of(*TURNS)
-    second = replay.request(1, 0, "")
+    second = replay.request(1, 0)
     assert second.cached(0) == 0
     assert second.cached(6) == 96, "110 tokens are six whole blocks of 16, and what is left of the seventh"
     assert second.cached(3) == 48, "half a block beyond the match is no whole block of the engine"
-    assert Replay(replay.recording, replay.requests, 20.0, engine_block=1).request(1, 0, "").cached(6) == 110
-    assert len(replay.request(1, 0, "").kept) == 13 * KEY_BYTES, "its answer fills its last block"
+    assert Replay(replay.recording, replay.requests, 20.0, engine_block=1).request(1, 0).cached(6) == 110
+    assert len(replay.request(1, 0).kept) == 13 * KEY_BYTES, "its answer fills its last block"
 
 
 def test_branches_of_a_conversation_are_told_apart() -> None:
@@ -97,7 +97,7 @@ def test_token_ids_are_tokens() -> None:
 
 def test_an_answer_of_unknown_length_decodes_as_long_as_it_took() -> None:
     replay = replay_of(line(0.0, (0, 6), 100, out=None, seconds=5.5))
-    assert replay.request(0, 0, "").output_tokens == 100
+    assert replay.request(0, 0).output_tokens == 100
 
 
 def test_in_a_closed_loop_a_turn_comes_after_its_answer_and_the_think_time() -> None:
@@ -118,6 +118,25 @@ def test_in_a_closed_loop_a_turn_comes_after_its_answer_and_the_think_time() -> 
 def test_requests_of_a_conversation_that_overlapped_do_not_wait_for_each_other() -> None:
     source = ClosedReplay(replay_of(line(0.0, (0, 6), 100), line(0.5, (4, 5), 150), line(1.2, (6, 7), 210)), random.Random(1))
     assert [at for at, _ in source.begin()] == [0.0, 0.5]
+
+
+def test_a_client_that_waited_for_its_conversation_begins_its_next_one_after_it() -> None:
+    """The second client has begun one while another ran; nobody knows about the third, whose number is 0."""
+    rows = [
+        *(line(at, (0, 6), 100, seconds=2.0, chain=chain, client=7) for chain, at in ((1, 0.0), (2, 5.0))),
+        *(line(at, (0, 6), 100, seconds=2.0, chain=chain, client=8) for chain, at in ((3, 0.5), (4, 1.5))),
+        *(line(at, (0, 6), 100, seconds=2.0, chain=chain, client=0) for chain, at in ((5, 0.7), (6, 5.7))),
+    ]
+    source = ClosedReplay(replay_of(*rows), random.Random(1))
+    begun = list(source.begin())
+    assert [at for at, _ in begun] == [0.0, 0.5, 0.7, 1.5, 5.7]
+    following = source.after(begun[0][1], 12.0)
+    assert following is not None
+    assert following[0] == 15.0, "3 s after its first one"
+    assert following[1].session != begun[0][1].session
+    assert source.after(begun[1][1], 12.0) is None
+    faster = ClosedReplay(replay_of(*rows), random.Random(1), speed=2.0)
+    assert len(list(faster.begin())) == 6, "twice as many clients: none waits"
 
 
 def test_a_sample_is_replayed_as_often_as_makes_it_whole() -> None:
@@ -227,7 +246,7 @@ def test_what_was_cached_before_the_recording_is_there_at_the_beginning() -> Non
     there = list(held(replay, {4: 0, 7: 1}, random.Random(1)))
     assert [(number, request.prompt.blocks, request.tokens) for number, request in there] == [(1, 5, 80), (0, 4, 64)]
     (_, one), (_, other) = there
-    assert replay.request(0, 0, "").prompt.keys.startswith(other.prompt.keys)
+    assert replay.request(0, 0).prompt.keys.startswith(other.prompt.keys)
     assert one.prompt.keys.startswith(other.prompt.keys)
 
 
