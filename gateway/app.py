@@ -65,6 +65,7 @@ from gateway.server.status import Status
 from gateway.state.histories import Histories
 from gateway.state.lazy import LazyStore
 from gateway.tasks import unless
+from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.tracing.exporter import Exporter
@@ -163,7 +164,8 @@ class Gateway:
         first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
         if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
             first_probes.result()  # it raises nothing but a bug
-        work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
+        late = LoopLag(self.metrics.event_loop_lag_seconds, self.clock)
+        work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run(), late.run()]
         if self.state:
             work += [self.state.run(), self.runs.run()]
         if self.ledger:

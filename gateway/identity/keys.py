@@ -44,6 +44,8 @@ FILE: Final = "keys.sqlite"
 LEDGER_FILE: Final = "ledger.sqlite"
 POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two looks for keys that were removed from the database
+REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous")  # of refusals
+CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # of limits
 _PROCESS_BYTES: Final = 6
 
 Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
@@ -96,6 +98,12 @@ class Keys:
         self._unwritten: dict[str, Any] = {}
         self._spent_revision = -1  # up to which is known what others have spent
         self._failing = False
+        if config.keys.on:
+            metrics.keys_up.set((), 0)
+            for reason in REASONS:
+                metrics.keys_refused.add((reason,), 0)
+            for code in CODES:
+                metrics.keys_limited.add((code,), 0)
 
     def moment(self) -> Moment:
         return self._calendar.moment(self._clock(), self.wall_clock())
@@ -129,6 +137,8 @@ class Keys:
             await self._exchange()
         except (StoreFailed, ConfigError) as failure:
             self._failed(str(failure))
+        else:
+            self._metrics.keys_up.set((), 1)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -151,6 +161,7 @@ class Keys:
             log.exception("keys were not read")
             self._failed(repr(error)[:300])
         else:
+            self._metrics.keys_up.set((), 1)
             if self._failing:
                 self._failing = False
                 log.warning("keys are read again")
@@ -207,8 +218,10 @@ class Keys:
         while True:
             try:
                 self._take(await source.next(), whole=True)
+                self._metrics.keys_up.set((), 1)
                 log.info("keys read", extra={"keys": len(self.ring)})
             except ConfigError as error:
+                self._metrics.keys_up.set((), 0)
                 self._metrics.keys_failures.add()
                 log.error("keys not read: the former ones stay", extra={"error": str(error)[:1000]})
 
@@ -234,6 +247,7 @@ class Keys:
             raise
 
     def _failed(self, reason: str) -> None:
+        self._metrics.keys_up.set((), 0)
         self._metrics.keys_failures.add()
         if not self._failing:
             self._failing = True

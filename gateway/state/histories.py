@@ -34,6 +34,7 @@ log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
 _WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials: send the whole input."
+KEPT_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 
@@ -136,6 +137,8 @@ class Histories:
         self._replayed = replayed
         self._clock = clock
         self._repeats = False  # an engine has given an id twice
+        for result in KEPT_RESULTS if store else ():
+            kept.add((result,), 0)
 
     async def begin(self, owner: str, history: History, most: int, *, elsewhere: bool) -> Turn | None:
         """most: bytes of a history. elsewhere: a replica may have the object if we do not: then None.

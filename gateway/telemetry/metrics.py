@@ -18,6 +18,7 @@ from router import Router
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 ROUTING_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05)
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+LATE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 TENANTS = 100
 
@@ -195,9 +196,17 @@ class Metrics:
             "Requests whose usage is not in the ledger: its buffer was full, or the database refuses it.",
         )
         self.ledger_failures = make.counter("ledger_failures_total", "Times that the ledger could not be written.")
+        self.ledger_up = make.gauge(
+            "ledger_up", "1 while the database takes what the ledger writes; 0: usage waits in memory.", merge_rule=merge_min
+        )
 
     def _add_keys(self, make: _Family) -> None:
         self.keys_known = make.gauge("keys", "API keys that are known, revoked and expired ones included.")
+        self.keys_up = make.gauge(
+            "keys_up",
+            "1 while keys, and what they have spent, are exchanged with their database or file; 0: it does not answer, or is invalid.",
+            merge_rule=merge_min,
+        )
         self.keys_failures = make.counter("keys_failures_total", "Times that keys, or what they have spent, could not be read.")
         self.keys_refused = make.counter(
             "keys_refused_total",
@@ -410,6 +419,11 @@ class Metrics:
             "spans_dropped_total",
             "Spans that were not exported: queue_full (the collector, or this process, did not keep up), failed (not taken).",
             "reason",
+        )
+        self.event_loop_lag_seconds = make.seconds(
+            "event_loop_lag",
+            "Seconds by which a worker's event loop is late, measured four times a second.",
+            buckets=LATE_SECONDS,
         )
         self.worker_replication_lag_seconds = make.seconds(
             "worker_replication_lag",

@@ -110,10 +110,11 @@ class Ledger:
                 log.exception("the ledger has failed")
                 self._failed(repr(error)[:300])
                 return False
+            else:
+                self._recovered()
+                return True
             finally:
                 self._show()
-            self._recovered()
-            return True
 
     async def close(self) -> None:
         """What is buffered is written, within CLOSE_S. After the last request, and without `run`."""
@@ -198,6 +199,7 @@ class Ledger:
 
     def _show(self) -> None:
         self._metrics.ledger_buffered.set((), self.buffer.entries)
+        self._metrics.ledger_up.set((), self._failing_since is None)
         self._metrics.ledger_dropped.set((), float(self.buffer.dropped + self._refused))
 
     # -- purging

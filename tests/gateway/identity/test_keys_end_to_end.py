@@ -242,10 +242,12 @@ async def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
         file.write_text("keys:\n- {id: abcdefgh, sha256: nonsense, tenant: acme}\n")
         failures = run.gateway.metrics.keys_failures
         await eventually(lambda: failures.values[()] > 0)
+        assert run.gateway.metrics.keys_up.values[()] == 0
         assert (await run.post(headers=bearer(one)))[0] == 200  # nothing has changed
         file.write_text(f"keys:\n- {{id: abcdefgi, sha256: {digest_of(other).hex()}, tenant: acme}}\n")
         ring = run.gateway.keys.ring if run.gateway.keys else None
         await eventually(lambda: ring and ring.find(digest_of(other), 0))
+        assert run.gateway.metrics.keys_up.values[()] == 1
         assert [(await run.post(headers=bearer(key)))[0] for key in (one, other)] == [401, 200]
 
 

@@ -120,6 +120,16 @@ async def test_a_database_that_fails_costs_two_lines_and_nothing_else(caplog: py
     assert kit.counted() == (50, 0, 0, 5)
 
 
+async def test_a_gauge_is_down_while_the_database_does_not_take_what_is_written() -> None:
+    kit, seen = Kit(), list[float]()
+    for failure in (None, StoreFailed("gone"), None):
+        kit.store.fails = failure
+        kit.end(1)
+        await kit.ledger.flush()
+        seen.append(kit.metrics.ledger_up.values[()])
+    assert seen == [1, 0, 1]
+
+
 async def test_a_database_that_cannot_be_opened_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     kit = Kit()
     kit.store.cannot_open = True
