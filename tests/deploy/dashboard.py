@@ -24,6 +24,7 @@ class Query:
     ref: str
     expr: str
     legend: str
+    file: Path = Path()
 
     def __str__(self) -> str:
         return f"{self.panel}/{self.ref}"
@@ -54,10 +55,10 @@ def panels(board: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in flat if panel["type"] != "row"]
 
 
-def queries(board: Mapping[str, Any]) -> Iterator[Query]:
+def queries(board: Mapping[str, Any], file: Path = Path()) -> Iterator[Query]:
     for panel in panels(board):
         for target in panel["targets"]:
-            yield Query(panel["title"], target["refId"], target["expr"], target["legendFormat"])
+            yield Query(panel["title"], target["refId"], target["expr"], target["legendFormat"], file)
 
 
 def variables(board: Mapping[str, Any]) -> dict[str, tuple[str, str]]:

@@ -17,7 +17,7 @@ from gateway.config.source import load
 from tests.deploy.helm import CHART, ONE_REPLICA, Helm, UniqueKeys, changed, container, pod, validate
 from tests.support.tools import ROOT, tool
 
-DASHBOARD = ROOT / "dashboards" / "warmroute.json"
+DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))
 EVERYTHING = {
     "image": {"repository": "registry.example/warmroute", "digest": "sha256:" + "a" * 64, "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "pull"}],
@@ -345,11 +345,12 @@ def test_dashboards_arrive_unchanged(helm: Helm) -> None:
     dashboards = helm.objects(EVERYTHING)["Dashboards"]
     assert dashboards["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert dashboards["metadata"]["annotations"] == {"grafana_folder": "LLM"}
-    assert dashboards["data"].keys() == {DASHBOARD.name}
-    assert json.loads(dashboards["data"][DASHBOARD.name]) == json.loads(DASHBOARD.read_text("utf-8"))
+    assert len(DASHBOARDS) == 3
+    made = {name: json.loads(text) for name, text in dashboards["data"].items()}
+    assert made == {file.name: json.loads(file.read_text("utf-8")) for file in DASHBOARDS}
 
 
-def test_the_packaged_chart_has_the_dashboard_in_it(helm: Helm, tmp_path: Path) -> None:
+def test_the_packaged_chart_has_the_dashboards_in_it(helm: Helm, tmp_path: Path) -> None:
     """The chart's `dashboards` is a link to the repository's folder; a package must not depend on it."""
     done = helm.run("package", str(CHART), "--destination", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -358,7 +359,7 @@ def test_the_packaged_chart_has_the_dashboard_in_it(helm: Helm, tmp_path: Path) 
     rendered = helm.run("template", "demo", str(tmp_path / "warmroute-0.1.0.tgz"), "--values", str(file))
     assert rendered.returncode == 0, rendered.stderr
     assert "grafana_dashboard" in rendered.stdout
-    assert '"uid": "warmroute"' in rendered.stdout
+    assert [file.stem for file in DASHBOARDS if f'"uid": "{file.stem}"' not in rendered.stdout] == []
 
 
 def template(helm: Helm, values: Mapping[str, Any]) -> Any:

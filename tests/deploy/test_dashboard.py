@@ -15,13 +15,16 @@ import promql_parser
 import pytest
 
 from gateway.telemetry.metrics import Metrics
+from scripts.dashboards.__main__ import page, texts
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
 
 COLUMNS = 24
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-QUERIES = [query for file in FILES for query in dashboard.queries(dashboard.read(file))]
+QUERIES = [query for file in FILES for query in dashboard.queries(dashboard.read(file), file)]
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+# What is divided by a metric without such a label is not limited to it either.
+UNLIMITED = {"Cost of a million tokens": {"tenant"}, "Hit ratio, predicted and reported": {"replica"}}
 GROWING = {"_total", "_bucket", "_count", "_sum"}
 
 
@@ -34,6 +37,11 @@ def board(request: pytest.FixtureRequest) -> dict[str, Any]:
 def exported() -> set[str]:
     """The names of all series that the gateway can export."""
     return {family.name + suffix for family in Metrics().registry.collect() for suffix in SUFFIXES[family.type]}
+
+
+@pytest.fixture(scope="module")
+def labels() -> dict[str, set[str]]:
+    return {each.name.removesuffix("_total"): set(each.labels) for each in Metrics().instruments.all}
 
 
 def parsed(query: Query) -> promql_parser.Expr:
@@ -57,8 +65,9 @@ def selectors(query: Query) -> tuple[set[str], set[str]]:
     return set(over_time), set(now)
 
 
-def test_there_is_a_dashboard() -> None:
-    assert [file.name for file in FILES] == ["warmroute.json"]
+def test_the_dashboards_are_as_they_are_made() -> None:
+    assert [file.name for file in FILES] == ["warmroute-fleet.json", "warmroute-money.json", "warmroute-router.json"]
+    assert {file.name: file.read_text("utf-8") for file in FILES} == texts(), "run: python -m scripts.dashboards"
 
 
 def test_panels_have_ids_of_their_own_and_do_not_overlap(board: dict[str, Any]) -> None:
@@ -76,7 +85,7 @@ def cells_of(box: dict[str, int]) -> itertools.product[tuple[int, ...]]:
 def test_each_panel_explains_itself(board: dict[str, Any]) -> None:
     for panel in dashboard.panels(board):
         assert panel["title"], panel["id"]
-        assert re.fullmatch(r"[A-Z].*\.", panel["description"]), panel["title"]
+        assert re.fullmatch(r"[A-Z0-4].*\.", panel["description"]), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["targets"], panel["title"]
     titles = [panel["title"] for panel in dashboard.panels(board)]
@@ -93,7 +102,8 @@ def test_the_data_source_is_a_variable_everywhere(board: dict[str, Any]) -> None
 def test_variables_are_used_and_used_ones_are_there(board: dict[str, Any]) -> None:
     used = {name for query in dashboard.queries(board) for name in re.findall(r"\$\{?(\w+)", query.expr)}
     assert used - {"__rate_interval", "__range"} == dashboard.variables(board).keys()
-    assert [item["allValue"] for item in board["templating"]["list"] if item["type"] == "query"] == [".*", ".*"]
+    assert {item["allValue"] for item in board["templating"]["list"] if item["type"] == "query"} == {".*"}
+    assert "gateway" in used
 
 
 def test_variables_read_exported_metrics(board: dict[str, Any], exported: set[str]) -> None:
@@ -112,7 +122,7 @@ def test_queries_read_exported_metrics_as_their_type_allows(query: Query, export
 @pytest.mark.parametrize("query", QUERIES, ids=str)
 def test_time_ranges_follow_the_dashboard(query: Query) -> None:
     """A fixed [5m] would be wrong for one scrape interval or the other."""
-    assert set(re.findall(r"\[(.*?)\]", query.expr)) <= {"$__rate_interval", "$__range"}
+    assert set(re.findall(r"}\[(.*?)\]", query.expr)) <= {"$__rate_interval", "$__range"}
 
 
 def test_the_checks_notice_mistakes(exported: set[str]) -> None:
@@ -127,6 +137,24 @@ def test_the_checks_notice_mistakes(exported: set[str]) -> None:
         parsed(Query("p", "A", "sum(rate(warmroute_requests_total[$__range])", ""))
 
 
-def test_the_docs_name_every_panel(root: Path, board: dict[str, Any]) -> None:
+def test_the_docs_explain_every_panel(root: Path) -> None:
     text = (root / "docs" / "dashboards.md").read_text("utf-8")
-    assert [panel["title"] for panel in dashboard.panels(board) if f"**{panel['title']}**" not in text] == []
+    assert page(text) == text, "run: python -m scripts.dashboards"
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=str)
+def test_queries_are_limited_to_what_is_selected(query: Query, exported: set[str], labels: dict[str, set[str]]) -> None:
+    """By the gateway, and by those variables of the board that the metric has as labels."""
+    for name, matchers in re.findall(r"\b((?:warmroute|process)_\w+){(.*?)}", query.expr):
+        metric = next(name.removesuffix(suffix) for suffix in ("_bucket", "_total", "") if name.endswith(suffix))
+        selected = set(re.findall(r'(\w+)=~"\$\w+"', matchers))
+        assert "instance" in selected
+        variables = dashboard.variables(dashboard.read(query.file)).keys() & labels[metric]
+        assert selected - {"instance"} >= variables - UNLIMITED.get(query.panel, set())
+
+
+def test_no_query_reads_other_programs() -> None:
+    """Everything has process_*; `.*` stands for all gateways."""
+    about_processes = [query for query in QUERIES if "process_" in query.expr]
+    assert about_processes
+    assert [str(query) for query in about_processes if "on (instance) warmroute_workers" not in query.expr] == []

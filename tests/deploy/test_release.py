@@ -59,9 +59,11 @@ def test_the_chart_is_packaged_and_has_a_sum(copy: Path, name: str) -> None:
     package = copy / "dist" / "warmroute-0.1.0.tgz"
     with tarfile.open(package) as made:
         names = made.getnames()
-    assert {"warmroute/rules/warmroute.yaml", "warmroute/dashboards/warmroute.json", "warmroute/files/connection.py"} <= set(
-        names
-    )
+    assert {
+        "warmroute/rules/warmroute.yaml",
+        "warmroute/dashboards/warmroute-money.json",
+        "warmroute/files/connection.py",
+    } <= set(names)
     assert not [name for name in names if "examples" in name]
     assert (copy / "dist" / "SHA256SUMS").read_text("utf-8").split() == [
         hashlib.sha256(package.read_bytes()).hexdigest(),

@@ -1,0 +1,1 @@
+"""Makes the Grafana dashboards and the tables of their panels in docs/dashboards.md: `python -m scripts.dashboards`."""
