@@ -1,4 +1,6 @@
-"""Each alert of rules/warmroute.yaml fires on the series that it is meant for, and not on those that are well: by promtool."""
+"""Each alert of rules/warmroute.yaml fires on the series that it is meant for, and not on those that are well; each recorded
+series has the value that it should have: by promtool.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import pytest
 import yaml
 
 from gateway.telemetry.metrics import Metrics
+from scripts.dashboards.__main__ import BOARDS
 from tests.support.tools import ROOT, tool
 
 RULES = ROOT / "rules" / "warmroute.yaml"
@@ -41,6 +44,11 @@ def counts(per_minute: float) -> str:
 
 def stays(value: float) -> str:
     return f"{value:g}x60"
+
+
+def jumps(before: float, after: float) -> str:
+    """A counter of USD: ten hours at one rate, three at another; both per hour."""
+    return f"0+{before / 60:.9g}x600 {before * 10 + after / 60:.9g}+{after / 60:.9g}x180"
 
 
 POOL, REPLICA, POD = {"pool": "p"}, {"replica": "r"}, {"pod": "gw-0"}
@@ -80,19 +88,21 @@ CASES: Mapping[str, Case] = {
         value="2%",
     ),
     "WarmrouteRetryBudgetExhausted": Case(
-        {"warmroute_retry_budget_exhausted_total{}": counts(5)}, {"warmroute_retry_budget_exhausted_total{}": stays(5)}
+        {"warmroute_retry_budget_exhausted_total{}": counts(60)},
+        {"warmroute_retry_budget_exhausted_total{}": stays(5)},
+        value="1",
     ),
     "WarmrouteWorkerRestarts": Case(
-        {"warmroute_worker_restarts_total{}": "0x30 0+1x30"}, {"warmroute_worker_restarts_total{}": "0x30 1x30"}
+        {"warmroute_worker_restarts_total{}": counts(1)}, {"warmroute_worker_restarts_total{}": "0x30 1x30"}, value="15"
     ),
     "WarmrouteDiscoveryDown": Case(
         {'warmroute_discovery_up{source="s",pod="gw-0"}': stays(0)},
         {'warmroute_discovery_up{source="s",pod="gw-0"}': "1x30 0x3 1x30"},
         {"source": "s", **POD},
     ),
-    # The series begins with the first invalid reload.
+    # One alone.
     "WarmrouteReloadInvalid": Case(
-        {'warmroute_config_reloads_total{result="invalid",pod="gw-0"}': "_x30 1x30"},
+        {'warmroute_config_reloads_total{result="invalid",pod="gw-0"}': "0x30 1x30"},
         {'warmroute_config_reloads_total{result="good",pod="gw-0"}': counts(1)},
         POD,
     ),
@@ -113,9 +123,10 @@ CASES: Mapping[str, Case] = {
         REPLICA,
     ),
     "WarmrouteQueueRefusals": Case(
-        {'warmroute_admission_rejected_total{pool="p",reason="queue_full"}': counts(1)},
+        {'warmroute_admission_rejected_total{pool="p",reason="queue_full"}': counts(60)},
         {'warmroute_admission_rejected_total{pool="p",reason="queue_full"}': stays(7)},
         POOL,
+        value="1",
     ),
     "WarmroutePoolSaturated": Case(
         # Two that share the slots, and one that does not: each says how full they are for it.
@@ -146,11 +157,12 @@ CASES: Mapping[str, Case] = {
         value="15s",
     ),
     "WarmrouteMemoryFull": Case(
-        {"warmroute_memory_rejected_total{}": counts(1)}, {"warmroute_memory_rejected_total{}": stays(1)}
+        {"warmroute_memory_rejected_total{}": counts(60)}, {"warmroute_memory_rejected_total{}": stays(1)}, value="1"
     ),
     "WarmrouteConnectionsFull": Case(
-        {"warmroute_client_connections_rejected_total{}": counts(1)},
+        {"warmroute_client_connections_rejected_total{}": counts(60)},
         {"warmroute_client_connections_rejected_total{}": stays(1)},
+        value="1",
     ),
     "WarmrouteSharingDown": Case(
         {'warmroute_sharing_up{pod="gw-0"}': stays(0), 'warmroute_sharing_up{pod="gw-1"}': stays(1)},
@@ -163,9 +175,10 @@ CASES: Mapping[str, Case] = {
         {"reason": "version"},
     ),
     "WarmrouteSharingDropped": Case(
-        {'warmroute_sharing_dropped_total{pod="gw-0"}': "0x30 7x30"},
+        {'warmroute_sharing_dropped_total{pod="gw-0"}': counts(2)},
         {'warmroute_sharing_dropped_total{pod="gw-0"}': stays(7)},
         POD,
+        value="30",
     ),
     "WarmrouteSharingApart": Case(
         {
@@ -178,6 +191,7 @@ CASES: Mapping[str, Case] = {
             **{f'warmroute_sharing_up{{job="j",pod="gw-{pod}"}}': stays(up) for pod, up in enumerate((1, 1, 0))},
         },
         {"job": "j", **POD},
+        value="1",
     ),
     "WarmrouteSharingUnknownReplicas": Case(
         {
@@ -203,10 +217,12 @@ CASES: Mapping[str, Case] = {
             'warmroute_snapshots_total{pod="gw-0",result="good"}': "0x35 0+1x30",
         },
         POD,
+        value="30",
     ),
     "WarmrouteResponsesNotKept": Case(
-        {'warmroute_responses_kept_total{result="failed"}': counts(1)},
-        {'warmroute_responses_kept_total{result="kept"}': counts(1)},
+        {'warmroute_responses_kept_total{result="failed"}': counts(60)},
+        {'warmroute_responses_kept_total{result="kept"}': counts(60)},
+        value="1",
     ),
     "WarmrouteStateFileLost": Case(
         {"warmroute_state_file_lost_total{}": "0x30 1x30"}, {"warmroute_state_file_lost_total{}": stays(0)}
@@ -215,30 +231,200 @@ CASES: Mapping[str, Case] = {
         {'warmroute_log_lines_dropped_total{pod="gw-0"}': counts(3)},
         {'warmroute_log_lines_dropped_total{pod="gw-0"}': stays(3)},
         POD,
+        value="45",
+    ),
+    "WarmrouteLedgerDown": Case(
+        {'warmroute_ledger_up{pod="gw-0"}': stays(0), 'warmroute_ledger_up{pod="gw-1"}': stays(1)},
+        {'warmroute_ledger_up{pod="gw-0"}': "1x30 0x3 1x30"},
+        POD,
+    ),
+    "WarmrouteUsageLost": Case(
+        {'warmroute_ledger_dropped_total{pod="gw-0"}': counts(4)},
+        {'warmroute_ledger_dropped_total{pod="gw-0"}': stays(4)},
+        POD,
+        value="60",
+    ),
+    "WarmrouteKeysDown": Case(
+        {'warmroute_keys_up{pod="gw-0"}': stays(0)}, {'warmroute_keys_up{pod="gw-0"}': "1x30 0x3 1x30"}, POD
+    ),
+    "WarmrouteKeysRefused": Case(
+        {
+            'warmroute_keys_refused_total{reason="expired"}': counts(30),
+            'warmroute_keys_refused_total{reason="revoked"}': counts(20),
+            'warmroute_requests_total{code="200"}': counts(50),
+            'warmroute_requests_total{code="401"}': counts(50),
+        },
+        {
+            'warmroute_keys_refused_total{reason="missing"}': counts(5),
+            'warmroute_requests_total{code="200"}': counts(95),
+            'warmroute_requests_total{code="401"}': counts(5),
+        },
+        value="50%",
+    ),
+    "WarmrouteModelWithoutPrice": Case(
+        {'warmroute_unpriced_answers_total{model="m"}': counts(60)},
+        {'warmroute_unpriced_answers_total{model="m"}': stays(60)},
+        {"model": "m"},
+        value="1",
+    ),
+    # From 1 USD an hour to 10; and from 0.1 to 1, and from 10 to 20.
+    "WarmrouteSpendingJumped": Case(
+        {'warmroute_cost_usd_total{tenant="t",model="m",kind="input"}': jumps(1, 10)},
+        {
+            'warmroute_cost_usd_total{tenant="t",model="m",kind="input"}': jumps(0.1, 1),
+            'warmroute_cost_usd_total{tenant="u",model="m",kind="input"}': jumps(10, 20),
+        },
+        {"tenant": "t"},
+        value="10",
+        at=700,
+    ),
+    "WarmrouteCostEstimated": Case(
+        {
+            'warmroute_cost_usd_total{tenant="t",model="m"}': "0+10x200",
+            'warmroute_estimated_cost_usd_total{tenant="t",model="m"}': "0+5x200",
+        },
+        {
+            'warmroute_cost_usd_total{tenant="t",model="m"}': "0+10x200",
+            'warmroute_estimated_cost_usd_total{tenant="t",model="m"}': "0+1x200",
+        },
+        value="50%",
+        at=150,
+    ),
+    "WarmrouteEventLoopLate": Case(
+        {
+            'warmroute_event_loop_lag_seconds_bucket{pod="gw-0",le="0.25"}': counts(0),
+            'warmroute_event_loop_lag_seconds_bucket{pod="gw-0",le="0.5"}': counts(100),
+            'warmroute_event_loop_lag_seconds_bucket{pod="gw-0",le="+Inf"}': counts(100),
+        },
+        {
+            'warmroute_event_loop_lag_seconds_bucket{pod="gw-0",le="0.25"}': counts(100),
+            'warmroute_event_loop_lag_seconds_bucket{pod="gw-0",le="0.5"}': counts(100),
+            'warmroute_event_loop_lag_seconds_bucket{pod="gw-0",le="+Inf"}': counts(100),
+        },
+        POD,
+        value="497.5ms",
     ),
 }
 
 
-def alerts() -> Iterator[dict[str, Any]]:
+# record -> (series, the recorded ones at 90 minutes)
+RECORDED: Mapping[str, tuple[Series, Mapping[str, float]]] = {
+    "warmroute:requests:rate5m": (
+        {'warmroute_requests_total{code="200"}': "0+60x90", 'warmroute_requests_total{code="429"}': "0+60x90"},
+        {"": 2},
+    ),
+    "warmroute:errors:ratio5m": (
+        {'warmroute_requests_total{code="200"}': "0+60x90", 'warmroute_requests_total{code="500"}': "0+20x90"},
+        {"": 0.25},
+    ),
+    "warmroute:ttft_seconds:p95_5m": (
+        {
+            'warmroute_ttft_seconds_bucket{model="m",cache="hit",le="1"}': "0+60x90",
+            'warmroute_ttft_seconds_bucket{model="m",cache="hit",le="+Inf"}': "0+60x90",
+            'warmroute_ttft_seconds_bucket{model="m",cache="miss",le="1"}': "0+60x90",
+            'warmroute_ttft_seconds_bucket{model="m",cache="miss",le="+Inf"}': "0+60x90",
+        },
+        {'model="m"': 0.95},
+    ),
+    "warmroute:hits:ratio5m": (
+        {
+            'warmroute_prompt_tokens_total{model="m",replica="a",cache="hit"}': "0+600x90",
+            'warmroute_prompt_tokens_total{model="m",replica="b",cache="miss"}': "0+200x90",
+        },
+        {'model="m"': 0.75},
+    ),
+    "warmroute:cost_usd_per_hour:rate1h": (
+        {
+            'warmroute_cost_usd_total{model="m",tenant="t",kind="input"}': "0+1x90",
+            'warmroute_cost_usd_total{model="m",tenant="t",kind="output"}': "0+2x90",
+        },
+        {'model="m", tenant="t"': 180},
+    ),
+    "warmroute:savings_usd_per_hour:rate1h": (
+        {'warmroute_savings_usd_total{model="m",tenant="t"}': "0+1x90"},
+        {'model="m", tenant="t"': 60},
+    ),
+    "warmroute:estimated_cost:ratio1h": (
+        {
+            'warmroute_cost_usd_total{model="m",tenant="t",kind="input"}': "0+4x90",
+            'warmroute_estimated_cost_usd_total{model="m",tenant="t"}': "0+1x90",
+        },
+        {"": 0.25},
+    ),
+    "warmroute:routing_saved:ratio1h": (
+        {
+            'warmroute_policy_cached_tokens_total{policy="actual"}': "0+80x90",
+            'warmroute_policy_cached_tokens_total{policy="delivered"}': "0+79x90",
+            'warmroute_policy_cached_tokens_total{policy="round_robin"}': "0+30x90",
+            'warmroute_policy_cached_tokens_total{policy="session"}': "0+60x90",
+            "warmroute_compared_prompt_tokens_total{}": "0+100x90",
+        },
+        {'policy="round_robin"': 0.5, 'policy="session"': 0.2},
+    ),
+    "warmroute:routing_saved_usd:today": (
+        {
+            'warmroute_routing_saved_usd_today{policy="session",pod="a"}': "2x90",
+            'warmroute_routing_saved_usd_today{policy="session",pod="b"}': "3x90",
+        },
+        {'policy="session"': 5},
+    ),
+    "warmroute:routing_saved_gpu_seconds:today": (
+        {'warmroute_routing_saved_gpu_seconds_today{policy="session",pod="a"}': "-2x90"},
+        {'policy="session"': -2},
+    ),
+}
+
+
+def rules(kind: str) -> Iterator[dict[str, Any]]:
     for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"]:
-        yield from group["rules"]
+        yield from (rule for rule in group["rules"] if kind in rule)
 
 
-def test_each_alert_is_tested() -> None:
+def alerts() -> Iterator[dict[str, Any]]:
+    return rules("alert")
+
+
+def test_each_rule_is_tested() -> None:
     names = [rule["alert"] for rule in alerts()]
     assert sorted(names) == sorted(CASES)
     assert len(set(names)) == len(names)
+    assert [rule["record"] for rule in rules("record")] == list(RECORDED)
 
 
-def test_each_alert_is_about_metrics_that_the_gateway_has() -> None:
+def test_each_rule_is_about_metrics_that_the_gateway_has() -> None:
     exposed = {instrument.name for instrument in Metrics().instruments.all}
-    for rule in alerts():
+    for rule in (*alerts(), *rules("record")):
         promql_parser.parse(rule["expr"])  # raises
-        named = set(re.findall(r"\bwarmroute_\w+", rule["expr"]))
+        named = set(re.findall(r"\bwarmroute[\w:]+", rule["expr"]))
         assert named
-        assert named <= exposed, rule["alert"]
-        assert {"summary", "description"} == rule["annotations"].keys()
+        read = {name.removesuffix("_bucket") for name in named if ":" not in name}
+        assert read <= exposed, rule
+        assert {name for name in named if ":" in name} <= RECORDED.keys()
+
+
+def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    for rule in alerts():
+        assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
         assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["for"]
+        assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+def test_each_alert_has_its_part_of_the_runbook_and_each_part_its_alert() -> None:
+    text = (ROOT / "docs" / "runbook.md").read_text("utf-8")
+    parts = re.findall(r"^## (\w+)\n\n\*(\w+)\*\. (.+)\n\n- \*\*Look\*\*: .+\n- \*\*Do\*\*: .+$", text, re.MULTILINE)
+    assert [(name, severity) for name, severity, _ in parts] == [
+        (rule["alert"], rule["labels"]["severity"]) for rule in alerts()
+    ]
+    assert len(re.findall("^## ", text, re.MULTILINE)) == len(parts)
+
+
+def test_panels_that_the_runbook_names_are_there() -> None:
+    text = (ROOT / "docs" / "runbook.md").read_text("utf-8")
+    titles = {each.title for board in BOARDS for each in (*board.panels, *board.rows)}
+    named = set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", text)) - {"Status, Targets"}
+    assert named
+    assert named <= titles
 
 
 def test_pages_that_alerts_name_are_there() -> None:
@@ -257,6 +443,17 @@ def test_sections_that_alerts_name_are_there() -> None:
 @pytest.mark.tools
 def test_promtool_reads_the_rules() -> None:
     subprocess.run([tool("promtool"), "check", "rules", RULES], check=True, capture_output=True)
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_recorded(name: str, tmp_path: Path) -> None:
+    series, values = RECORDED[name]
+    here = ", ".join(f'{key}="{value}"' for key, value in HERE.items())
+    samples = [{"labels": f"{{{', '.join(filter(None, [here, labels]))}}}", "value": value} for labels, value in values.items()]
+    listed = [{"series": with_here(each), "values": numbers} for each, numbers in series.items()]
+    expected = {"expr": f"round({name}, 1e-6)", "eval_time": "90m", "exp_samples": samples}
+    checked([{"interval": "1m", "input_series": listed, "promql_expr_test": [expected]}], tmp_path)
 
 
 @pytest.mark.tools

@@ -350,6 +350,15 @@ def test_dashboards_arrive_unchanged(helm: Helm) -> None:
     assert made == {file.name: json.loads(file.read_text("utf-8")) for file in DASHBOARDS}
 
 
+def test_alerts_lead_to_the_runbook_that_is_named(helm: Helm) -> None:
+    for runbook, values in (("docs/runbook.md", {}), ("https://wiki.example/llm", {"runbook": "https://wiki.example/llm"})):
+        objects = helm.objects({**ONE_REPLICA, "prometheusRule": {"enabled": True, **values}})
+        rules = [rule for group in objects["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]]
+        links = {rule["annotations"]["runbook_url"].partition("#")[0] for rule in rules if "alert" in rule}
+        assert links == {runbook}
+        assert any("record" in rule for rule in rules)
+
+
 def test_the_packaged_chart_has_the_dashboards_in_it(helm: Helm, tmp_path: Path) -> None:
     """The chart's `dashboards` is a link to the repository's folder; a package must not depend on it."""
     done = helm.run("package", str(CHART), "--destination", str(tmp_path))
