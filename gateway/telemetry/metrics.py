@@ -204,7 +204,7 @@ class Metrics:
         self.keys_known = make.gauge("keys", "API keys that are known, revoked and expired ones included.")
         self.keys_up = make.gauge(
             "keys_up",
-            "1 while keys, and what they have spent, are exchanged with their database or file; 0: it does not answer, or is invalid.",
+            "1 while keys, and what they have spent, are exchanged with their database or file; 0: it is away, or invalid.",
             merge_rule=merge_min,
         )
         self.keys_failures = make.counter("keys_failures_total", "Times that keys, or what they have spent, could not be read.")
