@@ -73,32 +73,50 @@ class Moment:
 
 
 class _Spent:
-    """Of one process, or of all others."""
+    """Of one process, or of all others. months: the sums of days, for each request asks for this month's."""
 
-    __slots__ = ("days", "requests", "reserved", "tokens")
+    __slots__ = ("days", "months", "requests", "reserved", "tokens")
 
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
         self.reserved = 0
         self.days: dict[Day, int] = {}
+        self.months: dict[int, int] = {}
 
-    def spend(self, day: Day, amount: int) -> None:
-        self.days[day] = min(self.days.get(day, 0) + amount, _MOST)
-        if len(self.days) > KEPT_DAYS:
-            del self.days[min(self.days)]
+    def put(self, day: Day, amount: int) -> None:
+        """In the place of what the day had. O(1)."""
+        month = day // 31
+        self.months[month] = self.months.get(month, 0) + amount - self.days.get(day, 0)
+        self.days[day] = amount
+
+    def drop(self, day: Day) -> None:
+        """Forget a day. O(1)."""
+        month = day // 31
+        left = self.months.get(month, 0) - self.days.pop(day)
+        if left:
+            self.months[month] = left
+        else:
+            self.months.pop(month, None)
+
+    def check(self) -> None:
+        """O(days)."""
+        for month in self.months.keys() | {day // 31 for day in self.days}:
+            found = sum([amount for day, amount in self.days.items() if day // 31 == month])
+            assert self.months.get(month, 0) == found, self.months
 
 
 class Account:
-    """One key's. others: by process."""
+    """One key's. others: by process; elsewhere: of all of them together."""
 
-    __slots__ = ("admitted", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
+    __slots__ = ("admitted", "elsewhere", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
 
     def __init__(self, id_: str, limits: Limits) -> None:
         self.id = id_
         self.limits = limits
         self.own = _Spent()
         self.others: dict[str, _Spent] = {}
+        self.elsewhere = _Spent()
         self.admitted = [0] * GUARDED  # picodollars that were reserved since the last exchange, between the last two, and so on
         self.open = 0  # reservations
         self.output = 0.0  # tokens of recent answers
@@ -111,19 +129,56 @@ class Account:
         self.tokens = _retuned(self.tokens, limits.tokens, now)
 
     def spent(self, day: Day) -> int:
-        return self.own.days.get(day, 0) + sum([each.days.get(day, 0) for each in self.others.values()])
+        """O(1)."""
+        return self.own.days.get(day, 0) + self.elsewhere.days.get(day, 0)
 
     def spent_in_month(self, day: Day) -> int:
-        """O(days and processes)."""
+        """O(1)."""
         month = day // 31
-        mine = sum([amount for each, amount in self.own.days.items() if each // 31 == month])
-        return mine + sum(
-            [amount for other in self.others.values() for each, amount in other.days.items() if each // 31 == month]
-        )
+        return self.own.months.get(month, 0) + self.elsewhere.months.get(month, 0)
 
     @property
     def reserved(self) -> int:
-        return self.own.reserved + sum([each.reserved for each in self.others.values()])
+        """O(1)."""
+        return self.own.reserved + self.elsewhere.reserved
+
+    def spend(self, day: Day, amount: int) -> None:
+        """By this process. O(1) mostly."""
+        own = self.own
+        own.put(day, min(own.days.get(day, 0) + amount, _MOST))
+        if len(own.days) > KEPT_DAYS:
+            own.drop(min(own.days))
+
+    def spend_elsewhere(self, process: _Spent, day: Day, amount: int) -> None:
+        """The process has spent so much on that day at least. O(1) mostly."""
+        before = process.days.get(day, 0)
+        process.put(day, max(before, amount))
+        self._add_elsewhere(day, process.days[day] - before)
+        if len(process.days) > KEPT_DAYS:
+            oldest = min(process.days)
+            self._add_elsewhere(oldest, -process.days[oldest])
+            process.drop(oldest)
+
+    def reserve_elsewhere(self, process: _Spent, amount: int) -> None:
+        """The process has reserved this much. O(1)."""
+        self.elsewhere.reserved += amount - process.reserved
+        process.reserved = amount
+
+    def _add_elsewhere(self, day: Day, amount: int) -> None:
+        left = self.elsewhere.days.get(day, 0) + amount
+        if left:
+            self.elsewhere.put(day, left)
+        elif day in self.elsewhere.days:
+            self.elsewhere.drop(day)
+
+    def check(self) -> None:
+        """O(processes and days)."""
+        for each in (self.own, self.elsewhere, *self.others.values()):
+            each.check()
+        assert self.elsewhere.reserved == sum([each.reserved for each in self.others.values()]), self
+        for day in {day for each in self.others.values() for day in each.days} | self.elsewhere.days.keys():
+            found = sum([each.days.get(day, 0) for each in self.others.values()])
+            assert self.elsewhere.days.get(day, 0) == found, self.elsewhere.days
 
     def __repr__(self) -> str:
         return f"<Account of {self.id}: {self.open} open, {self.own.reserved} reserved>"
@@ -197,7 +252,8 @@ class Limiter:
     def expect(self, reservation: Reservation, tokens: int, money: int, moment: Moment) -> None:
         """See Reservation."""
         account, now = reservation.account, moment.now
-        self._reserve(reservation, 0, 0, now)
+        if reservation.tokens or reservation.money:  # of an earlier attempt
+            self._reserve(reservation, 0, 0, now)
         if account.tokens is not None and (wait := account.tokens.wait(tokens, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
         self._require_budget(account, money, moment)
@@ -211,7 +267,7 @@ class Limiter:
         """See Reservation."""
         account = reservation.account
         self._reserve(reservation, tokens, 0, moment.now)
-        account.own.spend(moment.day, money)
+        account.spend(moment.day, money)
         account.open -= 1
         account.output = max(float(output), account.output * _FADES)
 
@@ -239,7 +295,8 @@ class Limiter:
                 f"The budget of the key {account.id} for this {period} is spent. It begins again with the next {period} (UTC)."
             )
             raise GatewayError(429, "insufficient_quota", text, retry_after_s=_whole(min(ends_s, MAX_RETRY_S)))
-        reserved, admitted = account.reserved, sum(account.admitted)
+        reserved = account.reserved
+        admitted = sum(account.admitted) if self._share > 1 else 0
         if not money or not (reserved or admitted):
             return
         beyond = self._share > 1 and admitted + money > (left - reserved + admitted) // self._share
@@ -307,11 +364,9 @@ class Limiter:
                 seen = account.others[process] = _Spent()
             if not money_only:
                 self._merge_rates(account, seen, requests, tokens, now if counts else None)
-                seen.reserved = max(0, reserved)
+                account.reserve_elsewhere(seen, max(0, reserved))
             for day, amount in days:
-                seen.days[day] = max(seen.days.get(day, 0), amount)
-            while len(seen.days) > KEPT_DAYS:
-                del seen.days[min(seen.days)]
+                account.spend_elsewhere(seen, day, amount)
 
     def _merge_rates(self, account: Account, seen: _Spent, requests: int, tokens: int, now: float | None) -> None:
         """now: None: they do not count."""
@@ -325,11 +380,12 @@ class Limiter:
         """It has reserved nothing any more; what it has spent stays spent. O(accounts)."""
         for account in self._accounts.values():
             if (seen := account.others.get(process)) is not None:
-                seen.reserved = 0
+                account.reserve_elsewhere(seen, 0)
 
     def check(self) -> None:
         """With no reservation open."""
         for account in self._accounts.values():
+            account.check()
             assert account.open == 0, account
             assert account.own.reserved == 0, account
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.limits.calendar import Calendar, day_number, day_of_text, day_text
-from gateway.admission.limits.limiter import MAX_ACCOUNTS, Limiter, Limits, Moment, Reservation
+from gateway.admission.limits.limiter import KEPT_DAYS, MAX_ACCOUNTS, Limiter, Limits, Moment, Reservation
 from gateway.admission.limits.rate import MAX_DEBT_S, Rate
 from gateway.errors import GatewayError
 
@@ -185,3 +186,48 @@ def test_days() -> None:
     assert day_number(2025, 12, 1) // 31 == day_number(2025, 12, 31) // 31 == day_number(2025, 11, 30) // 31 + 1
     for wall in (-1e18, 1e18, 0.0):
         assert 0 <= calendar.moment(0.0, wall).to_day_s <= 86_400
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("spend"), st.integers(0, 200), st.integers(0, 5)),
+            st.tuples(
+                st.sampled_from(["a", "b", "c"]),
+                st.lists(st.tuples(st.integers(0, 200), st.integers(0, 5)), max_size=80),
+                st.integers(-1, 3),
+            ),
+            st.tuples(st.just("ended"), st.sampled_from(["a", "b", "c"]), st.just(0)),
+        ),
+        max_size=30,
+    )
+)
+def test_sums_of_days_and_months_are_those_of_the_processes(steps: list[tuple[str, Any, int]]) -> None:
+    """Against dictionaries of days, of which each process keeps the last ones."""
+    limiter, limits = Limiter(), Limits(day=10**9)
+    days: dict[str, dict[int, int]] = {"own": {}}
+    reserved: dict[str, int] = {}
+    for name, what, amount in steps:
+        if name == "spend":
+            limiter.enter("k", limits, Moment(0.0, what, 1.0, 1.0)).settle(0, 0, amount, Moment(0.0, what, 1.0, 1.0))
+            spent = days["own"]
+            spent[what] = spent.get(what, 0) + amount
+        elif name == "ended":
+            limiter.ended(what)
+            reserved[what] = 0
+            continue
+        else:
+            limiter.merge(name, [("k", 0, 0, amount, tuple(what))], 0.0)
+            spent, reserved[name] = days.setdefault(name, {}), max(0, amount)
+            for day, found in what:
+                spent[day] = max(spent.get(day, 0), found)
+        for oldest in sorted(spent)[:-KEPT_DAYS]:
+            del spent[oldest]
+        account = limiter.account("k")
+        assert account is not None
+        account.check()
+        assert account.reserved == sum(reserved.values())
+        for day in range(0, 201, 20):
+            assert account.spent(day) == sum(each.get(day, 0) for each in days.values())
+            month = [found for each in days.values() for other, found in each.items() if other // 31 == day // 31]
+            assert account.spent_in_month(day) == sum(month)
