@@ -63,7 +63,7 @@ Isolation = Literal["none", "tenant"]
 EngineName = Literal["auto", "vllm", "warmroute", "sglang", "llamacpp", "tgi", "ollama", "distributed-llama"]
 Audience = Literal["operators", "all"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["json", "console"]
+LogFormat = Literal["auto", "json", "console"]
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -808,7 +808,9 @@ class Config(_Section, frozen=True):
         Meta(extra={FALSE: {"endpoint": OFF}, EXPECTED: "a mapping such as {endpoint: http://otel-collector:4318}, or off"}),
     ] = TracingConfig()
     log_level: LogLevel = "info"
-    log_format: Annotated[LogFormat, _about("json: one object a line; console: text for people.")] = "json"
+    log_format: Annotated[
+        LogFormat, _about("json: one object a line; console: text for people; auto: console on a terminal, else json.")
+    ] = "auto"
     admin_key: Annotated[str, Meta(extra={SECRET: True})] = ""
 
     def __post_init__(self) -> None:

@@ -87,12 +87,18 @@ class Handler(logging.Handler):
 def configure(level: str, worker: int | None = None, log_format: str = "json") -> RequestLog:
     """Send all logs of this process to standard error. worker: its number, of several; log_format: as in the configuration."""
     fixed = NO_FIELDS if worker is None else {"worker": worker}
-    line = json_line if log_format == "json" else ConsoleLine(colors=_has_colors())
+    console = log_format == "console" or (log_format == "auto" and _is_terminal())
+    line = ConsoleLine(colors=_has_colors()) if console else json_line
     output = Output(sink_of(sys.stderr), shared=worker is not None, fixed=fixed, line=line)
     logging.basicConfig(level=level.upper(), handlers=[Handler(output, fixed, line)], force=True)
     return RequestLog(output, logging.getLevelNamesMapping()[level.upper()], fixed, line)
 
 
+def _is_terminal() -> bool:
+    """Whether somebody reads standard error as it comes. A service's and a container's goes to a pipe, a socket or a file."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def _has_colors() -> bool:
-    """Whether standard error is a terminal, and NO_COLOR is not set (https://no-color.org)."""
-    return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    """NO_COLOR: https://no-color.org."""
+    return _is_terminal() and not os.environ.get("NO_COLOR")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -218,3 +219,28 @@ def test_the_line_listening_has_the_replicas_that_were_found(workers: int, tmp_p
         assert sorted(replicas) == ["http://127.0.0.1:10", "http://127.0.0.1:9"]
     finally:
         gateway.stop()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_logs_are_for_people_on_a_terminal_and_json_elsewhere(terminal: bool, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    pools = [{"replicas": [{"url": "http://127.0.0.1:9", "name": "one"}]}]
+    config.write_text(json.dumps({"pools": pools, "listen": "127.0.0.1:0", "admin_listen": "off", "state": "off"}))
+    reading, writing = os.openpty() if terminal else os.pipe()
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--config", str(config)], stderr=writing, env={**os.environ, "NO_COLOR": "1"}
+    )
+    os.close(writing)
+    with os.fdopen(reading, "rb", buffering=0) as output, process:
+        seen = b""
+        while b"replica down" not in seen or not seen.endswith(b"\n"):
+            more = output.read(4096)
+            assert more, seen
+            seen += more
+        process.terminate()
+        with contextlib.suppress(OSError):  # a terminal's other end is gone
+            while output.read(4096):
+                pass
+    lines = seen.decode().splitlines()
+    assert {line.startswith("{") for line in lines} == {not terminal}
+    assert "\x1b" not in seen.decode()

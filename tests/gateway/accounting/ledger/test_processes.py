@@ -226,6 +226,17 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, -1))
 """
+# Root may write whatever the permissions say, unless it gives that right up.
+PERMISSIONS_COUNT = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+if libc.capget(header, sets) == 0:
+    for each in (0, 1, 2):
+        sets[each] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+"""
 WATCH = """
 import atexit, sys
 atexit.register(lambda: print("LOADED" if "sqlalchemy" in sys.modules else "NOT LOADED", file=sys.stderr))
@@ -286,6 +297,33 @@ async def test_what_waited_for_a_file_is_written_when_it_can_be(tmp_path: Path) 
                 await child.wait_for_line(lambda line: AGAIN in line)
             child.signal(signal.SIGTERM)
             await child.exit_status()
+    assert {id_ for _, id_ in load.answered} <= {row["request"] for row in await rows_of(file_url(path))}
+
+
+async def test_a_file_that_becomes_read_only_stops_the_ledger_loudly_and_no_request(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    path = folder / "ledger.sqlite"
+    async with stored(file_url(path)):
+        """It is made."""
+    for each in folder.iterdir():
+        each.chmod(0o444)
+    folder.chmod(0o555)
+    async with replica() as one:
+        with contextlib.ExitStack() as ends:
+            child, base = await started(tmp_path, ends, one, file_url(path), prefix=PERMISSIONS_COUNT)
+            load = Load(base)
+            async with load.going():
+                await child.wait_for_line(lambda line: CANNOT in line and "Permission denied" in line)
+                await load.until(len(load.answered) + 100)
+                folder.chmod(0o755)
+                for each in folder.iterdir():
+                    each.chmod(0o644)
+                await child.wait_for_line(lambda line: AGAIN in line)
+            assert not load.others
+            child.signal(signal.SIGTERM)
+            await child.exit_status()
+    assert count_of(child, CANNOT) == 1
     assert {id_ for _, id_ in load.answered} <= {row["request"] for row in await rows_of(file_url(path))}
 
 
