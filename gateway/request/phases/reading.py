@@ -63,6 +63,11 @@ class Reading:
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
         return caller
 
+    async def identify_later(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
+        """The same, where tokens may need keys of their issuers."""
+        await self._callers.look_up(request.headers)
+        return self.identify(request, dialect, record)
+
     async def parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
         """Raises GatewayError 400, 408, 413, 415 or 503."""
         record.enter(PARSE if request.here else RECEIVE, self._clock)
