@@ -122,9 +122,7 @@ class Lifecycle:
         permit: Permit | None = None
         target: Target | None = None
         try:
-            identify, identify_later = self.reading.identify, self.reading.identify_later
-            later = self.callers.looks_up
-            caller = await identify_later(request, dialect, record) if later else identify(request, dialect, record)
+            caller = self.reading.identify(request, dialect, record) or await self.reading.looked_up(request, dialect, record)
             api = await self.reading.parse(request, dialect, caller, record)
             if self.kept.owns(dialect, api) and (own := await self.kept.own(request, dialect, api, caller, record, self.serve)):
                 return own

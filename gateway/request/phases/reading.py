@@ -45,8 +45,16 @@ class Reading:
         self._loops = loops
         self._clock = clock
 
-    def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        """Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+    def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller | None:
+        """None: that may take a look-up: `looked_up`. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+        return None if self._callers.looks_up else self._identified(request, dialect, record)
+
+    async def looked_up(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
+        """The same, where a token may need keys of its issuer."""
+        await self._callers.look_up(request.headers)
+        return self._identified(request, dialect, record)
+
+    def _identified(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
         caller = self._callers.of(request)
         record.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:
@@ -62,11 +70,6 @@ class Reading:
             socket = " A WebSocket has 'Upgrade: websocket', which a proxy may drop." if record.path == _SOCKET_PATH else ""
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
         return caller
-
-    async def identify_later(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        """The same, where tokens may need keys of their issuers."""
-        await self._callers.look_up(request.headers)
-        return self.identify(request, dialect, record)
 
     async def parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
         """Raises GatewayError 400, 408, 413, 415 or 503."""
