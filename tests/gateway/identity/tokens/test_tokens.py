@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from gateway.commands.surroundings import require_libraries
+from gateway.config.json_schema import editor_schema
 from gateway.config.parse import ConfigError
 from gateway.config.schema import OidcConfig
 from gateway.identity.tokens.fetching import FetchFailed
@@ -249,6 +251,13 @@ def test_configurations_that_are_refused(oidc: list[dict[str, Any]], expected: s
         config_over("http://127.0.0.1:1", keys={"oidc": oidc})
     assert expected in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_one_audience_stands_alone_in_the_schema_for_editors() -> None:
+    schema = Draft202012Validator(editor_schema())
+    for audience, good in (("a", True), (["a", "b"], True), ([], False), (7, False)):
+        raw = {"pools": [{"replicas": ["http://a:1"]}], "keys": {"oidc": [{**GOOD, "audience": audience}]}}
+        assert schema.is_valid(raw) is good
 
 
 def test_without_the_library_the_start_says_what_to_install() -> None:

@@ -19,6 +19,7 @@ import pytest
 from gateway.app import Surroundings, compose
 from gateway.identity.tokens.issuer import LOOK_UP_S, Issuer
 from gateway.server.endpoints import clients_runner
+from tests.gateway.cluster.workers.conftest import star
 from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, longest_pause, running, serving_runner
 from tests.gateway.identity.conftest import PRICES, bearer, keyed, made
 from tests.gateway.upstream.certificates import Authority
@@ -488,3 +489,18 @@ async def test_a_stream_outlives_its_token() -> None:
             assert (await run.post(headers=bearer(token)))[0] == 401
             hold.set()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_limits_of_tenants_hold_across_workers() -> None:
+    """Also at a worker that has not seen the tenant yet."""
+    issuer = FakeIssuer()
+    async with FakeReplica([answers(prompt=400, completion=500, cached=0)]) as replica, issuer.serving():
+        keys = {"oidc": [section(issuer, budget_usd_day=0.001)]}
+        async with star(replica, keys=keys, prices=PRICES) as (_, workers):
+            one, two = workers[0].run, workers[1].run
+            assert [(await one.post(headers=bearer(issuer.token())))[0] for _ in range(3)] == [200, 200, 429]
+            assert two.gateway.keys is not None
+            limiter = two.gateway.keys.limiter
+            await eventually(lambda: (account := limiter.account("idp:acme")) and account.others)
+            assert (await two.post(headers=bearer(issuer.token())))[0] == 429
+            assert (await two.post(headers=bearer(issuer.token(tenant="other"))))[0] == 200
