@@ -101,7 +101,8 @@ def _algorithms(each: Mapping[str, Any]) -> frozenset[str]:
         return frozenset()
     if any(not isinstance(number, str) or len(number) > _MAX_NUMBER_CHARS for number in numbers):
         return frozenset()
-    if each.get("use", "sig") != "sig" or "verify" not in each.get("key_ops", ["verify"]):
+    uses = each.get("key_ops", ["verify"])
+    if each.get("use", "sig") != "sig" or not isinstance(uses, list) or "verify" not in uses:
         return frozenset()
     if kind == "RSA":
         able = _RSA

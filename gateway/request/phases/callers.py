@@ -14,7 +14,7 @@ All refusals read the same but for holders of a key that was valid once. A look-
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import Final
 
 from gateway.errors import GatewayError
 from gateway.identity.grant import Grant
@@ -83,16 +83,18 @@ class Callers:
         tokens = keys.tokens
         if tokens is not None and looks_like_a_token(credentials):
             verdict = tokens.verdict(credentials, keys.wall_clock())
+            if verdict is not None and verdict.grant is not None:
+                return verdict.grant
             if verdict is not None:
-                return verdict.grant or self._refuse(verdict)
+                raise self._refusal_of(verdict)
         keys.require_ready()
         return self._find(keys, credentials)
 
-    def _refuse(self, verdict: Verdict) -> NoReturn:
+    def _refusal_of(self, verdict: Verdict) -> GatewayError:
         if verdict.retry_s:
             text = "The gateway cannot read the keys of the token's issuer now: see its log. Retry."
-            raise self._refused(verdict.reason, GatewayError(503, "issuer_unavailable", text, retry_after_s=verdict.retry_s))
-        raise self._refused(verdict.reason, GatewayError(401, INVALID, verdict.text or NOT_VALID))
+            return self._refused(verdict.reason, GatewayError(503, "issuer_unavailable", text, retry_after_s=verdict.retry_s))
+        return self._refused(verdict.reason, GatewayError(401, INVALID, verdict.text or NOT_VALID))
 
     def _find(self, keys: Keys, credentials: str) -> Grant | None:
         """Raises GatewayError 401 for a key that was valid once."""

@@ -185,3 +185,19 @@ def test_days() -> None:
     assert day_number(2025, 12, 1) // 31 == day_number(2025, 12, 31) // 31 == day_number(2025, 11, 30) // 31 + 1
     for wall in (-1e18, 1e18, 0.0):
         assert 0 <= calendar.moment(0.0, wall).to_day_s <= 86_400
+
+
+def test_asking_takes_nothing() -> None:
+    limiter, limits = Limiter(), Limits(requests=2, tokens=1000, day=100)
+    for _ in range(50):
+        limiter.require("k", limits, at())
+    reservations = [limiter.enter("k", limits, at()) for _ in range(2)]
+    with pytest.raises(GatewayError) as refused:
+        limiter.require("k", limits, at())
+    assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+    for reservation in reservations:
+        reservation.settle(10, 1, 60, at())
+    with pytest.raises(GatewayError) as spent:
+        limiter.require("k", limits, at(now=120))
+    assert spent.value.code == "insufficient_quota"
+    limiter.check()
