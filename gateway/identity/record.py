@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct, field
 from msgspec.structs import asdict
 
-from gateway.accounting.money import DOLLAR
 from gateway.admission.limits.limiter import Limits
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
@@ -22,6 +21,7 @@ from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import DIGEST, ID
 
 MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
+DOLLAR: Final = 10**12  # picodollars
 _NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII without quotes
 _NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
