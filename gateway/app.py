@@ -34,6 +34,8 @@ from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.fleet.sources.table import sources_of
 from gateway.identity.keys import Keys
+from gateway.identity.tokens.fetching import Fetcher
+from gateway.identity.tokens.tokens import Tokens
 from gateway.observing import Observing
 from gateway.parser.items import KeptItems
 from gateway.parser.parsing import Parsing
@@ -173,6 +175,8 @@ class Gateway:
         if self.keys:
             await self.keys.begin()
             work.append(self.keys.run())
+            if self.keys.tokens is not None:
+                work += [issuer.run() for issuer in self.keys.tokens.issuers]
         tasks = [first_probes, *map(asyncio.create_task, work)]
         if self.exporter:
             self.exporter.start()
@@ -222,7 +226,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     observing = Observing(live, metrics, requests, fleet, router, around.wall_clock, around.observers)
     watch = observing.watch(parsing.outliner, fleet)
     recall = _recall_of(around, live, metrics, parsing, running)
-    keys = Keys(config, metrics, around.wall_clock, clock) if config.keys.on else None
+    keys = _keys_of(around, live, metrics)
     if keys:
         observing.observers.append(LimitSettling(keys))
     lifecycle = Lifecycle(
@@ -342,6 +346,17 @@ def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Pars
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
     runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)
     return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
+
+
+def _keys_of(around: Surroundings, live: Live, metrics: Metrics) -> Keys | None:
+    """None: they are off."""
+    config = live.config
+    if not config.keys.on:
+        return None
+    keys = Keys(config, metrics, around.wall_clock, around.clock)
+    if config.keys.oidc:
+        keys.tokens = Tokens(config.keys.oidc, Fetcher(live, around.resolver).fetch, around.clock, metrics.keys_failures.add)
+    return keys
 
 
 def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:

@@ -30,6 +30,11 @@ def require_libraries(config: Config) -> None:
 
         if not is_installed():
             raise ConfigError(f"tracing.endpoint needs a library that is not installed here: pip install '{LIBRARY}'")
+    if config.keys.oidc:
+        from gateway.identity.tokens import jwks
+
+        if not jwks.is_installed():
+            raise ConfigError(f"keys.oidc needs a library that is not installed here: pip install '{jwks.LIBRARY}'")
 
 
 def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Problem]:

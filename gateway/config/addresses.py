@@ -21,6 +21,7 @@ _BASE_URL = re.compile(
     r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
     re.ASCII,
 )
+_QUERY = re.compile(r"([\w.~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2}){0,1024}", re.ASCII)
 # API paths that are often copied into a base URL.
 _API_PATH = re.compile(r"/v1/(chat/completions|completions|embeddings|models|responses|messages|score|rerank|tokenize)/*\Z")
 
@@ -74,6 +75,32 @@ def parse_base_url(url: str) -> tuple[str, str]:
         raise AddressError(f"{shown(url)} is the URL of an API path, not a base URL; write {shown(base)}")
     # Engines document base URLs that end in /v1; the gateway adds /v1 itself.
     return url.rstrip("/").removesuffix("/v1"), netloc
+
+
+ISSUER_URL: Final = "an https URL (http for this machine only), without credentials"
+
+
+def issuer_url(url: str) -> str:
+    """The same URL, checked: whoever can change what comes from there makes tokens. Raises AddressError."""
+    parse_base_url(url)
+    if not url.lower().startswith("https://") and not is_loopback(urlsplit(url).hostname or ""):
+        raise AddressError(f"{ISSUER_URL} is expected, got {shown(url)}")
+    return url
+
+
+def jwks_url(url: str) -> str:
+    """The same URL, which may have a query, checked; "" is one, too. Raises AddressError."""
+    if url:
+        base, _, query = url.partition("?")
+        issuer_url(base)
+        if not _QUERY.fullmatch(query):
+            raise AddressError(f"{ISSUER_URL} is expected, got {shown(url)}")
+    return url
+
+
+def host_name(url: str) -> str:
+    """The host of a checked URL, as a name in logs."""
+    return re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(url).hostname or "")[:64]
 
 
 STORE_URL: Final = "redis://[USER@]HOST[:PORT][/DB], or rediss://, redis+sentinel://, redis+cluster://, or off"

@@ -1,7 +1,7 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
 replicas with one name, keys and certificates that are half named, tokens in clear text, model prefixes that two pools claim,
 aliases of aliases, prices in no order of dates, fallbacks that lead nowhere or in a circle, pools without any replica, sources
-without a pool.
+without a pool, issuers of tokens with one name.
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -26,6 +26,7 @@ from gateway.config.schema import (
     DnsConfig,
     KeyConfig,
     KubernetesConfig,
+    OidcConfig,
     PoolConfig,
     PriceConfig,
     ReplicaConfig,
@@ -82,12 +83,22 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
     yield from _wrong_sources(values)
     yield from _wrong_sharing(values)
-    if values.get(("keys", "url")) == LEDGER and values.get(("ledger", "url")) == OFF:
-        yield Problem(("keys", "url"), "there is no ledger to keep them in: set ledger.url, or name a database of their own")
+    yield from _wrong_keys(values)
     if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
         sources = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]
         yield from _wrong_pools_of_sources(sources, [pool.name for pool in Config(pools=tuple(values["pools",])).pools])
+
+
+def _wrong_keys(values: Mapping[Key, Any]) -> Iterator[Problem]:
+    if values.get(("keys", "url")) == LEDGER and values.get(("ledger", "url")) == OFF:
+        yield Problem(("keys", "url"), "there is no ledger to keep them in: set ledger.url, or name a database of their own")
+    issuers = {key: value for key, value in values.items() if isinstance(value, OidcConfig)}
+    for key, first in _repeated((key, issuer.name) for key, issuer in issuers.items()):
+        text = f"the name {issuers[key].name!r} is that of {key_name(first)} already; give each issuer its own `name`"
+        yield Problem((*key, "name"), text)
+    for key, first in _repeated((key, issuer.issuer) for key, issuer in issuers.items()):
+        yield Problem((*key, "issuer"), f"it is that of {key_name(first)} already: `audience` takes a list")
 
 
 def _wrong_prices(prices: Mapping[str, Sequence[PriceConfig]]) -> Iterator[Problem]:

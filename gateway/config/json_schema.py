@@ -18,6 +18,7 @@ from gateway.config.schema import (
     Config,
     DnsConfig,
     FallbackConfig,
+    KeysConfig,
     KubernetesConfig,
     LedgerConfig,
     ReplicaConfig,
@@ -40,7 +41,7 @@ def editor_schema() -> Schema:
 def config_schema() -> Schema:
     """The schema of the file."""
     _, parts = msgspec.json.schema_components((Config,), ref_template="{name}")
-    for section in (Config, StateConfig, LedgerConfig, SharingConfig, SnapshotConfig, TracingConfig):
+    for section in (Config, StateConfig, KeysConfig, LedgerConfig, SharingConfig, SnapshotConfig, TracingConfig):
         properties = parts[section.__name__]["properties"]
         for field in msgspec.structs.fields(section):
             if SECRET in extra_of(field.type):
@@ -51,6 +52,8 @@ def config_schema() -> Schema:
                 properties[field.name] = {"anyOf": [{"enum": [OFF, False]}, properties[field.name]]}
     prices = parts["Config"]["properties"]["prices"]  # one price, or a list of them
     prices["additionalProperties"] = {"anyOf": [prices["additionalProperties"]["items"], prices["additionalProperties"]]}
+    audiences = parts["OidcConfig"]["properties"]
+    audiences["audience"] = {"anyOf": [audiences["audience"]["items"], audiences["audience"]]}
     for short in (ReplicaConfig, FallbackConfig, DnsConfig, KubernetesConfig):
         whole = parts[short.__name__]
         parts[short.__name__] = {"anyOf": [whole["properties"][short.SHORT], whole]}

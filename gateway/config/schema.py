@@ -18,11 +18,15 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr, replace
 
 from gateway.config.addresses import (
+    ISSUER_URL,
     STORE_URL,
     STORE_URL_PATTERN,
     dns_name,
     host_and_port,
+    host_name,
     is_link_local,
+    issuer_url,
+    jwks_url,
     name_server,
     parse_base_url,
     shown,
@@ -49,6 +53,8 @@ MAX_PRICE = 1e6  # USD for a million tokens, or for an image
 MAX_TIERS, MAX_PEAKS, MAX_CHANGES = 8, 24, 64  # of a model's prices
 MAX_DAYS = 36_500  # of retention
 MAX_GRANTED = 100  # models, or pools, that a key names
+MAX_ISSUERS = 16  # of tokens: each has its keys read by each worker
+MAX_AUDIENCES = 16
 LEDGER = "ledger"  # of `keys.url`
 MAX_WORKERS = 64  # every message of one goes to all others
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
@@ -266,6 +272,24 @@ FilePath = Annotated[
 ]
 
 
+Granted = Annotated[str, Meta(min_length=1, max_length=256)]
+ClaimText = Annotated[str, Meta(min_length=1, max_length=256, extra={NAME: True})]
+IssuerName = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$", extra={NAME: True})]
+IssuerUrl = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=1024,
+        extra={READ: issuer_url, EXPECTED: ISSUER_URL},
+        extra_json_schema={"pattern": _URL_PATTERN},
+    ),
+]
+JwksUrl = Annotated[
+    str,
+    Meta(
+        max_length=2048, extra={READ: jwks_url, EXPECTED: ISSUER_URL}, extra_json_schema={"pattern": r"^$|^https?://[^\s#]+$"}
+    ),
+]
 ListPath = Annotated[str, Meta(max_length=1024, extra={EXPECTED: "the path of a file"})]
 Variable = Annotated[
     str, Meta(extra={READ: _variable, UNSHOWN: True}, extra_json_schema={"pattern": f"^({_VARIABLE.pattern})?$"})
@@ -638,6 +662,49 @@ class LedgerConfig(_Section, frozen=True):
     ] = 64
 
 
+class OidcConfig(_Section, frozen=True):
+    """Callers with a JWT of an issuer (OpenID Connect), in place of a key. The limits are those of each of its tenants."""
+
+    issuer: Annotated[IssuerUrl, _about("Its URL, as in the claim `iss` of its tokens: https, or http on this machine.")]
+    audience: Annotated[
+        tuple[ClaimText, ...],
+        Meta(min_length=1, max_length=MAX_AUDIENCES, extra={ALONE: True}),
+        _about("What the claim `aud` has to be, or to contain; of several, one of them."),
+    ]
+    tenant_claim: Annotated[
+        ClaimText, _about("The claim that names the tenant; a path such as /kubernetes.io/namespace goes into objects.")
+    ]
+    name: Annotated[
+        IssuerName, _about("Its name in logs and lists, where a caller is NAME:TENANT; empty: the host of its URL.")
+    ] = ""
+    jwks_url: Annotated[JwksUrl, _about("Where its public keys are; empty: as its discovery document says.")] = ""
+    ca_file: Annotated[FilePath, _about("Certificates of the authorities to trust; empty: the system's.")] = ""
+    tenants: Annotated[
+        tuple[Granted, ...],
+        Meta(max_length=MAX_GRANTED),
+        _about("Tenants that it may name, or beginnings of them that end with a star; none: all."),
+    ] = ()
+    models: Annotated[
+        tuple[Granted, ...], Meta(max_length=MAX_GRANTED), _about("Models that its callers may use, likewise; none: all.")
+    ] = ()
+    pools: Annotated[
+        tuple[Granted, ...], Meta(max_length=MAX_GRANTED), _about("Pools that its callers may use; none: all.")
+    ] = ()
+    budget_usd_day: Annotated[Dollars | None, _about("USD for each tenant and day (UTC); null: no limit.")] = None
+    budget_usd_month: Annotated[Dollars | None, _about("USD for each tenant and month (UTC); null: no limit.")] = None
+    requests_per_minute: Annotated[Positive | None, _about("Of each tenant; null: no limit.")] = None
+    uncached_tokens_per_minute: Annotated[
+        Positive | None, _about("Prompt tokens that replicas have to compute, of each tenant; null: no limit.")
+    ] = None
+    priority: Annotated[
+        int, Meta(ge=-100, le=100), _about("Of its callers in the queue, and the most that they may ask for.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            force_setattr(self, "name", host_name(self.issuer))
+
+
 class KeysConfig(_Section, frozen=True):
     """Who may use the API: keys, each of a tenant."""
 
@@ -655,10 +722,15 @@ class KeysConfig(_Section, frozen=True):
     required: Annotated[
         bool, _about("Requests without a valid key are refused; false: those without one are served, as of no tenant.")
     ] = True
+    oidc: Annotated[
+        tuple[OidcConfig, ...],
+        Meta(max_length=MAX_ISSUERS),
+        _about("Issuers whose tokens are taken as well; with or without keys."),
+    ] = ()
 
     @property
     def on(self) -> bool:
-        return self.url != OFF
+        return self.url != OFF or bool(self.oidc)
 
 
 class SharingConfig(_Section, frozen=True):

@@ -33,6 +33,7 @@ from gateway.errors import GatewayError
 from gateway.identity.file import read_keys
 from gateway.identity.record import Key
 from gateway.identity.ring import KeyRing
+from gateway.identity.tokens.tokens import Tokens
 from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Keys:
         self.process = secrets.token_hex(_PROCESS_BYTES)
         self.ready = config.keys.url == OFF  # the keys are known
         self.siblings = set[str]()  # processes that exchange with this one directly, and sooner than through the database
+        self.tokens: Tokens | None = None  # of issuers, that are taken as keys are
         self.is_file = config.keys.url.startswith("/")
         self._url = database_of(config)
         self._file = Path(config.keys.url) if self.is_file else None
@@ -168,6 +170,8 @@ class Keys:
 
     async def close(self) -> None:
         """What was spent is written."""
+        if self.tokens is not None:
+            await self.tokens.close()
         if self._store is not None:
             try:
                 await self._exchange()
@@ -209,6 +213,8 @@ class Keys:
 
     def _limits_of(self, id_: str) -> Limits | None:
         grant = self.ring.grant(id_)
+        if grant is None and self.tokens is not None:
+            return self.tokens.limits_of(id_)
         return grant.limits if grant else None
 
     async def _watch(self, file: Path) -> None:

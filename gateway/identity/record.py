@@ -12,16 +12,16 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct, field
 from msgspec.structs import asdict
 
-from gateway.accounting.money import DOLLAR
 from gateway.admission.limits.limiter import Limits
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
-from gateway.config.schema import MAX_GRANTED, Dollars, Positive, unix_time
+from gateway.config.schema import MAX_GRANTED, Dollars, Granted, OidcConfig, Positive, unix_time
 from gateway.identity.grant import Grant
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import DIGEST, ID
 
 MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
+DOLLAR: Final = 10**12  # picodollars
 _NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII without quotes
 _NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
@@ -35,9 +35,14 @@ class KeyRefusedError(Exception):
     """The key cannot be changed so; its text says why."""
 
 
+def is_tenant(text: str) -> bool:
+    """Whether a tenant may have this name."""
+    return _NAME.fullmatch(text) is not None and text != _NO_TENANT
+
+
 def _tenant(text: str) -> str:
     """Raises ValueError."""
-    if not _NAME.fullmatch(text) or text == _NO_TENANT:
+    if not is_tenant(text):
         raise ValueError(
             f"1 to 64 printable ASCII characters without quotes, not {_NO_TENANT!r}, are expected, got {shown(text)}"
         )
@@ -75,7 +80,6 @@ def _digest(text: str) -> str:
     return text
 
 
-Granted = Annotated[str, Meta(min_length=1, max_length=256)]
 Time = Annotated[str, Meta(max_length=40, extra={READ: _time, EXPECTED: _TIME})]
 
 
@@ -148,8 +152,8 @@ class Key(Struct, frozen=True):
         }
 
 
-def limits_of(settings: Settings) -> Limits | None:
-    """Of a key's settings. None: there is no limit."""
+def limits_of(settings: Settings | OidcConfig) -> Limits | None:
+    """Of a key's settings, or of the tenants of an issuer. None: there is no limit."""
     made = Limits(
         requests=settings.requests_per_minute or 0,
         tokens=settings.uncached_tokens_per_minute or 0,

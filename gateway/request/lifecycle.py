@@ -105,7 +105,7 @@ class Lifecycle:
         objects = ReplicaObjects(live, self.router, clock)
         self.replies = Replies(live, self.running, self.audience)
         self.reading = Reading(live, self.parsing, objects, self.callers, self.loops, clock)
-        self.kept = Keeping(live, self.fleet, self.recall, objects, self.replies, clock)
+        self.kept = Keeping(live, self.fleet, self.recall, objects, self.replies, self.limiting, clock)
         self.admitting = Admitting(live, self.fleet, self.fallbacks, self.limiting, self.metrics, clock)
         self.choosing = Choosing(live, self.fleet, self.router, objects, self.diagnoses, self.metrics, clock)
         self.choosing.counterfactual = self.counterfactual
@@ -122,7 +122,7 @@ class Lifecycle:
         permit: Permit | None = None
         target: Target | None = None
         try:
-            caller = self.reading.identify(request, dialect, record)
+            caller = self.reading.identify(request, dialect, record) or await self.reading.looked_up(request, dialect, record)
             api = await self.reading.parse(request, dialect, caller, record)
             if self.kept.owns(dialect, api) and (own := await self.kept.own(request, dialect, api, caller, record, self.serve)):
                 return own
@@ -166,6 +166,13 @@ class Lifecycle:
         """Unless a limit of its key forbids it. Raises GatewayError."""
         self.limiting.expect(exchange, record)
         return await self.attempts.first_answer(exchange)
+
+    async def require_welcome(self, request: ClientRequest) -> None:
+        """Whether its sender may open a connection for requests to come. Raises GatewayError 400, 401, 429 or 503."""
+        await self.callers.look_up(request.headers)
+        grant = self.callers.of(request).grant
+        if grant is not None:
+            self.limiting.require(grant)
 
     def refuse(self, request: ClientRequest, error: GatewayError, begun: float, lines: bytes = b"") -> ClientReply:
         """Answer, count and log a request that could not be read, as one that could. lines: of the answer's head.

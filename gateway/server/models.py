@@ -80,6 +80,7 @@ class Models:
             query = request.query
             return listing.page(query.get("after_id", ""), query.get("before_id", ""), query.get("limit", ""))
 
+        await self._callers.look_up(request.headers)
         return _answered(request, answer)
 
     async def _one(self, request: web.Request) -> web.Response:
@@ -96,6 +97,7 @@ class Models:
                 return anthropic_entry(name, entry)
             return entry if model == name else alias_entry(name, model, entry)
 
+        await self._callers.look_up(request.headers)
         return _answered(request, answer)
 
 

@@ -207,10 +207,13 @@ class Metrics:
             "1 while keys, and what they have spent, are exchanged with their database or file; 0: it is away, or invalid.",
             merge_rule=merge_min,
         )
-        self.keys_failures = make.counter("keys_failures_total", "Times that keys, or what they have spent, could not be read.")
+        self.keys_failures = make.counter(
+            "keys_failures_total", "Times that keys, what they have spent, or keys of issuers could not be read."
+        )
         self.keys_refused = make.counter(
             "keys_refused_total",
-            "Requests without a valid API key: missing, unknown, revoked, expired, ambiguous (two that differ).",
+            "Requests without a valid API key: missing, unknown, revoked, expired, ambiguous (two that differ), claims (a token"
+            " that does not fit), issuer (its keys cannot be read).",
             "reason",
         )
         self.keys_limited = make.counter(

@@ -46,8 +46,7 @@ def section(schema: dict[str, Any]) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """As YAML would write it."""
-    made = msgspec.to_builtins(value)
-    return list(made) if isinstance(made, tuple) else made
+    return json.loads(msgspec.json.encode(value))
 
 
 def leaves(schema: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:

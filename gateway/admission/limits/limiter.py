@@ -234,16 +234,21 @@ class Limiter:
     def account(self, id_: str) -> Account | None:
         return self._accounts.get(id_)
 
-    def enter(self, id_: str, limits: Limits, moment: Moment) -> Reservation:
-        """One request more. Raises GatewayError 429, and then takes nothing."""
+    def require(self, id_: str, limits: Limits, moment: Moment) -> Account:
+        """Whether `enter` would let a request in now. Raises GatewayError 429; takes nothing."""
         account, now = self._account(id_, limits, moment.now), moment.now
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
         self._require_budget(account, 0, moment)
+        if account.requests is not None and (wait := account.requests.wait(1, now)):
+            raise _too_fast(f"{account.limits.requests} requests", account, wait)
+        return account
+
+    def enter(self, id_: str, limits: Limits, moment: Moment) -> Reservation:
+        """One request more. Raises GatewayError 429, and then takes nothing."""
+        account = self.require(id_, limits, moment)
         if account.requests is not None:
-            if wait := account.requests.wait(1, now):
-                raise _too_fast(f"{account.limits.requests} requests", account, wait)
-            account.requests.take(1, now)
+            account.requests.take(1, moment.now)
         account.own.requests += 1
         account.open += 1
         self._changed[id_] = self._unwritten[id_] = account

@@ -15,6 +15,7 @@ from gateway.request.background.runs import Serve
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.fallback.chain import foreseen
 from gateway.request.kept.recall import Recall, charge_to
+from gateway.request.phases.limiting import Limiting
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES, Replies
 from gateway.request.phases.scopes import scope_of
@@ -27,13 +28,21 @@ class Keeping:
     """See the top of this file. clock: monotonic seconds."""
 
     def __init__(
-        self, live: Live, fleet: Fleet, recall: Recall, objects: ReplicaObjects, replies: Replies, clock: Callable[[], float]
+        self,
+        live: Live,
+        fleet: Fleet,
+        recall: Recall,
+        objects: ReplicaObjects,
+        replies: Replies,
+        limiting: Limiting,
+        clock: Callable[[], float],
     ) -> None:
         self._live = live
         self._fleet = fleet
         self._recall = recall
         self._objects = objects
         self._replies = replies
+        self._limiting = limiting
         self._clock = clock
 
     def owns(self, dialect: Dialect, api: ApiRequest) -> bool:
@@ -52,7 +61,7 @@ class Keeping:
         if dialect.kept_here:
             answer = await self._recall.answer(request, api, caller, elsewhere=elsewhere)
         else:
-            foreseen(self._fleet, self._fleet.target(api.model, api.alias), self._clock())[1].require()
+            self._require_allowed(api, caller)
             record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
             answer = await self._recall.start(request, api, caller, serve, elsewhere=elsewhere)
         if answer is None:
@@ -65,6 +74,20 @@ class Keeping:
             reply = self._replies.begin(request, record, record.status, body, JSON_LINE)
         record.ok = record.complete = not record.error
         return reply
+
+    def _require_allowed(self, api: ApiRequest, caller: Caller) -> None:
+        """Whether a run may begin: what its key does not allow is refused here, for the run itself has no client to be told.
+
+        Raises GatewayError 403, 404, 429 or 503.
+        """
+        grant = caller.grant
+        if grant is not None:
+            grant.require_model(api.model)
+        target = self._fleet.target(api.model, api.alias)
+        if grant is not None:
+            grant.require_pool(target.pool)
+            self._limiting.require(grant)
+        foreseen(self._fleet, target, self._clock())[1].require()
 
     async def _follow(
         self, request: ClientRequest, dialect: Dialect, record: SettledRequest, following: Following

@@ -31,6 +31,16 @@ class Limiting:
         if self._keys is not None:
             grant.require_valid(self._keys.wall_clock())
 
+    def require(self, grant: Grant) -> None:
+        """Before something is opened, or begun, whose requests come later. Raises GatewayError 429."""
+        keys, limits = self._keys, grant.limits
+        if keys is not None and limits is not None:
+            try:
+                keys.limiter.require(grant.id, limits, keys.moment())
+            except GatewayError as error:
+                self._metrics.keys_limited.add((error.code,))
+                raise
+
     def enter(self, grant: Grant, record: SettledRequest) -> None:
         """Raises GatewayError 429."""
         keys, limits = self._keys, grant.limits

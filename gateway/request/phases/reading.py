@@ -45,8 +45,16 @@ class Reading:
         self._loops = loops
         self._clock = clock
 
-    def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        """Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+    def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller | None:
+        """None: that may take a look-up: `looked_up`. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+        return None if self._callers.looks_up else self._identified(request, dialect, record)
+
+    async def looked_up(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
+        """The same, where a token may need keys of its issuer."""
+        await self._callers.look_up(request.headers)
+        return self._identified(request, dialect, record)
+
+    def _identified(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
         caller = self._callers.of(request)
         record.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:

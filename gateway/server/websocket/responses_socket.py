@@ -57,6 +57,7 @@ class ResponsesSockets:
         require_origin(self.live.cors_origins, headers.get("Origin"))
         if self.running.draining:
             raise shutting_down()
+        await self.lifecycle.require_welcome(request)
         head = accepting(headers)
         conversation = Conversation(self, request)
         if not conversation.socket.take_over(request.inner, head):

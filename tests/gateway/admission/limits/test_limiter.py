@@ -231,3 +231,19 @@ def test_sums_of_days_and_months_are_those_of_the_processes(steps: list[tuple[st
             assert account.spent(day) == sum(each.get(day, 0) for each in days.values())
             month = [found for each in days.values() for other, found in each.items() if other // 31 == day // 31]
             assert account.spent_in_month(day) == sum(month)
+
+
+def test_asking_takes_nothing() -> None:
+    limiter, limits = Limiter(), Limits(requests=2, tokens=1000, day=100)
+    for _ in range(50):
+        limiter.require("k", limits, at())
+    reservations = [limiter.enter("k", limits, at()) for _ in range(2)]
+    with pytest.raises(GatewayError) as refused:
+        limiter.require("k", limits, at())
+    assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+    for reservation in reservations:
+        reservation.settle(10, 1, 60, at())
+    with pytest.raises(GatewayError) as spent:
+        limiter.require("k", limits, at(now=120))
+    assert spent.value.code == "insufficient_quota"
+    limiter.check()

@@ -1,0 +1,1 @@
+"""What it costs to know who sends a request."""

@@ -1,0 +1,1 @@
+"""Callers with a token (JWT) of an issuer: OpenID Connect."""
