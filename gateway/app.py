@@ -64,6 +64,8 @@ from gateway.server.operator import Operator
 from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
+from gateway.server.ui.broadcast import Broadcast
+from gateway.server.ui.live import LiveEndpoints
 from gateway.state.histories import Histories
 from gateway.state.lazy import LazyStore
 from gateway.tasks import unless
@@ -207,6 +209,7 @@ class Gateway:
             while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
             self.local.recording.sweep(self.clock())
+            self.observing.live_view.sweep(self.clock())
             for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
 
@@ -250,11 +253,12 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         clock=clock,
         counterfactual=observing.counterfactual,
         tracer=observing.tracer,
+        watch=observing.live_requests,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
     local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
     local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
-    local.watch, local.keys = watch, keys
+    local.watch, local.keys, local.live_view = watch, keys, observing.live_view
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, memory, connections)
     return Gateway(
@@ -293,12 +297,15 @@ def _served_of(
 ) -> Served:
     live, fleet, running = lifecycle.live, lifecycle.fleet, lifecycle.running
     operator = _operator_of(around, lifecycle, local, control, access)
+    broadcast = Broadcast(local, control, around.wall_clock)
+    running.tell(broadcast.close)
     return Served(
         live=live,
         lifecycle=lifecycle,
         models=Models(live=live, fleet=fleet, loops=lifecycle.loops, callers=lifecycle.callers),
         operator=operator,
         keys=KeyEndpoints(local.keys, operator, control),
+        watched=LiveEndpoints(operator, local, broadcast),
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
         memory=memory,

@@ -2,12 +2,13 @@
 
 always       router outcome, cache reports, meter, metrics, log (`request/settle.py`)
 if wanted    other policies (`routing.compare`), the ledger (`ledger.url`), traces (`tracing.endpoint`)
-on demand    the recording of traffic, while somebody records; the watch of the prefix doctor
+on demand    the recording of traffic, while somebody records; the watch of the prefix doctor; the live page, while it is open
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 
 from gateway import __version__
@@ -23,11 +24,15 @@ from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.directory import Fleet
 from gateway.request.observers.doctor_watch import DoctorWatch
 from gateway.request.observers.ledger_entries import LedgerEntries
+from gateway.request.observers.live_requests import LiveRequests
 from gateway.request.observers.other_policies import OtherPolicies
 from gateway.request.observers.record_traffic import RecordTraffic
 from gateway.request.observers.traces import Traces
 from gateway.request.settle import Observer, observers_of
 from gateway.request.tracing.sampling import Tracer
+from gateway.telemetry.live.feed import Feed
+from gateway.telemetry.live.sums import PoolLoad, Sums
+from gateway.telemetry.live.view import LiveView
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
@@ -50,7 +55,7 @@ class Observing:
         further: Sequence[Observer],
     ) -> None:
         self.meter = Meter(live, metrics, now)
-        self.recording = Recording(lambda: f"{random.SystemRandom().getrandbits(64):016x}")
+        self.recording = Recording(_new_id)
         self.counterfactual: Counterfactual | None = None
         self.observers = [*observers_of(fleet, self.meter, metrics, requests), *further]
         self.ledger: Ledger | None = None
@@ -59,6 +64,8 @@ class Observing:
             self.observers.append(LedgerEntries(self.ledger))
         self._savings = Savings(metrics, now)
         RecordTraffic(self.recording, self.observers)
+        self.live_view = LiveView(_new_id(), Feed(_new_id), Sums(metrics, lambda: _loads(fleet), time.perf_counter))
+        self.live_requests = LiveRequests(self.live_view.feed, self.observers, now)
         if live.config.routing.compare:
             self.counterfactual = _counterfactual(live, fleet, router)
             self.observers.append(OtherPolicies(self.counterfactual, self.meter, self._savings))
@@ -82,6 +89,14 @@ class Observing:
             self.exporter.count(self._metrics)
         if self.counterfactual:
             self._savings.set_gauges()
+
+
+def _new_id() -> str:
+    return f"{random.SystemRandom().getrandbits(64):016x}"
+
+
+def _loads(fleet: Fleet) -> dict[str, PoolLoad]:
+    return {pool.name: (pool.admission.waiting, pool.admission.inflight, pool.admission.max_inflight) for pool in fleet.pools}
 
 
 def _exporter(tracing: TracingConfig) -> Exporter | None:

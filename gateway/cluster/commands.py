@@ -28,6 +28,7 @@ from gateway.fleet.membership import member_of
 from gateway.identity.keys import Keys
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
+from gateway.telemetry.live.view import LiveView
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
@@ -69,6 +70,7 @@ class LocalControl:
         self.recording = telemetry.recording
         self.watch = Watch(Outliner())  # the application's own takes its place
         self.keys: Keys | None = None
+        self.live_view: LiveView | None = None
         self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
@@ -162,6 +164,10 @@ class LocalControl:
         metrics.log_lines_dropped.set((), self._requests.dropped)
         return metrics.instruments
 
+    def looked(self, question: bytes) -> bytes:
+        """This process's answer to a watcher (`telemetry/live/view.py`); b"": there is none. Raises QuestionError."""
+        return b"" if self.live_view is None else self.live_view.answer(question, self.clock())
+
     def recorded(self, cursors: dict[str, int], share: float) -> bytes:
         """A page of this process's recording, which begins now if there is none."""
         return self.recording.page(cursors, share, self.clock()).encode()
@@ -183,6 +189,9 @@ class ControlPlane(Protocol):
 
     async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
         """A page of the recording of each process that answers (`telemetry/recording.py`), encoded."""
+
+    async def looked(self, question: bytes) -> dict[int, bytes]:
+        """The answers of all processes to a watcher's question (`telemetry/live/view.py`), by process."""
 
     async def seen(self) -> list[bytes]:
         """What the doctor's watch has seen in each process (`accounting/doctor/watch.py`); it goes on, or begins now."""
@@ -232,6 +241,9 @@ class SingleProcess:
 
     async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
         return [self._local.recorded(cursors, share)]
+
+    async def looked(self, question: bytes) -> dict[int, bytes]:
+        return {0: self._local.looked(question)}
 
     async def seen(self) -> list[bytes]:
         return [self._local.seen()]

@@ -45,6 +45,7 @@ FIXED: Final = (
     "listen",
     "admin_listen",
     "metrics_listen",
+    "ui",
     "workers",
     "state",
     "ledger",

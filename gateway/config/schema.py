@@ -831,6 +831,7 @@ class Config(_Section, frozen=True):
         ),
         _about("Listener for Prometheus: host:port, or off."),
     ] = OFF
+    ui: Annotated[bool, _about("The admin listener serves the live page, at /warmroute/ui.")] = True
     cors_origins: Annotated[
         tuple[Origin, ...],
         Meta(max_length=MAX_ORIGINS),

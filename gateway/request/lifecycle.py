@@ -44,6 +44,7 @@ from gateway.request.exchange import Exchange
 from gateway.request.fallback.fallbacks import Fallbacks
 from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
+from gateway.request.observers.live_requests import LiveRequests
 from gateway.request.phases.admitting import Admitting
 from gateway.request.phases.callers import Callers
 from gateway.request.phases.choosing import Choosing
@@ -69,7 +70,7 @@ log = logging.getLogger("warmroute.gateway")
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lifecycle:
     """See the top of this file. clock: monotonic seconds, the same for the router and for all durations. tracer: chooses the
-    requests that are traced; None: none are.
+    requests that are traced; None: none are. watch: shows requests to whoever watches.
     """
 
     live: Live
@@ -92,6 +93,7 @@ class Lifecycle:
     clock: Callable[[], float]
     counterfactual: Counterfactual | None = None
     tracer: Tracer | None = None
+    watch: LiveRequests | None = None
     # The phases, made of the parts above.
     reading: Reading = field(init=False)
     kept: Keeping = field(init=False)
@@ -108,7 +110,7 @@ class Lifecycle:
         self.kept = Keeping(live, self.fleet, self.recall, objects, self.replies, self.limiting, clock)
         self.admitting = Admitting(live, self.fleet, self.fallbacks, self.limiting, self.metrics, clock)
         self.choosing = Choosing(live, self.fleet, self.router, objects, self.diagnoses, self.metrics, clock)
-        self.choosing.counterfactual = self.counterfactual
+        self.choosing.counterfactual, self.choosing.watch = self.counterfactual, self.watch
         self.ending = Ending(self.attempts, objects, self.diagnoses, self.running, self.observers, clock)
 
     async def serve(self, request: ClientRequest) -> ClientReply:

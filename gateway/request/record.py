@@ -70,6 +70,7 @@ class SettledRequest:
     unread: a session (101) may have used tokens that its `usage` lacks.
     key: the id of the client's API key, "" without one. reservation: of what its limits allow, None: there are none.
     outline, salt: of the prompt, where somebody wants them.
+    live: the number of its row for watchers, 0: none yet, -1: it gets none; live_since: when it got it, in Unix seconds.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
@@ -95,6 +96,8 @@ class SettledRequest:
     key = ""
     label = UNKNOWN
     last_byte: float | None = None
+    live = 0
+    live_since = 0.0
     metered = False
     model = ""
     ok = False

@@ -30,6 +30,8 @@ from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
+from gateway.server.ui.live import LiveEndpoints
+from gateway.server.ui.pages import Pages
 from gateway.server.websocket.websockets import WebSockets
 
 log = logging.getLogger("warmroute.gateway")
@@ -61,6 +63,7 @@ class Served:
     models: Models
     operator: Operator
     keys: KeyEndpoints
+    watched: LiveEndpoints
     status: Status
     running: Running
     memory: Budget
@@ -138,11 +141,13 @@ def side_app(served: Served, name: str) -> web.Application:
     app.router.add_routes(served.status.routes(for_all=name != ADMIN))
     if name == ADMIN:
         _add_operator(app)
+        if served.live.config.ui:
+            app.router.add_routes(Pages().routes())
     return app
 
 
 def _add_operator(app: web.Application) -> None:
-    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].keys.routes()]
+    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].keys.routes(), *app[_SERVED].watched.routes()]
     app.router.add_routes(routes)
     served = ", ".join(f"{route.method} {_PARAMETER.sub('NAME', route.path)}" for route in routes)
     app[_OPERATORS] = f"operators have {served}."

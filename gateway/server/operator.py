@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -52,6 +51,7 @@ from gateway.request.phases.keeping import Keeping
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
+from gateway.server.replica_rows import ReplicaRows
 from router import Candidate
 
 MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
@@ -79,6 +79,7 @@ class Operator:
         self._fleet = local.fleet
         self._membership = local.membership
         self._router = local.router
+        self._rows = ReplicaRows(local)
         self._parsing = parsing
         self._control = control
         self._access = access
@@ -101,9 +102,7 @@ class Operator:
     async def replicas(self, request: web.Request) -> web.Response:
         """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold. And every source."""
         self.allow(request)
-        held = self._router.trie.held()
-        rows = [self._row(state, pool.name, held) for pool in self._fleet.pools for state in pool.replicas]
-        rows += [self._row(state, None, held) for state in self._fleet.leaving]
+        rows = list(self._rows.all())
         sources = [
             {"name": watch.name, "replicas": count, "problem": watch.problem or None, "note": watch.note or None}
             for watch, count in self._membership.state_of_sources()
@@ -159,33 +158,6 @@ class Operator:
         watched = None if since is None else round(max(0.0, self._clock() - since), 1)
         return _json({"watched_s": watched, "watches_for_s": WATCH_S, **report(examination)})
 
-    def _row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
-        load = self._router.ledger.of(state.name)
-        return {
-            "name": state.name,
-            "url": state.url,
-            "pool": pool,
-            "source": self._membership.source_of(state.name) if pool is not None else None,
-            "up": state.up,
-            "draining": state.draining,
-            "leaving": state.leaving,
-            "weight": state.member.weight,
-            "error": state.error,
-            "models": list(state.models),
-            "inflight": load.inflight,
-            "decoding": load.decoding,
-            "booked_tokens": load.booked_tokens,
-            "prefill_tokens_per_second": round(load.rate.value, 1),
-            "engine": state.engine.name,
-            "engine_running": state.facts.running,
-            "engine_waiting": state.facts.waiting,
-            "engine_kv_tokens": state.facts.kv_tokens,
-            "capacity_tokens": state.capacity_tokens,
-            "learned_capacity_tokens": self._router.learned_capacity(state.name),
-            "held_blocks": held.get(state.name, 0),
-            "held_tokens": self._router.held_tokens(state.name),
-        }
-
     async def add(self, request: web.Request) -> web.Response:
         """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
         if there are several.
@@ -214,7 +186,7 @@ class Operator:
         if state is None or state.leaving or state.url != replica.url:
             text = f"The replica {replica.name!r} was added, and removed by another request or a reload before this answer."
             raise GatewayError(409, "replica_removed", text, param="name")
-        row = self._row(state, state.member.pool, self._router.trie.held())
+        row = self._rows.row(state, state.member.pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
         if self._membership.source_of(replica.name) != OPERATORS:  # a reload has named it meanwhile
             until = "it is removed from the configuration"

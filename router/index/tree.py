@@ -60,6 +60,11 @@ class Tree:
         self._shared = 0
 
     @property
+    def root(self) -> Node:
+        """For those who read the tree."""
+        return self._root
+
+    @property
     def size_bytes(self) -> int:
         """Estimated memory. O(1)."""
         return self._nodes * NODE_BYTES + self._edge_bytes + self._holds * HOLD_BYTES

@@ -104,6 +104,16 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         return uses.next_end(after, max(since, self.now - self.ttl_s)) if uses else None
 
+    def recent_holds(self, replica: str, most: int) -> list[Hold]:
+        """The replica's most recently used holds, the last one first. O(most)."""
+        found: list[Hold] = []
+        if uses := self._uses.get(replica):
+            hold = uses.ring.staler
+            while hold is not uses.ring and len(found) < most:
+                found.append(hold)
+                hold = hold.staler
+        return found
+
     def lives(self, replica: str, hold: Hold) -> bool:
         """Whether this is still the replica's hold on its node, and not purged. O(1)."""
         return hold.node.holders.get(replica) is hold and not self._is_dead(replica, hold)

@@ -30,6 +30,8 @@ from gateway.cluster.workers.messages import (
     Gone,
     Joined,
     Leaving,
+    Look,
+    Looked,
     Message,
     Publish,
     Record,
@@ -257,9 +259,9 @@ class Hub:
                 self._confirm_forwarding(state, number)
                 state.channel.send(Scraped(number, packed(self.ended.instruments)), HUB)
                 self._broadcast(worker, payload)
-            case Examined():
+            case Examined() | Looked():
                 self._answer(worker, to, payload)
-            case Examine(number):
+            case Examine(number) | Look(number):
                 state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
                 self._broadcast(worker, payload)
             case Execute():

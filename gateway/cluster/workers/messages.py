@@ -202,6 +202,13 @@ class Examine(Struct, frozen=True, array_like=True, tag=27):
     number: int
 
 
+class Look(Struct, frozen=True, array_like=True, tag=41):
+    """Answer with a Looked. question: of a watcher, as in `LiveView.answer`."""
+
+    number: int
+    question: bytes
+
+
 class Execute(Struct, frozen=True, array_like=True, tag=12):
     """Answer with an Executed. The hub ignores it later than `until`."""
 
@@ -242,6 +249,13 @@ class Examined(Struct, frozen=True, array_like=True, tag=28):
     records: bytes
 
 
+class Looked(Struct, frozen=True, array_like=True, tag=42):
+    """The answer of `LiveView`."""
+
+    number: int
+    answer: bytes
+
+
 SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
 FromWorker = (
     Publish
@@ -256,10 +270,12 @@ FromWorker = (
     | Scrape
     | Record
     | Examine
+    | Look
     | Execute
     | Scraped
     | Recorded
     | Examined
+    | Looked
     | Executed
     | SnapshotPart
     | SnapshotRestored
@@ -279,10 +295,12 @@ FromHub = (
     | Scrape
     | Record
     | Examine
+    | Look
     | Execute
     | Scraped
     | Recorded
     | Examined
+    | Looked
     | Executed
     | SnapshotPart
     | CollectSnapshot

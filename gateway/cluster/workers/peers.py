@@ -34,6 +34,8 @@ from gateway.cluster.workers.messages import (
     FoundMember,
     Gone,
     Leaving,
+    Look,
+    Looked,
     Message,
     Record,
     Recorded,
@@ -54,6 +56,7 @@ from gateway.errors import internal_error, workers_silent
 from gateway.fleet.membership import Member
 from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
 from gateway.telemetry.exposition import SingleFlight, SnapshotError, merge, pack, render
+from gateway.telemetry.live.view import QuestionError
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
@@ -119,7 +122,7 @@ class Peers:
             case Scrape(number):
                 self._scrapes.add((worker, number))
                 self._scraped.set()
-            case Record() | Examine():
+            case Record() | Examine() | Look():
                 self._answer_at_once(worker, message)
             case Execute() | Current() | Found():
                 self._commands.put_nowait((worker, message))
@@ -137,15 +140,24 @@ class Peers:
                 self._local.begin_leaving()
             case Gone():
                 self._questions.leave(worker)
-            case Forwarded() | Scraped() | Recorded() | Examined() | Executed() | Sharing():
+            case Forwarded() | Scraped() | Recorded() | Examined() | Looked() | Executed() | Sharing():
                 self._questions.receive(worker, message)
 
-    def _answer_at_once(self, asker: int, question: Record | Examine) -> None:
+    def _answer_at_once(self, asker: int, question: Record | Examine | Look) -> None:
         if isinstance(question, Record):
             answer: Message = Recorded(question.number, self._local.recorded(question.cursors, question.share))
+        elif isinstance(question, Look):
+            answer = Looked(question.number, self._looked(question.question))
         else:
             answer = Examined(question.number, self._local.seen())
         self._channel.send(answer, asker)
+
+    def _looked(self, question: bytes) -> bytes:
+        try:
+            return self._local.looked(question)
+        except QuestionError as error:
+            log.error("a watcher's question is not answered", extra={"error": str(error)})
+            return b""
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
         """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
@@ -203,6 +215,11 @@ class Peers:
         """Also raises GatewayError 503: the hub did not forward the question. A worker that is late answers the next one."""
         question = await self._questions.ask(lambda number: Record(number, cursors, share), self._limits.scrape_s)
         return [answer.page for answer in question.answers.values() if isinstance(answer, Recorded)]
+
+    async def looked(self, question: bytes) -> dict[int, bytes]:
+        """Also raises GatewayError 503: the hub did not forward the question. A worker that is late is left out."""
+        asked = await self._questions.ask(lambda number: Look(number, question), self._limits.scrape_s)
+        return {who: answer.answer for who, answer in asked.answers.items() if isinstance(answer, Looked) and answer.answer}
 
     async def seen(self) -> list[bytes]:
         """Also raises GatewayError 503: the hub did not forward the question. A worker that does not answer is left out."""

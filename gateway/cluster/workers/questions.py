@@ -17,6 +17,8 @@ from gateway.cluster.workers.messages import (
     Execute,
     Executed,
     Forwarded,
+    Look,
+    Looked,
     Record,
     Recorded,
     Scrape,
@@ -56,7 +58,7 @@ class Question:
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
         self.snapshots: dict[int, bytes] | None = None
-        self.answers: dict[int, Scraped | Recorded | Examined | Executed] = {}
+        self.answers: dict[int, Scraped | Recorded | Examined | Looked | Executed] = {}
         self.gone: set[int] = set()
         self.all_answered = asyncio.Event()
 
@@ -65,7 +67,7 @@ class Question:
         """The workers that have not answered."""
         return sorted((self.snapshots or {}).keys() - self.answers.keys() - self.gone)
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Executed) -> None:
+    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Looked | Executed) -> None:
         if isinstance(message, Forwarded):
             self.snapshots = dict(message.snapshots)
             self.forwarded.set()
@@ -93,7 +95,7 @@ class Questions:
         self._open: dict[int, Question] = {}
         self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
 
-    async def ask(self, make: Callable[[int], Scrape | Record | Examine | Execute], timeout_s: float) -> Question:
+    async def ask(self, make: Callable[[int], Scrape | Record | Examine | Look | Execute], timeout_s: float) -> Question:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
         number, question = self._next(), Question()
         self._open[number] = question
@@ -134,7 +136,7 @@ class Questions:
         self._number += 1
         return self._number
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Executed | Sharing) -> None:
+    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Looked | Executed | Sharing) -> None:
         """An answer. One that nobody waits for any more is ignored."""
         number = message.number
         if isinstance(message, Sharing):

@@ -13,6 +13,7 @@ from gateway.fleet.directory import Fleet, Target
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.kept.diagnoses import Diagnoses
+from gateway.request.observers.live_requests import LiveRequests
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import prompt_of
 from gateway.request.record import SettledRequest
@@ -23,7 +24,9 @@ from router import Booking, Router
 
 
 class Choosing:
-    """See the top of this file. clock: monotonic seconds, the router's. counterfactual: follows each decision, if wanted."""
+    """See the top of this file. clock: monotonic seconds, the router's. counterfactual: follows each decision, if wanted;
+    watch: shows them, while somebody watches.
+    """
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class Choosing:
         self._metrics = metrics
         self._clock = clock
         self.counterfactual: Counterfactual | None = None
+        self.watch: LiveRequests | None = None
 
     def choose(
         self,
@@ -78,7 +82,9 @@ class Choosing:
             live = [known[0]]  # no other one has it
         elif dialect.lacking:
             live = self._fleet.able(target, dialect.name, begun) or live  # else the first attempt ends it
-        ranking = None if record.trace is None else self._router.rank(prompt, live, begun)[1]
+        watch = self.watch
+        watched = watch is not None and watch.on and watch.wants(record, begun)
+        ranking = self._router.rank(prompt, live, begun)[1] if watched or record.trace is not None else None
         booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
         decision = booking.decision
         self._metrics.routing_seconds.observe((), self._clock() - begun)
@@ -86,6 +92,8 @@ class Choosing:
         if record.trace is not None and ranking is not None:
             record.trace.chose(Choice(self._router.policy_name, target.pool, decision, ranking))
         record.booking = booking
+        if watched and watch is not None and ranking is not None:
+            watch.chose(record, self._router.policy_name, target.pool, decision, ranking)
         if api.outline:
             record.outline = api.outline
         if api.salt:

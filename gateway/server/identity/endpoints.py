@@ -15,6 +15,7 @@ from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
 from gateway.identity.keys import Keys
 from gateway.identity.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
+from gateway.server.identity.used import used_of
 from gateway.server.operator import Operator
 
 if TYPE_CHECKING:  # it loads SQLAlchemy
@@ -47,7 +48,9 @@ class KeyEndpoints:
         self._operator.allow(request)
         after = request.query.get("after", "")
         keys, more = await self._stored(lambda store: store.listed(after, MAX_LISTED))
-        return _json({"keys": [key.shown() for key in keys], "has_more": more})
+        assert self._keys is not None, "or there is no store"
+        rows = [{**key.shown(), "used": used_of(self._keys, key.id)} for key in keys]
+        return _json({"keys": rows, "has_more": more})
 
     async def create(self, request: web.Request) -> web.Response:
         """{"tenant", ...}: as `record.Settings` has them."""

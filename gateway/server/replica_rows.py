@@ -1,0 +1,57 @@
+"""Replicas as operators see them: a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gateway.cluster.commands import LocalControl
+from gateway.fleet.state import ReplicaState
+
+
+class ReplicaRows:
+    """Made of what this process knows, which of bookings is what all of its siblings know."""
+
+    def __init__(self, local: LocalControl) -> None:
+        self._fleet = local.fleet
+        self._membership = local.membership
+        self._router = local.router
+        self._clock = local.clock
+
+    def all(self) -> Iterator[dict[str, Any]]:
+        """By pool; at the end those that leave."""
+        held = self._router.trie.held()
+        for pool in self._fleet.pools:
+            for state in pool.replicas:
+                yield self.row(state, pool.name, held)
+        for state in self._fleet.leaving:
+            yield self.row(state, None, held)
+
+    def row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
+        """held: blocks by replica."""
+        load = self._router.ledger.of(state.name)
+        return {
+            "name": state.name,
+            "url": state.url,
+            "pool": pool,
+            "source": self._membership.source_of(state.name) if pool is not None else None,
+            "up": state.up,
+            "draining": state.draining,
+            "leaving": state.leaving,
+            "weight": state.member.weight,
+            "error": state.error,
+            "circuit": state.breaker.state(self._clock()),
+            "models": list(state.models),
+            "inflight": load.inflight,
+            "decoding": load.decoding,
+            "booked_tokens": load.booked_tokens,
+            "prefill_tokens_per_second": round(load.rate.value, 1),
+            "engine": state.engine.name,
+            "engine_running": state.facts.running,
+            "engine_waiting": state.facts.waiting,
+            "engine_kv_tokens": state.facts.kv_tokens,
+            "capacity_tokens": state.capacity_tokens,
+            "learned_capacity_tokens": self._router.learned_capacity(state.name),
+            "held_blocks": held.get(state.name, 0),
+            "held_tokens": self._router.held_tokens(state.name),
+        }
