@@ -86,6 +86,7 @@ class _Known:
     requests: OrderedDict[str, Json] = field(default_factory=OrderedDict)
     replicas: dict[str, list[float]] = field(default_factory=dict)
     pools: dict[str, list[int]] = field(default_factory=dict)
+    limits: dict[str, int] = field(default_factory=dict)
     workers: int = 0
 
 
@@ -181,6 +182,7 @@ class Broadcast:
         known.at, known.workers = self._local.clock(), len(pages)
         changed, ended, hidden = self._take(known, pages)
         known.replicas, known.pools = _summed(pages, "replicas"), _summed(pages, "pools")
+        known.limits = {name: load[2] for page in pages for name, load in page["pools"].items()}
         points = self._dated(known.merging.advance())
         return {**self._state(known), "points": points, "requests": changed, "ended": ended, "hidden": hidden}
 
@@ -236,7 +238,7 @@ class Broadcast:
             "replicas": rows,
             "further_replicas": max(0, whole - len(rows)),
             "pools": [
-                {"name": name, "waiting": load[0], "running": load[1], "limit": max(load[2:])}
+                {"name": name, "waiting": load[0], "running": load[1], "limit": known.limits[name]}
                 for name, load in known.pools.items()
             ],
             "index": {"bytes": trie.size_bytes, "most_bytes": trie.max_bytes, "blocks": trie.blocks, "evicted": trie.evicted},

@@ -11,14 +11,14 @@ function axis(values, size) {
   return { stroke: color("--soft"), font: "11px system-ui, sans-serif", grid: line, ticks: { show: false }, size, ...values };
 }
 
-function options(width, series, format) {
+function options(width, series, format, span) {
   return {
     width,
     height: HEIGHT,
     legend: { show: false },
     cursor: { y: false, points: { size: 6 } },
     padding: [8, 4, 0, 0],
-    scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+    scales: { x: { range: (_plot, least, most) => [Math.min(least, most - span), most] }, y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
     axes: [
       axis({ space: 70, values: (_plot, times) => times.map((time) => clock(time).slice(0, 5)) }, 24),
       axis({ space: 34, values: (_plot, ticks) => ticks.map(format) }, 52),
@@ -30,7 +30,7 @@ function options(width, series, format) {
   };
 }
 
-function Canvas({ times, values, series, format, label }) {
+function Canvas({ times, values, series, format, label, span }) {
   const place = useRef(null);
   const plot = useRef(null);
   const data = [times, ...values];
@@ -39,7 +39,7 @@ function Canvas({ times, values, series, format, label }) {
   useEffect(() => {
     const draw = () => {
       plot.current?.destroy();
-      plot.current = new uPlot(options(place.current.clientWidth, series, format), latest.current, place.current);
+      plot.current = new uPlot(options(place.current.clientWidth, series, format, span), latest.current, place.current);
     };
     draw();
     repaint.add(draw);
@@ -66,8 +66,8 @@ function Table({ title, times, values, series, format }) {
   </table>`;
 }
 
-/** series: [{name, tone, dash}]; values: one list for each; null: no value. summary: what there is to see, in words. */
-export function Chart({ title, summary, times, values, series, format }) {
+/** span: seconds from the left to the right. series: [{name, tone, dash}]; values: one list for each; null: no value. summary: what there is to see, in words. */
+export function Chart({ title, summary, times, values, series, format, span }) {
   const [open, setOpen] = useState(false);
   return html`<figure class="chart">
     <figcaption>
@@ -77,7 +77,7 @@ export function Chart({ title, summary, times, values, series, format }) {
       <p class="summary">${summary}</p>
     </figcaption>
     ${times.length > 1
-      ? html`<${Canvas} times=${times} values=${values} series=${series} format=${format} label=${`${title}. ${summary}`} />`
+      ? html`<${Canvas} span=${span} times=${times} values=${values} series=${series} format=${format} label=${`${title}. ${summary}`} />`
       : html`<p class="wait">The first points come within seconds.</p>`}
     <details onToggle=${(event) => setOpen(event.target.open)}><summary>As a table</summary>
       ${open && html`<${Table} title=${title} times=${times} values=${values} series=${series} format=${format} />`}</details>

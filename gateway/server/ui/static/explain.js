@@ -22,6 +22,8 @@ const REASONS = {
   session: "costs least, with what it probably holds of the session",
 };
 
+const WIDE = new Set(["Request", "Error", "Fallback"]);
+
 function Facts({ row }) {
   const facts = [
     ["Request", shown(row.id)], ["Time", clock(row.time)], ["Endpoint", row.endpoint], ["Model", shown(row.model)], ["Tenant", shown(row.tenant)],
@@ -32,7 +34,7 @@ function Facts({ row }) {
     ["Saved", row.saved_usd ?? undefined, money], ["Status", row.status], ["Error", shown(row.error || row.code)],
   ];
   return html`<dl class="facts">${facts.filter(([, value]) => value !== undefined && value !== "").map(([name, value, format]) => html`
-    <div><dt>${name}</dt><dd><bdi>${format ? format(value) : value}</bdi></dd></div>`)}</dl>`;
+    <div class=${WIDE.has(name) ? "wide" : ""}><dt>${name}</dt><dd><bdi>${format ? format(value) : value}</bdi></dd></div>`)}</dl>`;
 }
 
 function Attempts({ row }) {

@@ -26,31 +26,35 @@ function grouped(points, step) {
   });
 }
 
-function Charts({ groups, whole }) {
+function Charts({ groups, whole, span }) {
   const times = groups.map((group) => group.time);
   const line = (value) => groups.map(value);
   const each = (field) => line((group) => group.sum(field) / group.seconds);
   const minutely = (field) => line((group) => (group.sum(field) / group.seconds) * 60);
+  const computed = (group) => (group.sum("prompt_tokens") - group.sum("cached_tokens")) / group.seconds;
   const hits = share(whole.cached_tokens, whole.prompt_tokens);
   const last = whole.last;
   return html`<div class="charts">
-    <${Chart} title="Requests per second" times=${times} values=${[each("requests"), each("errors")]} format=${rate}
+    <${Chart} title="Requests per second" span=${span} times=${times} values=${[each("requests"), each("errors")]} format=${rate}
       series=${[{ name: "ended", tone: "line-1" }, { name: "errors (5xx)", tone: "bad-line", dash: [4, 3] }]}
       summary=${`${count(whole.requests)} requests, ${count(whole.errors)} errors, ${count(whole.refused)} refused over a limit.`} />
-    <${Chart} title="Cached share of prompt tokens" times=${times} format=${(value) => `${Math.round(value)} %`}
+    <${Chart} title="Cached share of prompt tokens" span=${span} times=${times} format=${(value) => `${Math.round(value)} %`}
       values=${[line((group) => (group.sum("prompt_tokens") ? (100 * group.sum("cached_tokens")) / group.sum("prompt_tokens") : null))]}
       series=${[{ name: "cached", tone: "line-2" }]}
       summary=${`${short(whole.cached_tokens)} of ${short(whole.prompt_tokens)} prompt tokens came from a cache: ${percent(hits)}.`} />
-    <${Chart} title="USD per minute" times=${times} values=${[minutely("cost_usd"), minutely("saved_usd")]} format=${money}
+    <${Chart} title="Prompt tokens per second" span=${span} times=${times} values=${[each("cached_tokens"), line(computed)]} format=${short}
+      series=${[{ name: "cached", tone: "line-2" }, { name: "computed", tone: "line-1", dash: [4, 3] }]}
+      summary=${`${short(whole.prompt_tokens - whole.cached_tokens)} computed; ${short(whole.completion_tokens)} tokens of answers.`} />
+    <${Chart} title="USD per minute" span=${span} times=${times} values=${[minutely("cost_usd"), minutely("saved_usd")]} format=${money}
       series=${[{ name: "spent", tone: "line-1" }, { name: "saved by cached tokens", tone: "line-2", dash: [4, 3] }]}
       summary=${whole.cost_usd || whole.saved_usd
         ? `${money(whole.cost_usd)} spent, ${money(whole.saved_usd)} saved.` : "Nothing is priced: set prices in the configuration."} />
-    <${Chart} title="Time to first token" times=${times} format=${duration}
+    <${Chart} title="Time to first token" span=${span} times=${times} format=${duration}
       values=${[line((group) => group.ttft_p50_s), line((group) => group.ttft_p90_s)]}
       series=${[{ name: "median", tone: "line-1" }, { name: "90th percentile", tone: "line-3", dash: [4, 3] }]}
       summary=${last?.ttft_p50_s ? `Median ${duration(last.ttft_p50_s)}, 90th percentile ${duration(last.ttft_p90_s)}, of the streams of the last 10 s.`
         : "No stream in the last 10 s."} />
-    <${Chart} title="Requests under way" times=${times} values=${[line((group) => group.running), line((group) => group.waiting)]} format=${count}
+    <${Chart} title="Requests under way" span=${span} times=${times} values=${[line((group) => group.running), line((group) => group.waiting)]} format=${count}
       series=${[{ name: "running", tone: "line-1" }, { name: "waiting in a queue", tone: "line-3", dash: [4, 3] }]}
       summary=${`${count(last?.running ?? 0)} running, ${count(last?.waiting ?? 0)} waiting.`} />
   </div>`;
@@ -78,5 +82,5 @@ export function Overview({ live }) {
     </dl>
     <div class="choice" role="group" aria-label="Period">${WINDOWS.map(([seconds, text]) => html`
       <button type="button" aria-pressed=${seconds === window ? "true" : "false"} onClick=${() => setWindow(seconds)}>${text}</button>`)}</div>
-    <${Charts} key=${window} groups=${groups} whole=${whole} />`;
+    <${Charts} key=${window} span=${window} groups=${groups} whole=${whole} />`;
 }

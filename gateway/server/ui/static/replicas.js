@@ -40,7 +40,7 @@ function Pool({ pool, replicas, busy, onDrain }) {
   const title = pool ? shown(pool.name) : "leaving";
   return html`<section class="panel">
     <div class="panel-head"><h2><bdi>${title}</bdi></h2><p>${load}</p></div>
-    ${replicas.length ? html`<${Scroll} label=${`Replicas of ${title}`}><table class="cards">
+    ${replicas.length ? html`<${Scroll} label=${`Replicas of ${title}`}><table class="cards fleet">
       <thead><tr><th scope="col">Replica</th><th scope="col">State</th><th scope="col" class="number">Running</th>
         <th scope="col" class="number">Prefill ahead</th><th scope="col">Holds (tokens)</th><th scope="col" class="number">Cached</th>
         <th scope="col"><span class="unseen">Actions</span></th></tr></thead>

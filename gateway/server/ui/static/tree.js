@@ -4,7 +4,8 @@ import { hierarchy, tree as layout } from "./vendor/d3-hierarchy.js";
 import { age, count, digest, short, shown } from "./format.js";
 
 const ROW = 34; // pixels from one node to the next
-const COLUMN = 210;
+const COLUMN = 250;
+const LABEL = 196; // from a node to where the lines to what is behind it begin
 const LEAST = 4; // radius
 const MOST = 11;
 const DOTS = 5; // holders that are drawn beside a node
@@ -29,8 +30,9 @@ function paleness(idle) {
 }
 
 function path({ source, target }) {
-  const middle = (source.y + target.y) / 2;
-  return `M${source.y},${source.x}C${middle},${source.x} ${middle},${target.x} ${target.y},${target.x}`;
+  const [from, to] = [source.y + LABEL, target.y - MOST - 3];
+  const middle = (from + to) / 2;
+  return `M${from},${source.x}C${middle},${source.x} ${middle},${target.x} ${to},${target.x}`;
 }
 
 function says({ node }, heads) {
@@ -53,7 +55,7 @@ function Node({ item, heads, open, selected, tone, focused, onSelect, onToggle, 
   return html`<g class=${`node pale-${paleness(node.idle_s)} ${selected ? "selected" : ""}`} transform=${`translate(${item.y},${item.x})`}
       role="treeitem" aria-level=${item.depth} aria-expanded=${expanded} aria-selected=${selected ? "true" : "false"} aria-label=${says(item.data, heads)}
       tabindex=${focused ? 0 : -1} data-way=${node.way} onClick=${press}>
-    <rect class="target" x="-14" y="-16" width=${COLUMN - 24} height="32" rx="6" />
+    <rect class="target" x="-14" y="-16" width=${LABEL + 10} height="32" rx="6" />
     <circle class=${`tone-${dots.length ? tone(dots[0].replica) : "other"} ${node.children ? "inner" : ""}`} r=${size} />
     ${node.children > 0 && !open.has(node.way) && html`<text class="sign" text-anchor="middle" y="4">+</text>`}
     <text class="label" x=${MOST + 6} y="-2">${short(node.tokens)} tok · ${name}</text>
