@@ -2,8 +2,8 @@
 
     python -m scripts.pictures [--seconds 90] [--out docs/images] [--only NAME,...]
 
-Needs playwright and a chromium: `make install` and `make tools`, or Debian's. It writes ui-*.png. Look at them before you commit
-them: that they are good is for eyes to say.
+Needs playwright and a chromium: `make install` and `make tools`, or Debian's. It writes ui-*.png. Look at them before you
+commit them: that they are good is for eyes to say.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from gateway.commands.demo.processes import Process, admin_url, listening_url, r
 ROOT = Path(__file__).parent.parent
 TENANTS = ("search", "ide", "support-bot")
 MODELS = (("coder", "qwen3-coder-480b", 3), ("chat", "llama-3.3-70b", 1))
-WORDS = "the cache holds what was computed before and a request that begins alike need not compute it again".split()
+WORDS = "the cache holds what was computed before and a request that begins alike need not compute it again"
 PRICES = {"*": {"input": 0.9, "cached_input": 0.09, "output": 2.7}}
 CONVERSATIONS = 14  # at once
 Json = dict[str, Any]
 
 
 def text(chance: random.Random, words: int) -> str:
-    return " ".join(chance.choices(WORDS, k=words))
+    return " ".join(chance.choices(WORDS.split(), k=words))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,13 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
                 replicas.append({"url": url, "name": f"{pool}-{number}"})
             pools.append({"name": pool, "models": [model], "replicas": replicas})
         file = folder / "warmroute.yaml"
-        settings: Json = {"pools": pools, "listen": "127.0.0.1:0", "admin_listen": "127.0.0.1:0", "workers": 2, "prices": PRICES}
+        settings: Json = {
+            "pools": pools,
+            "listen": "127.0.0.1:0",
+            "admin_listen": "127.0.0.1:0",
+            "workers": 2,
+            "prices": PRICES,
+        }
         settings |= {"keys": {"url": f"sqlite://{folder}/keys.sqlite"}, "state": {"url": "off"}, "snapshot": {"file": "off"}}
         file.write_text(yaml.safe_dump(settings))
         gateway = Process("gateway", ["serve", "--config", str(file)])
@@ -105,7 +111,11 @@ class Traffic:
         while not stop.is_set():
             tenant = chance.choices(TENANTS, weights=(3, 4, 2))[0]
             model = MODELS[1][1] if tenant == "support-bot" else MODELS[0][1]
-            head = self._heads[-2 + chance.randrange(2)] if tenant == "support-bot" else self._heads[min(3, int(chance.expovariate(1.2)))]
+            head = (
+                self._heads[-2 + chance.randrange(2)]
+                if tenant == "support-bot"
+                else self._heads[min(3, int(chance.expovariate(1.2)))]
+            )
             messages = [{"role": "system", "content": head}]
             for _ in range(chance.randint(2, 9)):
                 messages.append({"role": "user", "content": text(chance, chance.randint(20, 350))})

@@ -97,6 +97,9 @@ class LiveEndpoints:
         about = {"ttl_s": trie.ttl_s, "bytes": trie.size_bytes, "most_bytes": trie.max_bytes, "evicted": trie.evicted}
         return _json({"node": _node(drawn), **about})
 
+    def __repr__(self) -> str:
+        return f"<LiveEndpoints, {self._broadcast!r}"
+
 
 def _way(text: str) -> list[bytes]:
     """Raises GatewayError 400."""

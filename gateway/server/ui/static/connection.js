@@ -16,25 +16,27 @@ export class Refused extends Error {
   }
 }
 
-export function setKey(key) {
+export function setKey(given) {
   try {
-    if (key) sessionStorage.setItem(KEY, key);
+    if (given) sessionStorage.setItem(KEY, given);
     else sessionStorage.removeItem(KEY);
   } catch {
-    memory = key;
+    memory = given;
   }
 }
 
 let memory = ""; // where the browser keeps nothing
 
-function headers(more) {
-  let key = memory;
+export function key() {
   try {
-    key = sessionStorage.getItem(KEY) ?? memory;
+    return sessionStorage.getItem(KEY) ?? memory;
   } catch {
-    // as above
+    return memory;
   }
-  return key ? { ...more, Authorization: `Bearer ${key}` } : more;
+}
+
+function headers(more) {
+  return key() ? { ...more, Authorization: `Bearer ${key()}` } : more;
 }
 
 async function refusal(answer) {

@@ -1,16 +1,14 @@
 // Asks for the admin key where the gateway wants one, and says why it refuses where a key would not help.
-import { html, useEffect, useRef, useState } from "./view.js";
-import { setKey } from "./connection.js";
+import { html, useEffect, useRef } from "./view.js";
+import { key, setKey } from "./connection.js";
 import { connect } from "./store.js";
 
 export function Login({ refused }) {
   const field = useRef(null);
-  const [tried, setTried] = useState(false);
   useEffect(() => field.current?.focus(), []);
   const send = (event) => {
     event.preventDefault();
     setKey(field.current.value.trim());
-    setTried(true);
     connect();
   };
   if (refused.status === 403) {
@@ -26,7 +24,7 @@ export function Login({ refused }) {
       <input id="key" type="password" ref=${field} autocomplete="current-password" required spellcheck=${false} />
       <button type="submit" class="primary">Open</button>
       <p class="hint">It stays in this tab, and is forgotten when the tab is closed.</p>
-      <p class="wrong" role="alert">${tried ? "The gateway does not take this key." : ""}</p>
+      <p class="wrong" role="alert">${key() ? "The gateway does not take this key." : ""}</p>
     </form>
   </main>`;
 }

@@ -52,24 +52,26 @@ function Node({ item, heads, open, selected, tone, focused, onSelect, onToggle, 
     if (node.children) onToggle(node.way);
   };
   const name = known ? shown([...known.models][0]).slice(0, 18) : digest(node.way.slice(-16));
-  return html`<g class=${`node pale-${paleness(node.idle_s)} ${selected ? "selected" : ""}`} transform=${`translate(${item.y},${item.x})`}
-      role="treeitem" aria-level=${item.depth} aria-expanded=${expanded} aria-selected=${selected ? "true" : "false"} aria-label=${says(item.data, heads)}
+  return html`<g class=${`node pale-${paleness(node.idle_s)} ${selected ? "selected" : ""}`} transform=${`translate(${item.y},${item.x})`}>
+    <g role="treeitem" aria-level=${item.depth} aria-expanded=${expanded} aria-selected=${selected ? "true" : "false"} aria-label=${says(item.data, heads)}
       tabindex=${focused ? 0 : -1} data-way=${node.way} onClick=${press}>
     <rect class="target" x="-14" y="-16" width=${LABEL + 10} height="32" rx="6" />
     <circle class=${`tone-${dots.length ? tone(dots[0].replica) : "other"} ${node.children ? "inner" : ""}`} r=${size} />
+      ${dots.map((holder, at) => html`<circle class=${`tone-${tone(holder.replica)}`} cx=${MOST + 10 + at * 9} cy="8" r="3" />`)}
+    </g>
+    <g aria-hidden="true" class="words">
     ${node.children > 0 && !open.has(node.way) && html`<text class="sign" text-anchor="middle" y="4">+</text>`}
     <text class="label" x=${MOST + 6} y="-2">${short(node.tokens)} tok · ${name}</text>
-    ${dots.map((holder, at) => html`<circle class=${`tone-${tone(holder.replica)}`} cx=${MOST + 10 + at * 9} cy="8" r="3" />`)}
     <text class="age" x=${MOST + 10 + dots.length * 9} y="11">${node.holders.length + node.further_holders > DOTS ? "… " : ""}${age(node.idle_s)}</text>
+    </g>
   </g>`;
 }
 
 function More({ item, focused, onMore, full }) {
   const { more, of } = item.data;
   const text = full ? `${count(more)} more, older` : `${count(more)} more`;
-  return html`<g class="node more" transform=${`translate(${item.y},${item.x})`} role="treeitem" aria-level=${item.depth} aria-selected="false"
-      aria-label=${text} tabindex=${focused ? 0 : -1} data-way=${`${of}.more`} onClick=${() => full || onMore(of)}>
-    <rect class="target" x="-14" y="-16" width="150" height="32" rx="6" /><text class="label" x="0" y="4">${full ? "" : "+ "}${text}</text></g>`;
+  return html`<g class="node more" transform=${`translate(${item.y},${item.x})`} role="treeitem" aria-level=${item.depth} aria-selected="false" tabindex=${focused ? 0 : -1} data-way=${`${of}.more`} onClick=${() => full || onMore(of)}>
+    <rect class="target" x="-14" y="-16" width="150" height="32" rx="6" /><text class="label" x="0" y="4">${text}</text></g>`;
 }
 
 const wayOf = (item) => (item.data.more ? `${item.data.of}.more` : item.data.node.way);
