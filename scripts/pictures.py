@@ -31,7 +31,7 @@ TENANTS = ("search", "ide", "support-bot")
 MODELS = (("coder", "qwen3-coder-480b", 3), ("chat", "llama-3.3-70b", 1))
 WORDS = "the cache holds what was computed before and a request that begins alike need not compute it again"
 PRICES = {"*": {"input": 0.9, "cached_input": 0.09, "output": 2.7}}
-CONVERSATIONS = 14  # at once
+CONVERSATIONS = 18  # at once
 Json = dict[str, Any]
 
 
@@ -56,8 +56,8 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
         for pool, model, count in MODELS:
             replicas = []
             for number in range(1, count + 1):
-                flags = ["--engine", "sim", "--port", "0", "--served-model-name", model, "--kv-tokens", "400000"]
-                process = Process("replica", ["replica", *flags, "--prefill-rate", "9000", "--speed", "1"])
+                flags = ["--engine", "sim", "--port", "0", "--served-model-name", model, "--kv-tokens", "60000"]
+                process = Process("replica", ["replica", *flags, "--prefill-rate", "6000", "--speed", "1"])
                 ends.callback(process.stop)
                 url = await asyncio.to_thread(process.wait_for, ready_url)
                 replicas.append({"url": url, "name": f"{pool}-{number}"})
@@ -100,7 +100,7 @@ class Traffic:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._chance = random.Random(11)
-        self._heads = [text(self._chance, words) for words in (5200, 2600, 1800, 900, 700, 400)]
+        self._heads = [text(self._chance, words) for words in (4200, 2600, 1900, 1500, 1200, 900, 700, 400)]
 
     async def run(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
@@ -114,7 +114,7 @@ class Traffic:
             head = (
                 self._heads[-2 + chance.randrange(2)]
                 if tenant == "support-bot"
-                else self._heads[min(3, int(chance.expovariate(1.2)))]
+                else self._heads[min(5, int(chance.expovariate(0.7)))]
             )
             messages = [{"role": "system", "content": head}]
             for _ in range(chance.randint(2, 9)):

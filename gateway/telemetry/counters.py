@@ -105,6 +105,18 @@ class Counter:
         """The current values. A copy. O(label sets)."""
         return {labels: cell.value for labels, cell in self._cells.items()}
 
+    def total(self) -> float:
+        """The sum of all values, without a copy. O(label sets)."""
+        return sum([cell.value for cell in self._cells.values()])
+
+    def by(self, *places: int) -> dict[Labels, float]:
+        """Sums by the labels at these places, without a copy. O(label sets)."""
+        sums: dict[Labels, float] = {}
+        for labels, cell in self._cells.items():
+            key = tuple([labels[place] for place in places])
+            sums[key] = sums.get(key, 0.0) + cell.value
+        return sums
+
     def add(self, labels: Labels = (), amount: float = 1.0) -> None:
         cell = self._cells.get(labels)
         if cell is None:

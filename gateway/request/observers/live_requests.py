@@ -17,7 +17,7 @@ from router import Candidate, Decision
 
 MOST_CHARS: Final = 100  # of a name
 ERROR_CHARS: Final = 300
-MOST_CANDIDATES: Final = 16  # the best of them, and the chosen one
+MOST_CANDIDATES: Final = 64  # the best of them, and the chosen one
 MOST_ATTEMPTS: Final = 8
 HEAD_BYTES: Final = 8  # the key of the first block
 
@@ -63,19 +63,8 @@ class LiveRequests:
         shown = list(ranking[:MOST_CANDIDATES])
         if all(each.replica != decision.best.replica for each in shown):
             shown[-1:] = [decision.best]
-        reasons = {
-            "policy": policy,
-            "pool": name(pool),
-            "replica": name(decision.best.replica),
-            "reason": decision.reason,
-            "promise": decision.promise,
-            "promised_tokens": decision.promised_tokens,
-            "prompt_tokens": decision.prompt_tokens,
-            "available_tokens": decision.available_tokens,
-            "candidates": [_candidate(each) for each in shown],
-            "further": max(0, len(ranking) - len(shown)),
-        }
-        self._feed.put(request.live, row, reasons)
+        further = max(0, len(ranking) - len(shown))
+        self._feed.put(request.live, row, lambda: _reasons(policy, pool, decision, shown, further))
 
     def __call__(self, request: SettledRequest) -> None:
         self._feed.ended += 1
@@ -87,6 +76,22 @@ class LiveRequests:
 def name(text: str) -> str:
     """As it can be encoded, and not too long."""
     return text[:MOST_CHARS].encode("utf-8", "replace").decode()
+
+
+def _reasons(policy: str, pool: str, decision: Decision, shown: list[Candidate], further: int) -> Row:
+    """further: candidates that are not shown."""
+    return {
+        "policy": policy,
+        "pool": name(pool),
+        "replica": name(decision.best.replica),
+        "reason": decision.reason,
+        "promise": decision.promise,
+        "promised_tokens": decision.promised_tokens,
+        "prompt_tokens": decision.prompt_tokens,
+        "available_tokens": decision.available_tokens,
+        "candidates": [_candidate(each) for each in shown],
+        "further": further,
+    }
 
 
 def _candidate(candidate: Candidate) -> Row:

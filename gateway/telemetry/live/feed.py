@@ -26,13 +26,15 @@ PAGE_ROWS: Final = 200  # of an answer
 Row = dict[str, Any]
 """A request, as docs/ui.md has it."""
 
+Reasons = Callable[[], Row]
+
 
 class Shown:
-    """A row with its version, and why its replica was chosen ({}: nobody chose)."""
+    """A row with its version, and why its replica was chosen: made into values if somebody asks. None: nobody chose."""
 
     __slots__ = ("reasons", "row", "version")
 
-    def __init__(self, version: int, row: Row, reasons: Row) -> None:
+    def __init__(self, version: int, row: Row, reasons: Reasons | None) -> None:
         self.version = version
         self.row = row
         self.reasons = reasons
@@ -74,13 +76,13 @@ class Feed:
         self._number += 1
         return self._number
 
-    def put(self, number: int, row: Row, reasons: Row | None = None) -> None:
+    def put(self, number: int, row: Row, reasons: Reasons | None = None) -> None:
         """A row is new, or has changed. reasons: None: as they were. O(1)."""
         if not self._former < number <= self._number:
             return  # of an earlier watch
         known = self._rows.pop(number, None)
         self._version += 1
-        kept = reasons if reasons is not None else known.reasons if known is not None else {}
+        kept = reasons if reasons is not None or known is None else known.reasons
         self._rows[number] = Shown(self._version, row, kept)
         while len(self._rows) > MAX_ROWS:
             self._rows.popitem(last=False)
@@ -109,7 +111,10 @@ class Feed:
         if ring != self.ring or not ring or not (number.isascii() and number.isdecimal() and len(number) < 19):
             return None
         shown = self._rows.get(int(number))
-        return None if shown is None else {"request": {"key": key, **shown.row}, "decision": shown.reasons or None}
+        if shown is None:
+            return None
+        reasons = shown.reasons
+        return {"request": {"key": key, **shown.row}, "decision": None if reasons is None else reasons()}
 
     def sweep(self, now: float) -> None:
         """End a watch that nobody asks for any more. To be called every second or so."""

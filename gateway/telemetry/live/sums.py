@@ -31,6 +31,9 @@ FIELDS: Final = (
 )
 GAUGES: Final = ("waiting", "running")
 MISS: Final = "miss"
+_CODE: Final = 2  # the place of this label of requests
+_REPLICA: Final = 1  # of prompt tokens
+_CACHE: Final = 2
 
 PoolLoad = tuple[int, int, int]
 """Of a pool, in this process: requests that wait, that run, and how many may run."""
@@ -76,26 +79,24 @@ class Sums:
     def _fields(self) -> list[float]:
         metrics = self._metrics
         requests = errors = refused = 0.0
-        for labels, count in metrics.requests.values.items():
+        for (code,), count in metrics.requests.by(_CODE).items():
             requests += count
-            code = labels[2]
             if code.startswith("5"):
                 errors += count
             elif code == "429":
                 refused += count
         prompt, cached = self._tokens()
-        completion = sum(metrics.completion_tokens.values.values())
-        cost, saved = sum(metrics.cost_usd.values.values()), sum(metrics.savings_usd.values.values())
-        return [requests, errors, refused, prompt, cached, completion, cost, saved]
+        money = metrics.cost_usd.total(), metrics.savings_usd.total()
+        return [requests, errors, refused, prompt, cached, metrics.completion_tokens.total(), *money]
 
     def _tokens(self) -> tuple[float, float]:
         """Prompt tokens, and those of them that were cached; by replica as well."""
         replicas: dict[str, tuple[float, float]] = {}
         whole = hits = 0.0
-        for labels, count in self._metrics.prompt_tokens.values.items():
-            hit = 0.0 if labels[2] == MISS else count
-            prompt, cached = replicas.get(labels[1], (0.0, 0.0))
-            replicas[labels[1]] = prompt + count, cached + hit
+        for (replica, kind), count in self._metrics.prompt_tokens.by(_REPLICA, _CACHE).items():
+            hit = 0.0 if kind == MISS else count
+            prompt, cached = replicas.get(replica, (0.0, 0.0))
+            replicas[replica] = prompt + count, cached + hit
             whole += count
             hits += hit
         self.replicas = replicas

@@ -75,7 +75,7 @@ export function Overview({ live }) {
       <${Tile} label="Requests" value=${`${rate(now.seconds ? now.requests / now.seconds : 0)}/s`} note=${`${count(whole.requests)} in ${name}`} />
       <${Tile} label="Cached tokens" value=${percent(share(whole.cached_tokens, whole.prompt_tokens))} note=${`of ${short(whole.prompt_tokens)} in ${name}`} />
       <${Tile} label="Saved" value=${money(whole.saved_usd)} note=${`${money(whole.cost_usd)} spent in ${name}`} />
-      <${Tile} label="First token" value=${duration(now.last?.ttft_p50_s)} note=${`90 %: ${duration(now.last?.ttft_p90_s)}`} />
+      <${Tile} label="First token" value=${duration(now.last?.ttft_p50_s)} note=${`p90 ${duration(now.last?.ttft_p90_s)}`} />
       <${Tile} label="Under way" value=${count(now.last?.running ?? 0)} note=${`${count(now.last?.waiting ?? 0)} waiting`} tone=${now.last?.waiting ? "warn" : ""} />
       <${Tile} label="Errors" value=${count(whole.errors)} note=${`${count(whole.refused)} refused in ${name}`} tone=${whole.errors ? "bad" : ""} />
       <${Tile} label="Replicas" value=${`${up} of ${all}`} note=${rest} tone=${up ? "" : "bad"} />

@@ -39,7 +39,7 @@ def test_a_row_is_shown_again_when_it_changes() -> None:
     feed = made()
     feed.page({}, 0.0)
     one, other = feed.number(0.0), feed.number(0.0)
-    feed.put(one, row("a", state="running"), {"policy": "cost"})
+    feed.put(one, row("a", state="running"), lambda: {"policy": "cost"})
     feed.put(other, row("b"))
     page = feed.page({}, 0.0)
     assert [each["id"] for each in page["rows"]] == ["a", "b"]
