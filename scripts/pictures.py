@@ -83,7 +83,7 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
 async def made_keys(session: aiohttp.ClientSession, admin: str) -> dict[str, str]:
     keys: dict[str, str] = {}
     limits: dict[str, Json] = {
-        "search": {"budget_usd_day": 0.6, "requests_per_minute": 1200},
+        "search": {"budget_usd_day": 1.2, "requests_per_minute": 1200},
         "ide": {"budget_usd_day": 5.0, "budget_usd_month": 80.0, "uncached_tokens_per_minute": 2_000_000},
         "support-bot": {"models": ["llama-*"], "expires_at": "2031-01-01"},
     }
@@ -134,6 +134,8 @@ class Traffic:
             body["model"] = "qwen3-code"  # a name that nobody serves
         async with self._stage.session.post(f"{self._stage.url}/v1/chat/completions", json=body, headers=headers) as answer:
             await answer.read()
+            if answer.status == 429:
+                await asyncio.sleep(5)
         return text(random.Random(len(messages)), 60)
 
 

@@ -25,7 +25,7 @@ export function short(value) {
 }
 
 export function rate(value) {
-  return value < 10 ? value.toFixed(1) : count(value);
+  return value < 10 && !Number.isInteger(value) ? value.toFixed(1) : count(value);
 }
 
 export function percent(share) {

@@ -20,7 +20,8 @@ function grouped(points, step) {
     if (!groups.has(number)) groups.set(number, []);
     groups.get(number).push(point);
   }
-  return [...groups.values()].filter((group, at) => group.length === GROUP || at > 0).map((group) => {
+  const whole = [...groups.values()].filter((group) => group.length === GROUP);
+  return (whole.length ? whole : [...groups.values()]).map((group) => {
     const sum = (field) => group.reduce((whole, point) => whole + point[field], 0);
     return { ...group[group.length - 1], seconds: group.length * step, sum };
   });

@@ -7,13 +7,14 @@ const FIELDS = ["id", "model", "tenant", "api_key", "replica", "pool", "reason",
 
 function outcome(row) {
   if (row.state === "running") return ["wait", "running"];
-  const tone = row.status >= 500 || row.error ? "bad" : row.status >= 400 ? "warn" : "good";
+  const broken = row.status < 400 && row.error; // after the status had gone out
+  const tone = row.status >= 500 || broken ? "bad" : row.status >= 400 ? "warn" : "good";
   return [tone, row.status === 499 ? "left" : String(row.status)];
 }
 
 function Row({ row, onOpen }) {
   const [tone, text] = outcome(row);
-  const prompt = row.prompt_tokens ?? row.estimated_prompt_tokens;
+  const prompt = row.replica ? row.prompt_tokens ?? row.estimated_prompt_tokens : undefined;
   const cached = row.cached_tokens ?? row.predicted_cached_tokens;
   const guess = row.prompt_tokens === undefined || row.prompt_tokens === null || row.estimated ? "≈ " : "";
   const retried = row.failed_attempts?.length ? `, after ${row.failed_attempts.length} failed` : "";
@@ -25,7 +26,7 @@ function Row({ row, onOpen }) {
     <td data-label="Replica"><${Name} of=${row.replica} /></td>
     <td data-label="Why"><span class=${`why ${row.reason}`}>${row.reason || row.code || "–"}${retried}</span></td>
     <td data-label="Prompt" class="number">${prompt === undefined ? "–" : guess + short(prompt)}</td>
-    <td data-label="Cached" class="number">${cached === undefined ? "–" : guess + percent(share(cached, prompt) ?? undefined)}</td>
+    <td data-label="Cached" class="number">${cached === undefined || !prompt ? "–" : guess + percent(share(cached, prompt))}</td>
     <td data-label="First token" class="number">${duration(row.ttft_s)}</td>
     <td data-label="Whole" class="number">${duration(row.seconds)}</td>
     <td data-label="Cost" class="number">${money(row.cost_usd)}</td>
