@@ -70,7 +70,7 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
             "workers": 2,
             "prices": PRICES,
         }
-        settings |= {"keys": {"url": f"sqlite://{folder}/keys.sqlite"}, "state": {"url": "off"}, "snapshot": {"file": "off"}}
+        settings |= {"keys": {"url": f"sqlite:///{folder}/keys.sqlite"}, "state": {"url": "off"}, "snapshot": {"file": "off"}}
         file.write_text(yaml.safe_dump(settings))
         gateway = Process("gateway", ["serve", "--config", str(file)])
         ends.callback(gateway.stop)

@@ -102,7 +102,7 @@ async def test_without_a_key_another_site_gets_nothing(browser: Browser) -> None
 
 
 async def test_keys_are_made_rotated_and_revoked(browser: Browser, tmp_path: Path) -> None:
-    keys = {"url": f"sqlite://{tmp_path}/keys.sqlite"}
+    keys = {"url": f"sqlite:///{tmp_path}/keys.sqlite"}
     async with fleet(keys=keys) as (runs, _), opened(browser, runs[0], "#keys") as tab:
         page, run = tab.page, runs[0]
         await expect(page.get_by_text("No keys yet")).to_be_visible()

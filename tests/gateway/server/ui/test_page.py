@@ -171,7 +171,7 @@ async def test_names_are_text_whatever_is_in_them(browser: Browser) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
 async def test_every_view_is_accessible_and_fits(browser: Browser, scheme: Scheme, size: Any, tmp_path: Any) -> None:
-    keys = {"url": f"sqlite://{tmp_path}/keys.sqlite", "required": False}
+    keys = {"url": f"sqlite:///{tmp_path}/keys.sqlite", "required": False}
     async with fleet(keys=keys) as (runs, _):
         assert (await runs[0].post({"tenant": "acme", "budget_usd_day": 1}, "/warmroute/keys"))[0] == 201
         async with opened(browser, runs[0], scheme=scheme, size=size) as tab:
