@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import random
 import shutil
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 
 import aiohttp
 import yaml
+from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from gateway.commands.demo.processes import Process, admin_url, listening_url, ready_url
@@ -116,6 +118,8 @@ class Traffic:
                 if tenant == "support-bot"
                 else self._heads[min(5, int(chance.expovariate(0.7)))]
             )
+            if chance.random() < 0.08:
+                head = text(chance, 900)  # that nobody has sent before
             messages = [{"role": "system", "content": head}]
             for _ in range(chance.randint(2, 9)):
                 messages.append({"role": "user", "content": text(chance, chance.randint(20, 350))})
@@ -193,6 +197,11 @@ PICTURES = {
 }
 
 
+def save(picture: bytes, path: Path) -> None:
+    """With as many colours as are seen, which makes it a third as large."""
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
 async def take(stage: Stage, names: list[str], out: Path) -> None:
     program = ROOT / ".tools" / "bin" / "chromium"
     path = str(program) if program.exists() else shutil.which("chromium")
@@ -208,7 +217,7 @@ async def take(stage: Stage, names: list[str], out: Path) -> None:
             await page.goto(f"{stage.admin}/warmroute/ui/#{picture.fragment}")
             await picture.ready(page)
             await page.wait_for_timeout(2500)
-            await page.screenshot(path=str(out / f"ui-{name}.png"))
+            save(await page.screenshot(), out / f"ui-{name}.png")
             print(out / f"ui-{name}.png")
             await context.close()
         await browser.close()
