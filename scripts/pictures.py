@@ -199,7 +199,9 @@ PICTURES = {
 
 def save(picture: bytes, path: Path) -> None:
     """With as many colours as are seen, which makes it a third as large."""
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
 
 
 async def take(stage: Stage, names: list[str], out: Path) -> None:
