@@ -198,7 +198,7 @@ PICTURES = {
 
 
 def save(picture: bytes, path: Path) -> None:
-    """With as many colours as are seen, which makes it a third as large."""
+    """With 256 colours, which makes it a third as large."""
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         path, optimize=True
     )
