@@ -29,6 +29,7 @@ from gateway.config.schema import LEDGER, Config
 from gateway.config.source import Source
 from gateway.database.failures import StoreFailed
 from gateway.database.places import with_path
+from gateway.database.steadiness import Steadiness
 from gateway.errors import GatewayError
 from gateway.identity.file import read_keys
 from gateway.identity.record import Key
@@ -99,6 +100,9 @@ class Keys:
         self._all_at = 0.0
         self._unwritten: dict[str, Any] = {}
         self._spent_revision = -1  # up to which is known what others have spent
+        self._spent_month = -1  # that it is of
+        self._steadiness = Steadiness()
+        self._purged = -1  # day
         self._failing = False
         if config.keys.on:
             metrics.keys_up.set((), 0)
@@ -238,11 +242,17 @@ class Keys:
         store, moment = self._store, self.moment()
         if store is None:
             return
-        first, month = self._spent_revision < 0, moment.day // 31 * 31
-        found, self._spent_revision = await store.changed_spent(self.process, month, max(0, self._spent_revision))
+        month = moment.day // 31
+        if month != self._spent_month:  # or the clock has jumped: what was read is of another month
+            self._spent_month, self._spent_revision = month, -1
+        first = self._spent_revision < 0
+        found, self._spent_revision = await store.changed_spent(self.process, month * 31, max(0, self._spent_revision))
+        if first:
+            self.limiter.forget_others(self.siblings)
         for process, totals in found.items():
             self.limiter.merge(process, totals, moment.now, first=first, money_only=process in self.siblings)
-        if first:
+        if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purged:
+            self._purged = moment.day
             await store.purge_spent(moment.day - KEPT_DAYS)
         self._unwritten.update({total[0]: total for total in self.limiter.unwritten()})
         taken, self._unwritten = self._unwritten, {}

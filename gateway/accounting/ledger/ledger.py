@@ -24,10 +24,10 @@ from typing import Final, Protocol
 
 from gateway.accounting.ledger.batches import Batch, RowMaker, day_of, milliseconds
 from gateway.accounting.ledger.buffer import Buffer
-from gateway.accounting.ledger.steadiness import Steadiness
 from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
 from gateway.database.places import with_path
+from gateway.database.steadiness import Steadiness
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.ledger")

@@ -21,7 +21,7 @@ reached, and by one request (of each process), which is admitted to what is left
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from gateway.admission.limits.rate import Rate
@@ -29,7 +29,7 @@ from gateway.errors import GatewayError
 
 DAY_S: Final = 86_400
 MAX_ACCOUNTS: Final = 200_000  # keys with limits; those that were used longest ago are forgotten first
-MAX_PROCESSES: Final = 1024
+MAX_PROCESSES: Final = 1024  # of which each has a sum of its own
 KEPT_DAYS: Final = 62
 GUARDED: Final = 4  # exchanges
 MAX_RETRY_S: Final = DAY_S
@@ -107,15 +107,18 @@ class _Spent:
 
 
 class Account:
-    """One key's. others: by process; elsewhere: of all of them together."""
+    """One key's. others: by process, that of the latest news last. gone: of those that were there before MAX_PROCESSES others.
+    elsewhere: of all of them together.
+    """
 
-    __slots__ = ("admitted", "elsewhere", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
+    __slots__ = ("admitted", "elsewhere", "gone", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
 
     def __init__(self, id_: str, limits: Limits) -> None:
         self.id = id_
         self.limits = limits
         self.own = _Spent()
         self.others: dict[str, _Spent] = {}
+        self.gone = _Spent()
         self.elsewhere = _Spent()
         self.admitted = [0] * GUARDED  # picodollars that were reserved since the last exchange, between the last two, and so on
         self.open = 0  # reservations
@@ -149,6 +152,37 @@ class Account:
         if len(own.days) > KEPT_DAYS:
             own.drop(min(own.days))
 
+    def other(self, process: str) -> _Spent:
+        """A process of which there is news. Each life of a worker is one: those that were silent for longest have ended, and
+        what they have spent is kept as one sum. O(days).
+        """
+        seen = self.others.pop(process, None)
+        if seen is None:
+            seen = _Spent()
+            if len(self.others) >= MAX_PROCESSES:
+                self._fold(self.others.pop(next(iter(self.others))))
+        self.others[process] = seen
+        return seen
+
+    def _fold(self, process: _Spent) -> None:
+        self.reserve_elsewhere(process, 0)
+        gone = self.gone
+        for day, amount in process.days.items():
+            gone.put(day, gone.days.get(day, 0) + amount)
+        while len(gone.days) > KEPT_DAYS:
+            oldest = min(gone.days)
+            self._add_elsewhere(oldest, -gone.days[oldest])
+            gone.drop(oldest)
+
+    def forget_others(self, but: Container[str]) -> None:
+        """All but these processes."""
+        kept = {name: each for name, each in self.others.items() if name in but}
+        self.others, self.gone, self.elsewhere = kept, _Spent(), _Spent()
+        for each in kept.values():
+            self.elsewhere.reserved += each.reserved
+            for day, amount in each.days.items():
+                self._add_elsewhere(day, amount)
+
     def spend_elsewhere(self, process: _Spent, day: Day, amount: int) -> None:
         """The process has spent so much on that day at least. O(1) mostly."""
         before = process.days.get(day, 0)
@@ -173,11 +207,12 @@ class Account:
 
     def check(self) -> None:
         """O(processes and days)."""
-        for each in (self.own, self.elsewhere, *self.others.values()):
+        others = [self.gone, *self.others.values()]
+        for each in (self.own, self.elsewhere, *others):
             each.check()
-        assert self.elsewhere.reserved == sum([each.reserved for each in self.others.values()]), self
-        for day in {day for each in self.others.values() for day in each.days} | self.elsewhere.days.keys():
-            found = sum([each.days.get(day, 0) for each in self.others.values()])
+        assert self.elsewhere.reserved == sum([each.reserved for each in others]), self
+        for day in {day for each in others for day in each.days} | self.elsewhere.days.keys():
+            found = sum([each.days.get(day, 0) for each in others])
             assert self.elsewhere.days.get(day, 0) == found, self.elsewhere.days
 
     def __repr__(self) -> str:
@@ -361,12 +396,8 @@ class Limiter:
             if account is None:
                 account = self._accounts[id_] = Account(id_, self._known(id_) or Limits())
                 self._forget_oldest()
-            seen = account.others.get(process)
-            counts = seen is not None or not first
-            if seen is None:
-                if len(account.others) >= MAX_PROCESSES:
-                    continue
-                seen = account.others[process] = _Spent()
+            counts = process in account.others or not first
+            seen = account.other(process)
             if not money_only:
                 self._merge_rates(account, seen, requests, tokens, now if counts else None)
                 account.reserve_elsewhere(seen, max(0, reserved))
@@ -386,6 +417,11 @@ class Limiter:
         for account in self._accounts.values():
             if (seen := account.others.get(process)) is not None:
                 account.reserve_elsewhere(seen, 0)
+
+    def forget_others(self, but: Container[str] = ()) -> None:
+        """What other processes have spent, but these, is to be merged anew. O(accounts and processes)."""
+        for account in self._accounts.values():
+            account.forget_others(but)
 
     def check(self) -> None:
         """With no reservation open."""

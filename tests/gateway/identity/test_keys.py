@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from gateway.config.schema import Config, KeysConfig
+from gateway.database.steadiness import STEADY_S
 from gateway.identity.keys import Keys
 from gateway.identity.record import Settings
 from gateway.telemetry.metrics import Metrics
@@ -84,3 +85,36 @@ async def test_a_database_from_a_backup(tmp_path: Path) -> None:
     assert all(keys.ring.grant(key.id) is None for key in later)
     for each in (keys, other):
         await each.close()
+
+
+async def test_a_clock_that_is_ahead_forgets_nothing(tmp_path: Path) -> None:
+    """At its start, and when it is put right: only a clock that was steady for long removes what is old."""
+    file = tmp_path / "keys.sqlite"
+    one, _ = gateway(file)
+    await one.begin()
+    key, _ = await (await one.store()).create(SETTINGS)
+    await one.poll()
+    await spend(one, key.id, 5)
+    ahead, ahead_clock = gateway(file, NOON + 100 * 24 * HOUR_S)
+    await ahead.begin()
+    await ahead.poll()
+    assert spent(ahead, key.id) == 0, "of that day"
+    again, _ = gateway(file)
+    await again.begin()
+    assert spent(again, key.id) == 5
+
+    ahead_clock.now -= 100 * 24 * HOUR_S  # put right
+    await ahead.poll()
+    assert spent(ahead, key.id) == 5
+    for each in (one, ahead, again):
+        await each.close()
+
+    late, late_clock = gateway(file, NOON + 100 * 24 * HOUR_S)
+    await late.begin()
+    late_clock.now += STEADY_S
+    await late.poll()
+    await late.close()
+    after, _ = gateway(file)
+    await after.begin()
+    assert spent(after, key.id) == 0, "two months are over"
+    await after.close()

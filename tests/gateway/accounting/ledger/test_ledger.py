@@ -13,10 +13,10 @@ import pytest
 
 from gateway.accounting.ledger.batches import Batch
 from gateway.accounting.ledger.ledger import MAX_BATCH, Ledger, Opener, Store
-from gateway.accounting.ledger.steadiness import STEADY_S
 from gateway.accounting.ledger.store import UnfitError
 from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
+from gateway.database.steadiness import STEADY_S
 from gateway.request.observers.ledger_entries import LedgerEntries
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.accounting.ledger.conftest import DAY_S, NOON, Clock, all_rows, file_url, ledger_of, record, stored

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.limits.calendar import Calendar, day_number, day_of_text, day_text
-from gateway.admission.limits.limiter import KEPT_DAYS, MAX_ACCOUNTS, Limiter, Limits, Moment, Reservation
+from gateway.admission.limits.limiter import KEPT_DAYS, MAX_ACCOUNTS, MAX_PROCESSES, Limiter, Limits, Moment, Reservation
 from gateway.admission.limits.rate import MAX_DEBT_S, Rate
 from gateway.errors import GatewayError
 
@@ -247,3 +247,35 @@ def test_asking_takes_nothing() -> None:
         limiter.require("k", limits, at(now=120))
     assert spent.value.code == "insufficient_quota"
     limiter.check()
+
+
+def test_more_lives_of_workers_than_have_sums_of_their_own_are_all_counted() -> None:
+    """Those that were silent for longest become one sum; the news of those that serve now stays apart."""
+    limiter, limits, day = Limiter(), Limits(day=10**6), DAY
+    lives = MAX_PROCESSES + 500
+    for life in range(lives):
+        limiter.merge("serves", [("k", 0, 0, 0, ((day, life),))], 0.0)
+        limiter.merge(f"life {life}", [("k", 0, 0, 5, ((day, 1),))], 0.0)
+    account = limiter.account("k")
+    assert account is not None
+    account.check()
+    assert account.spent(day) == lives + lives - 1
+    assert account.reserved == 5 * (MAX_PROCESSES - 1), "of those that are gone nothing is reserved"
+    assert len(account.others) == MAX_PROCESSES
+    limiter.merge("serves", [("k", 0, 0, 0, ((day, 10**6),))], 0.0)
+    with pytest.raises(GatewayError):
+        limiter.enter("k", limits, at(day=day))
+
+
+def test_others_are_forgotten_to_be_read_anew() -> None:
+    limiter = Limiter()
+    for name in ("a", "b"):
+        limiter.merge(name, [("k", 0, 0, 3, ((DAY, 7), (DAY - 31, 2)))], 0.0)
+    limiter.forget_others({"b"})
+    account = limiter.account("k")
+    assert account is not None
+    account.check()
+    assert (account.spent(DAY), account.reserved) == (7, 3)
+    limiter.merge("a", [("k", 0, 0, 0, ((DAY, 7),))], 0.0, first=True)
+    assert account.spent(DAY) == 14
+    account.check()

@@ -1,4 +1,4 @@
-"""Whether the wall clock can be trusted with what is removed by it: a clock that jumped ahead would empty the ledger.
+"""Whether the wall clock can be trusted with what is removed by it: a clock that jumped ahead would empty the database.
 
 It is steady when it has gone as the monotonic clock goes for STEADY_S, that is, since the start, or since its last jump.
 """
