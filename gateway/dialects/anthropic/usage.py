@@ -43,14 +43,14 @@ def is_split(counts: Mapping[str, Any]) -> bool:
 def usage_from(counts: Mapping[str, Any]) -> Usage | None:
     """None: these counts make no sense. cached is None where no count of the cache is there: missing is not zero."""
     fresh, created, read, completion = (token_count(counts.get(name)) for name in _FIELDS)
-    if fresh is None:
+    if fresh is None or completion is None:
         return None
     prompt = fresh + (created or 0) + (read or 0)
     if prompt > MAX_TOKENS:
         return None
     cached = read if created is None else read or 0
     if not created:
-        return Usage(prompt, completion or 0, cached)
+        return Usage(prompt, completion, cached)
     by_ttl = counts.get("cache_creation")
     hours = token_count(by_ttl.get("ephemeral_1h_input_tokens")) if isinstance(by_ttl, dict) else None
-    return Usage(prompt, completion or 0, cached, created, min(hours or 0, created))
+    return Usage(prompt, completion, cached, created, min(hours or 0, created))

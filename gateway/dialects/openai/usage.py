@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.dialects.usage import MAX_TOKENS, Usage, token_count, written_tokens
+from gateway.dialects.usage import Usage, token_count, written_tokens
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     """The usage of an OpenAI-shaped answer or last chunk, None if it has none that makes sense.
 
     Cached tokens: `prompt_tokens_details.cached_tokens` (OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens`
-    (DeepSeek). A count beyond the prompt is cut to it. A count beyond MAX_TOKENS makes no sense.
+    (DeepSeek). A count beyond the prompt is cut to it. A count that is none, or beyond MAX_TOKENS, makes no sense, and nor does
+    an answer with choices without a count of its tokens: embeddings have none.
     """
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    prompt, completion = token_count(usage.get("prompt_tokens")), usage.get("completion_tokens")
-    if prompt is None or (isinstance(completion, int) and completion > MAX_TOKENS):
+    prompt = token_count(usage.get("prompt_tokens"))
+    completion = token_count(usage.get("completion_tokens", None if "choices" in answer else 0))
+    if prompt is None or completion is None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
     if cached is None:
         cached = token_count(usage.get("prompt_cache_hit_tokens"))
     cached = None if cached is None else min(cached, prompt)
-    return Usage(prompt, token_count(completion) or 0, cached, written_tokens(details, prompt, cached))
+    return Usage(prompt, completion, cached, written_tokens(details, prompt, cached))

@@ -13,10 +13,10 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None
-    prompt, completion = token_count(usage.get("input_tokens")), usage.get("output_tokens")
-    if prompt is None or (completion is not None and token_count(completion) is None):
+    prompt, completion = token_count(usage.get("input_tokens")), token_count(usage.get("output_tokens"))
+    if prompt is None or completion is None:
         return None
     details = usage.get("input_tokens_details")
     cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
     cached = None if cached is None else min(cached, prompt)
-    return Usage(prompt, completion or 0, cached, written_tokens(details, prompt, cached))
+    return Usage(prompt, completion, cached, written_tokens(details, prompt, cached))
