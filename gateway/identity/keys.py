@@ -3,10 +3,10 @@
     database ── changed keys, every POLL_S ──► ring
              ◄─ own totals, every POLL_S ──── limiter ◄─ totals of other processes, every POLL_S ── database
 
-A change holds in every process POLL_S after it at the latest, and at once where an operator makes it at this gateway
-(`refresh`). While the database does not answer, the keys that are known stay valid, requests are served, and what was spent is
-written later: one line in the log says that this has begun, one that it has ended. A gateway that has not read its keys yet
-refuses requests that need one.
+A change holds in every process POLL_S after it, and as long as the database then takes to answer; at once where an operator
+makes it at this gateway (`refresh`). While the database does not answer, the keys that are known stay valid, requests are
+served, and what was spent is written later: one line in the log says that this has begun, one that it has ended. A gateway that
+has not read its keys yet refuses requests that need one.
 
 A file is read again when it changes; one that is invalid changes nothing. With a file, nothing that was spent is kept.
 """
@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.admission.limits.calendar import Calendar
-from gateway.admission.limits.limiter import KEPT_DAYS, Limiter, Limits, Moment
+from gateway.admission.limits.limiter import KEPT_DAYS, Limiter, Limits, Moment, Total, later
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
 from gateway.config.schema import LEDGER, Config
@@ -49,6 +50,7 @@ ALL_S: Final = 60.0  # between two looks for keys that were removed from the dat
 REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous")  # of refusals
 CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # of limits
 _PROCESS_BYTES: Final = 6
+WRITTEN_AT_ONCE: Final = 500  # keys, in one transaction: what is written of many stays written
 
 Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
 
@@ -98,7 +100,7 @@ class Keys:
         self._one_at_a_time = asyncio.Lock()
         self._revision = -1
         self._all_at = 0.0
-        self._unwritten: dict[str, Any] = {}
+        self._unwritten: dict[str, Total] = {}
         self._spent_revision = -1  # up to which is known what others have spent
         self._spent_month = -1  # that it is of
         self._steadiness = Steadiness()
@@ -254,13 +256,15 @@ class Keys:
         if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purged:
             self._purged = moment.day
             await store.purge_spent(moment.day - KEPT_DAYS)
-        self._unwritten.update({total[0]: total for total in self.limiter.unwritten()})
-        taken, self._unwritten = self._unwritten, {}
-        try:
-            await store.write_spent(self.process, list(taken.values()), moment.day)
-        except StoreFailed:
-            self._unwritten = {**taken, **self._unwritten}
-            raise
+        for total in self.limiter.unwritten(moment.day):
+            before = self._unwritten.get(total[0])
+            self._unwritten[total[0]] = total if before is None else later(before, total)
+        while self._unwritten:
+            totals = list(itertools.islice(self._unwritten.values(), WRITTEN_AT_ONCE))
+            await store.write_spent(self.process, totals)
+            for total in totals:
+                if self._unwritten.get(total[0]) is total:  # and not a later one
+                    del self._unwritten[total[0]]
 
     def _failed(self, reason: str) -> None:
         self._metrics.keys_up.set((), 0)

@@ -125,7 +125,8 @@ class Key(Struct, frozen=True):
 
     @property
     def expires_at(self) -> float:
-        return unix_time(self.settings.expires_at) if self.settings.expires_at else 0.0
+        """The beginning of Unix time is not never."""
+        return max(1.0, unix_time(self.settings.expires_at)) if self.settings.expires_at else 0.0
 
     def grant(self) -> Grant:
         settings = self.settings

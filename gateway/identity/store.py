@@ -91,11 +91,11 @@ class KeyStore:
 
     # -- what was spent
 
-    async def write_spent(self, process: str, totals: Sequence[Total], today: Day) -> None:
+    async def write_spent(self, process: str, totals: Sequence[Total]) -> None:
         """Raises StoreFailed."""
         rows = list[dict[str, Any]]()
         for id_, requests, tokens, _, days in totals:
-            for day, pico in {today: 0, **dict(days)}.items():
+            for day, pico in days:
                 values = {"day": day_text(day), "key": id_, "process": process}
                 rows.append({**values, "requests": requests, "tokens": tokens, "pico": pico})
         if rows:

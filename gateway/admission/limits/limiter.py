@@ -37,7 +37,7 @@ LEAST_OUTPUT: Final = 1024  # tokens of an answer that are reserved at least
 _FADES: Final = 0.9  # of the largest recent answer, at each answer
 _MOST: Final = 9 * 10**18  # picodollars of a day: what a column of a database holds
 
-# A day, as a number that grows through the months: (year * 12 + month) * 31 + day. `calendar.py`.
+# A day, as a number that grows through the months, of which each has 31: see `calendar.day_number`.
 Day = int
 # A process's totals for one key: its name, requests and tokens since the process began, picodollars that are reserved, and for
 # each day those that were spent.
@@ -111,12 +111,28 @@ class Account:
     elsewhere: of all of them together.
     """
 
-    __slots__ = ("admitted", "elsewhere", "gone", "id", "limits", "open", "others", "output", "own", "requests", "tokens")
+    __slots__ = (
+        "admitted",
+        "elsewhere",
+        "gone",
+        "id",
+        "limits",
+        "open",
+        "others",
+        "output",
+        "own",
+        "requests",
+        "tokens",
+        "unsent",
+        "unwritten",
+    )
 
     def __init__(self, id_: str, limits: Limits) -> None:
         self.id = id_
         self.limits = limits
         self.own = _Spent()
+        self.unsent = set[Day]()  # days of `own` that have changed since the last exchange
+        self.unwritten = set[Day]()  # likewise, since they were last taken to be written
         self.others: dict[str, _Spent] = {}
         self.gone = _Spent()
         self.elsewhere = _Spent()
@@ -149,6 +165,8 @@ class Account:
         """By this process. O(1) mostly."""
         own = self.own
         own.put(day, min(own.days.get(day, 0) + amount, _MOST))
+        self.unsent.add(day)
+        self.unwritten.add(day)
         if len(own.days) > KEPT_DAYS:
             own.drop(min(own.days))
 
@@ -245,11 +263,15 @@ class Reservation:
         """Reserve this, in the place of what was. tokens: uncached. Raises GatewayError 429."""
         self._limiter.expect(self, max(0, tokens), max(0, money), moment)
 
-    def settle(self, tokens: int, output: int, money: int, moment: Moment) -> None:
-        """What it has used: uncached tokens, those of its answer, picodollars. Idempotent."""
+    def settle(self, tokens: int, output: int, money: int, moment: Moment, *, served: bool = True) -> None:
+        """What it has used: uncached tokens, those of its answer, picodollars. served: else it was refused, and does not count
+        as a request. Idempotent.
+        """
         if self.open:
             self.open = False
             self._limiter.settle(self, max(0, tokens), output, max(0, money), moment)
+            if not served:
+                self._limiter.give_back(self.account, moment.now)
 
 
 class Limiter:
@@ -310,6 +332,12 @@ class Limiter:
         account.spend(moment.day, money)
         account.open -= 1
         account.output = max(float(output), account.output * _FADES)
+
+    def give_back(self, account: Account, now: float) -> None:
+        """The request that `enter` took."""
+        account.own.requests -= 1
+        if account.requests is not None:
+            account.requests.take(-1, now)
 
     def _reserve(self, reservation: Reservation, tokens: int, money: int, now: float) -> None:
         account = reservation.account
@@ -374,16 +402,27 @@ class Limiter:
         for account in self._recent:
             account.admitted = [0, *account.admitted[:-1]]
         self._recent = [account for account in self._recent if any(account.admitted)]
-        return [total_of(account) for account in changed.values()]
+        totals = list[Total]()
+        for account in changed.values():
+            days, account.unsent = account.unsent, set[Day]()
+            totals.append(_total(account, days))
+        return totals
 
-    def unwritten(self) -> list[Total]:
-        """Those that have changed since the last call of this method. O(those)."""
+    def unwritten(self, today: Day) -> list[Total]:
+        """Those that have changed since the last call, each with the days that have, and with today. O(those)."""
         changed, self._unwritten = self._unwritten, {}
-        return [total_of(account) for account in changed.values()]
+        totals = list[Total]()
+        for account in changed.values():
+            days, account.unwritten = account.unwritten, set[Day]()
+            days.add(today)
+            totals.append(_total(account, days))
+        return totals
 
     def totals(self) -> list[Total]:
         """All. O(accounts)."""
-        return [total_of(account) for account in self._accounts.values() if account.own.requests or account.own.days]
+        return [
+            _total(account, account.own.days) for account in self._accounts.values() if account.own.requests or account.own.days
+        ]
 
     def merge(
         self, process: str, totals: Iterable[Total], now: float, *, first: bool = False, money_only: bool = False
@@ -434,9 +473,15 @@ class Limiter:
         return f"<Limiter of {len(self._accounts)} keys>"
 
 
-def total_of(account: Account) -> Total:
+def _total(account: Account, days: Iterable[Day]) -> Total:
+    """O(these days)."""
     own = account.own
-    return account.id, own.requests, own.tokens, own.reserved, tuple(own.days.items())
+    return account.id, own.requests, own.tokens, own.reserved, tuple([(day, own.days.get(day, 0)) for day in days])
+
+
+def later(before: Total, after: Total) -> Total:
+    """Two totals of one key, the second one later, as one."""
+    return (*after[:4], tuple({**dict(before[4]), **dict(after[4])}.items()))
 
 
 def _retuned(rate: Rate | None, per_minute: int, now: float) -> Rate | None:

@@ -40,7 +40,7 @@ class Rate:
     def resized(self, per_minute: int, now: float) -> Rate:
         """Another rate; what is owed stays the same in time."""
         other = Rate(per_minute)
-        other._paid_at = min(self._paid_at, now + PERIOD_S)
+        other._paid_at = min(self._paid_at, now + PERIOD_S + MAX_DEBT_S)
         return other
 
     def __repr__(self) -> str:

@@ -82,4 +82,6 @@ class LimitSettling:
             return
         uncached = used.usage.prompt - used.cached if used is not None else 0
         output = used.usage.completion if used is not None else 0
-        reservation.settle(uncached, output, bill.total if bill is not None else 0, self._keys.moment())
+        money = bill.total if bill is not None else 0
+        served = request.answered != 0 or used is not None
+        reservation.settle(uncached, output, money, self._keys.moment(), served=served)

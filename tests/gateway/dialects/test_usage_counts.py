@@ -1,4 +1,4 @@
-"""A count of an answer's tokens that cannot be believed, or is missing, is no count of zero: what it costs is estimated then."""
+"""A count of an answer's tokens that cannot be believed, or is missing, is no zero: what it costs is estimated then."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ export function Secret({ made, onClose }) {
       setCopied("This browser does not allow it: select the key and copy it.");
     }
   };
-  return html`<${Dialog} title=${`The key ${made.id}`} onClose=${onClose}>
+  return html`<${Dialog} title=${`The key ${made.id}`} onClose=${onClose} stays>
     <p>Give it to <bdi>${shown(made.tenant)}</bdi> now: it is not kept anywhere, and not shown again.</p>
     <p class="secret"><code>${made.key}</code></p>
     <p class="hint" role="status">${copied}</p>

@@ -1,5 +1,5 @@
 // Keys of clients: whose they are, what they may do, what of their budgets is used; made, rotated, revoked.
-import { html, useCallback, useEffect, useState, Badge, Bar, Dialog, Empty, Name, Said, Scroll } from "./view.js";
+import { html, useCallback, useEffect, useRef, useState, Badge, Bar, Dialog, Empty, Name, Said, Scroll } from "./view.js";
 import { call } from "./connection.js";
 import { KeyForm, Secret } from "./key_form.js";
 import { count, money, share, short, shown } from "./format.js";
@@ -47,10 +47,16 @@ const QUESTIONS = {
 
 function Confirm({ what, item, onClose, onYes }) {
   const [title, text] = QUESTIONS[what];
+  const sent = useRef(false); // a second click would be a second rotation, which ends the former key at once
+  const yes = () => {
+    if (sent.current) return;
+    sent.current = true;
+    onYes();
+  };
   return html`<${Dialog} title=${`${title} ${item.id}?`} onClose=${onClose}>
     <p>The key <bdi>${shown(item.name || item.id)}</bdi> of <bdi>${shown(item.tenant)}</bdi>. ${text}</p>
     <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
-      <button type="button" class=${what === "revoke" ? "danger" : "primary"} onClick=${onYes}>${title}</button></div>
+      <button type="button" class=${what === "revoke" ? "danger" : "primary"} onClick=${yes}>${title}</button></div>
   </${Dialog}>`;
 }
 

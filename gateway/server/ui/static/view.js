@@ -30,8 +30,9 @@ export function Badge({ tone, children }) {
   return html`<span class=${`badge ${tone}`}><span class="dot" aria-hidden="true"></span>${children}</span>`;
 }
 
-/** A modal dialog of the browser's own, which keeps the focus inside and closes with Escape. */
-export function Dialog({ title, onClose, children, wide = false }) {
+/** A modal dialog of the browser's own, which keeps the focus inside and closes with Escape, or a click beside it.
+ * stays: only its buttons close it. A browser closes one at a second Escape all the same, unless the key does nothing. */
+export function Dialog({ title, onClose, children, wide = false, stays = false }) {
   const dialog = useRef(null);
   useEffect(() => {
     const before = document.activeElement;
@@ -40,10 +41,11 @@ export function Dialog({ title, onClose, children, wide = false }) {
   }, []);
   const close = (event) => {
     event.preventDefault();
-    onClose();
+    if (!stays) onClose();
   };
   return html`<dialog ref=${dialog} class=${wide ? "wide" : ""} aria-labelledby="dialog-title" onCancel=${close}
-      onClick=${(event) => event.target === dialog.current && onClose()}>
+      onKeyDown=${(event) => event.key === "Escape" && close(event)}
+      onClick=${(event) => event.target === dialog.current && close(event)}>
     <div class="dialog-body">
       <div class="dialog-head">
         <h2 id="dialog-title">${title}</h2>

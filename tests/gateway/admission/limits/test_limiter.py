@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.limits.calendar import Calendar, day_number, day_of_text, day_text
-from gateway.admission.limits.limiter import KEPT_DAYS, MAX_ACCOUNTS, MAX_PROCESSES, Limiter, Limits, Moment, Reservation
+from gateway.admission.limits.limiter import KEPT_DAYS, MAX_ACCOUNTS, MAX_PROCESSES, Limiter, Limits, Moment, Reservation, later
 from gateway.admission.limits.rate import MAX_DEBT_S, Rate
 from gateway.errors import GatewayError
 
@@ -279,3 +279,42 @@ def test_others_are_forgotten_to_be_read_anew() -> None:
     limiter.merge("a", [("k", 0, 0, 0, ((DAY, 7),))], 0.0, first=True)
     assert account.spent(DAY) == 14
     account.check()
+
+
+def test_what_was_refused_is_no_request() -> None:
+    limiter, limits = Limiter(), Limits(requests=2, tokens=100)
+    for _ in range(5):
+        refused = limiter.enter("k", limits, at())
+        refused.settle(0, 0, 0, at(), served=False)
+    for _ in range(2):
+        limiter.enter("k", limits, at()).settle(1, 1, 0, at())
+    with pytest.raises(GatewayError) as over:
+        limiter.enter("k", limits, at())
+    assert "2 requests" in str(over.value)
+    assert limiter.totals() == [("k", 2, 2, 0, ((DAY, 0),))]
+
+
+def test_a_debt_outlives_other_limits() -> None:
+    """A new file of keys makes new limits, though they are the same."""
+    limiter = Limiter()
+    limiter.enter("k", Limits(tokens=1000), at()).settle(1_000_000, 0, 0, at())
+    with pytest.raises(GatewayError) as over:
+        limiter.enter("k", Limits(tokens=1000), at(now=1))
+    assert over.value.retry_after_s == pytest.approx(MAX_DEBT_S, abs=2)
+
+
+def test_only_days_that_have_changed_are_sent_and_written() -> None:
+    limiter, limits = Limiter(), Limits(day=10**9)
+    for day in range(DAY, DAY + 20):
+        limiter.enter("k", limits, at(day=day)).settle(0, 0, 7, at(day=day))
+    today = DAY + 19
+    assert len(limiter.changes()[0][4]) == len(limiter.unwritten(today)[0][4]) == 20
+    limiter.enter("k", limits, at(day=today)).settle(0, 0, 1, at(day=today))
+    assert limiter.changes() == [("k", 21, 0, 0, ((today, 8),))]
+    assert limiter.unwritten(DAY) == [("k", 21, 0, 0, tuple({(today, 8), (DAY, 7)}))], "and today, as a clock that jumps has it"
+    assert limiter.changes() == limiter.unwritten(today) == []
+
+
+def test_totals_that_were_not_written_keep_their_days() -> None:
+    before, after = ("k", 1, 2, 3, ((1, 5), (2, 6))), ("k", 4, 5, 6, ((2, 7), (3, 8)))
+    assert later(before, after) == ("k", 4, 5, 6, ((1, 5), (2, 7), (3, 8)))
