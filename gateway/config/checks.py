@@ -91,7 +91,7 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
 
 
 def _wrong_keys(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    if values.get(("keys", "url")) == LEDGER and values.get(("ledger", "url")) == OFF:
+    if values.get(("keys", "url")) == LEDGER and values.get(("ledger", "url"), OFF) == OFF:
         yield Problem(("keys", "url"), "there is no ledger to keep them in: set ledger.url, or name a database of their own")
     issuers = {key: value for key, value in values.items() if isinstance(value, OidcConfig)}
     for key, first in _repeated((key, issuer.name) for key, issuer in issuers.items()):

@@ -12,8 +12,10 @@ file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,9 +38,9 @@ Identity = tuple[int, int]  # device, inode
 
 
 class SqliteFile:
-    """See the top of this file. Opens it, made anew if it is missing, with its tables. Not to be opened while another object
-    has the same file open: they would share locks, and not the log. Methods may be called in any thread. read_only: neither the
-    file nor its tables are made, and none of them is changed.
+    """See the top of this file. Opens it, made anew if it is missing, with its tables. Several objects may have the same file
+    open: the ledger's and that of keys. Methods may be called in any thread. read_only: neither the file nor its tables are
+    made, and none of them is changed.
 
     Raises OSError, errors of SQLAlchemy and StoreFailed.
     """
@@ -129,14 +131,24 @@ def handle_of(connection: Connection) -> Any:
 
 
 def _private(path: Path) -> None:
-    """What it holds are prompts: nobody else reads them."""
+    """What it holds are prompts, money and keys' digests: nobody else reads them.
+
+    A file that is there is not opened here: to close it would drop all locks that this process has on it, those of other
+    objects' connections as well (POSIX), and then another process that leaves it takes it for unused and removes its log.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        _require(path, os.R_OK | os.W_OK)
 
 
-def _require(path: Path) -> None:
+def _require(path: Path, mode: int = os.R_OK) -> None:
     """Raises OSError. SQLite says only that it cannot be opened."""
-    os.close(os.open(path, os.O_RDONLY))
+    if stat.S_ISDIR(os.stat(path).st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not os.access(path, mode):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
 
 
 def _existing(url: URL, mode: str) -> URL:

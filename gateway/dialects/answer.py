@@ -1,7 +1,8 @@
 """The usage in a whole plain answer, wherever its dialect has it.
 
-The usage of an answer that is too large to be parsed is looked for in its last TAIL bytes: engines write it behind the answer's
-text. So is that of a large event at the end of a stream.
+In an answer that is too large to be parsed its text is looked for: engines write it behind the answer's text, but vLLM before
+the token ids and log probabilities of a prompt, which may be megabytes. In a large event at the end of a stream it is within
+the last TAIL bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gateway.errors import ReplicaFailure
 
 MAX_PARSED_ANSWER: Final = 256 << 10  # bytes; what a larger one holds could stop the event loop
 TAIL: Final = 64 << 10  # bytes
+_LONGEST: Final = 4 << 10  # bytes of a usage, which two pieces may have
 
 _USAGE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
 
@@ -34,7 +36,7 @@ def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
         _require_object(body)
         if not body[-64:].rstrip().endswith(b"}"):
             raise ReplicaFailure("garbage", "the answer is no JSON object")
-        return usage_in(body[-TAIL:], parse)
+        return usage_in(body, parse)
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -57,22 +59,30 @@ def _error_in(answer: Mapping[str, Any]) -> str:
 
 
 class UsageTail(AnswerTail):
-    """The last bytes of a large answer. At most 2 * TAIL bytes are held. O(bytes)."""
+    """A large answer, of which the last bytes are held, at most 2 * TAIL, and the usage that was before them. O(bytes)."""
 
     def __init__(self, begin: bytes, parse: ParseUsage) -> None:
         """begin: the first bytes of the answer. Raises ReplicaFailure if they are not the beginning of a JSON object."""
         _require_object(begin)
-        self._tail = bytearray(begin[-TAIL:])
+        self._tail = bytearray()
         self._parse = parse
+        self._found: Usage | None = None
+        self.feed(begin)
 
     def feed(self, data: bytes) -> None:
-        self._tail += data[-TAIL:]
-        if len(self._tail) > 2 * TAIL:
-            del self._tail[:-TAIL]
+        for at in range(0, len(data), TAIL):
+            self._tail += data[at : at + TAIL]
+            if len(self._tail) > 2 * TAIL:
+                self._look()
+                del self._tail[:-_LONGEST]
 
     def usage(self) -> Usage | None:
-        """None: there is none in the last TAIL bytes."""
-        return usage_in(bytes(self._tail[-TAIL:]), self._parse)
+        """None: there was none that makes sense."""
+        self._look()
+        return self._found
+
+    def _look(self) -> None:
+        self._found = usage_in(bytes(self._tail), self._parse) or self._found
 
 
 def usage_in(text: bytes, parse: ParseUsage) -> Usage | None:

@@ -7,11 +7,18 @@ calls a model by an alias counts as the model that the alias stands for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from gateway.admission.limits.limiter import Limits
 from gateway.errors import GatewayError, first_names
+
+_OF_OPERATORS: Final = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+
+
+def _not_allowed(text: str) -> GatewayError:
+    return GatewayError(403, "endpoint_not_allowed", text)
 
 
 class Grant:
@@ -75,6 +82,20 @@ class Grant:
         else:
             text = f"The key {self.id} may not use the model {model[:100]!r}; {may}."
         raise GatewayError(403, "model_not_allowed", text, param="model")
+
+    def require_endpoint(self, path: str, *, known: bool, counted: bool) -> None:
+        """known: by the gateway. counted: what is used there is. A key with lists or limits may not do what these would not
+        hold for. No key may change what a replica serves. Raises GatewayError 403.
+        """
+        if path in _OF_OPERATORS:
+            raise _not_allowed(f"No API key may use {path}: it is for operators, at the replica itself.")
+        limits = self.limits
+        if (self.models or self.pools or limits) and not known:
+            what = "a list of models or pools, or limits, which would not hold there"
+            raise _not_allowed(f"The key {self.id} may not use {path[:100]}: it has {what}.")
+        if limits is not None and (limits.tokens or limits.day or limits.month) and not counted:
+            what = "a budget or a limit of tokens, and nothing is counted there"
+            raise _not_allowed(f"The key {self.id} may not use {path[:100]}: it has {what}.")
 
     def require_pool(self, pool: str) -> None:
         """Raises GatewayError 403."""

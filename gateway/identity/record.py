@@ -165,7 +165,7 @@ def limits_of(settings: Settings | OidcConfig) -> Limits | None:
 
 
 def _pico(amount: float | None) -> int:
-    return round(amount * DOLLAR) if amount else 0
+    return max(1, round(amount * DOLLAR)) if amount else 0
 
 
 def stamp(seconds: float) -> str | None:

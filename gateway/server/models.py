@@ -92,6 +92,8 @@ class Models:
             model = (aliases.of(name) if aliases else "") or name
             if grant is not None:
                 grant.require_model(model)
+                if grant.pools:
+                    grant.require_pool(self._fleet.target(model, "" if model == name else name).pool)
             entry = self._fleet.entry(model, "" if model == name else name)
             if ANTHROPIC_HEADER in request.headers:
                 return anthropic_entry(name, entry)

@@ -100,6 +100,10 @@ def _create(options: argparse.Namespace) -> int:
     for name in ("models", "pools"):
         if name in raw:
             raw[name] = [each.strip() for each in raw[name].split(",") if each.strip()]
+            if not raw[name]:  # a variable that is not set: not the list that allows everything
+                raise ConfigError(f"--{name}: at least one name is expected; leave it out to allow all")
+    if raw.get("expires_at") == "":
+        raise ConfigError("--expires: a time is expected; leave it out for a key that does not expire")
     settings, url = convert(Settings, raw), _url(options, os.environ)
     if url.startswith("/"):
         id_ = new_id()

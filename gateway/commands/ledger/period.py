@@ -6,7 +6,7 @@ import datetime
 import re
 from typing import Final
 
-from gateway.accounting.ledger.sums import Period
+from gateway.accounting.ledger.sums import DAY_MS, Period
 
 EXPECTED: Final = "a duration such as 7d, 24h, 90m or 2w, or a moment such as 2026-11-01 or 2026-11-01T12:00 (UTC)"
 _DURATION: Final = re.compile(r"([0-9]{1,9})([mhdw])")
@@ -33,9 +33,13 @@ def moment(text: str) -> Moment:
 
 
 def period(since: Moment, until: Moment | None, now: float) -> Period:
-    """now: Unix seconds. Raises PeriodError if it ends before it begins."""
-    begin, end = _milliseconds(since, now), None if until is None else _milliseconds(until, now)
-    if begin >= (int(now * 1000) if end is None else end):
+    """until: None: the end of today, for nothing that a clock has put into the future belongs in. now: Unix seconds.
+
+    Raises PeriodError if it ends before it begins.
+    """
+    ends = (int(now * 1000) // DAY_MS + 1) * DAY_MS
+    begin, end = _milliseconds(since, now), ends if until is None else _milliseconds(until, now)
+    if begin >= min(end, int(now * 1000) if until is None else end):
         raise PeriodError("the period ends before it begins: --since has to be before --until, and before now")
     return Period(begin, end)
 

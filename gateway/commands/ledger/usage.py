@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     groups = f"what to group by, one or more of {', '.join(GROUP)} (default: tenant)"
     parser.add_argument("--by", metavar="NAME[,NAME...]", type=_groups, default=("tenant",), help=groups)
     parser.add_argument("--since", metavar="WHEN", type=_moment, default="7d", help=f"{EXPECTED} (default: %(default)s)")
-    parser.add_argument("--until", metavar="WHEN", type=_moment, help="the first moment that is not counted (default: now)")
+    parser.add_argument(
+        "--until", metavar="WHEN", type=_moment, help="the first moment that is not counted (default: the end of today, UTC)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV, with all columns")
     form.add_argument("--json", action="store_true", help="print a JSON object")

@@ -9,7 +9,8 @@ from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.errors import GatewayError
+from gateway.dialects.table import OTHER_ENDPOINT
+from gateway.errors import GatewayError, named_model
 from gateway.fleet.directory import Fleet, Target
 from gateway.identity.grant import Grant
 from gateway.request.client import Caller, ClientRequest
@@ -22,6 +23,7 @@ from gateway.request.tracing.trace import ADMIT
 from gateway.telemetry.metrics import Metrics
 
 PRIORITY_HEADER: Final = "X-Priority"
+NOT_FOUND: Final = 404
 
 
 class Admitting:
@@ -50,8 +52,10 @@ class Admitting:
         record.enter(ADMIT, self._clock)
         record.model, grant = api.model, caller.grant
         if grant is not None and further is None:
+            counted = api.metered or not record.generates or request.upgrades  # what a session has used is counted at its end
+            grant.require_endpoint(record.path, known=record.endpoint != OTHER_ENDPOINT, counted=counted)
             grant.require_model(api.model)
-        target = self._fleet.renewed(further) if further else self._fleet.target(api.model, api.alias)
+        target = self._fleet.renewed(further) if further else self._target(api, grant)
         record.label = target.label
         if grant is not None and further is None:
             self._enter(grant, target, record)
@@ -72,6 +76,16 @@ class Admitting:
             permit.release()
             raise
         return target, permit
+
+    def _target(self, api: ApiRequest, grant: Grant | None) -> Target:
+        """Raises GatewayError 404, with the names of other models for those who may use them."""
+        try:
+            return self._fleet.target(api.model, api.alias)
+        except GatewayError as error:
+            if grant is None or not (grant.models or grant.pools) or error.status != NOT_FOUND:
+                raise
+            text = f"{named_model(api.model, api.alias)} does not exist here."
+            raise GatewayError(NOT_FOUND, error.code, text, param="model") from None
 
     async def _queue(self, request: ClientRequest, record: SettledRequest, target: Target, most: int | None) -> Permit:
         """A slot, after a wait for it. most: the highest priority it may have. Raises GatewayError 400 or 429."""

@@ -66,6 +66,10 @@ class KeyEndpoints:
     async def rotate(self, request: web.Request) -> web.Response:
         """{"grace_s"}: for how long the former key goes on."""
         body = await self._operator.body(request)
+        if unknown := body.keys() - {"grace_s"}:
+            raise bad_request(
+                f"{min(unknown)[:100]!r} is not known: a rotation has 'grace_s', the seconds that the former key goes on."
+            )
         grace_s = body.get("grace_s", DEFAULT_GRACE_S)
         if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
             raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")

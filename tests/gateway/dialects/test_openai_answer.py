@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gateway.dialects.answer import MAX_PARSED_ANSWER, TAIL
 from gateway.dialects.dialect import AnswerTail
 from gateway.dialects.openai.generations import Chat
+from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from gateway.request.attempts import MAX_HELD_ANSWER
 from tests.gateway.conftest import BODY, Running, eventually, running
@@ -51,6 +52,24 @@ def test_the_usage_of_an_answer_is_found_whatever_its_pieces(places: list[int], 
         tail.feed(piece)
     assert tail.usage() == Chat().usage_of(whole)
     assert (tail.usage() is not None) == has_usage
+
+
+@pytest.mark.parametrize("behind", [100, TAIL, 3 * TAIL + 7, 40 * TAIL])
+@pytest.mark.parametrize("piece", [1 << 12, TAIL, 1 << 22])
+def test_a_usage_that_is_not_at_the_end_is_found(behind: int, piece: int) -> None:
+    """vLLM writes the token ids of a prompt, and its log probabilities, behind it."""
+    counts = {"prompt_tokens": 50_000, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 49_000}}
+    body = b'{"object":"chat.completion","choices":[{"text":"%b"}],"usage":%b,"prompt_token_ids":[%b1]}' % (
+        b"x" * MAX_PARSED_ANSWER,
+        json.dumps(counts).encode(),
+        b"1," * (behind // 2),
+    )
+    expected = Usage(50_000, 3, 49_000)
+    assert Chat().usage_of(body) == expected
+    tail = tail_of(body[:piece])
+    for at in range(piece, len(body), piece):
+        tail.feed(body[at : at + piece])
+    assert tail.usage() == expected
 
 
 def test_of_an_answer_that_passes_only_the_end_is_held() -> None:
@@ -101,12 +120,12 @@ async def test_a_large_answer_is_passed_on_as_it_comes(in_chunks: bool) -> None:
         assert metrics[f"warmroute_completion_tokens_total{{{label}}}"] == 7
 
 
-async def test_usage_far_before_the_end_of_a_large_answer_is_not_found() -> None:
+async def test_usage_far_before_the_end_of_a_large_answer_is_found() -> None:
     body = large(behind="y" * TAIL)
     async with FakeReplica([writes(http(200, body))]) as replica, running(replica) as run:
         async with run.session.post(run.url + "/v1/chat/completions", json=BODY) as answer:
             assert await answer.read() == body
-        assert (await run.metrics())['warmroute_unmetered_requests_total{endpoint="/v1/chat/completions",model="m"}'] == 1
+        assert (await run.metrics())[f'warmroute_prompt_tokens_total{{cache="hit",model="m",replica="{replica.name}"}}'] == 64
 
 
 async def test_a_client_that_does_not_read_holds_the_replica_back() -> None:

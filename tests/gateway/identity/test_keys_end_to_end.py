@@ -15,6 +15,7 @@ import pytest
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.identity.conftest import PRICES, bearer, keyed, made
 from tests.support.fakes import FakeReplica, answers, models
+from tests.support.fakes import status as refuses
 
 MESSAGES = "/v1/messages"
 MESSAGE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
@@ -295,3 +296,67 @@ async def test_cached_tokens_do_not_count(tmp_path: Path) -> None:
         status, _, answer = await run.post(other, headers=bearer(key))
         assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
         assert len(replica.requests) == 20
+
+
+@pytest.mark.parametrize("settings", [{"models": ["m"]}, {"budget_usd_day": 1.0}, {"uncached_tokens_per_minute": 1000}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions/batch", "/v1//chat/completions", "/v1/x/y"])
+async def test_lists_and_limits_hold_at_paths_that_nobody_knows(tmp_path: Path, settings: dict[str, Any], path: str) -> None:
+    """An engine may generate there, for any model, and nothing would be counted."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, **settings)
+        status, _, answer = await run.post(BODY, path, headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (403, "endpoint_not_allowed")
+        _, free = await made(run)
+        assert (await run.post(BODY, path, headers=bearer(free)))[0] == 200
+        assert len(replica.requests) == 1
+
+
+async def test_budgets_hold_at_endpoints_that_are_not_metered(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, budget_usd_day=1.0)
+        status, _, answer = await run.post({"model": "m", "input": "x"}, "/v1/embeddings", headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (403, "endpoint_not_allowed")
+        _, other = await made(run, models=["m"], requests_per_minute=10)
+        assert (await run.post({"model": "m", "input": "x"}, "/v1/embeddings", headers=bearer(other)))[0] == 200
+
+
+async def test_no_key_changes_what_a_replica_serves(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run)
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            assert (await run.post({"model": "m", "lora_name": "x"}, path, headers=bearer(key)))[0] == 403
+        assert replica.requests == []
+
+
+async def test_models_of_others_are_not_named(tmp_path: Path) -> None:
+    async with FakeReplica([answers()], models("secret-7")) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, models=["gpt-*"])
+        status, _, answer = await run.post({**BODY, "model": "gpt-9"}, headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert "secret-7" not in json.dumps(answer)
+        _, free = await made(run)
+        assert "secret-7" in json.dumps((await run.post({**BODY, "model": "gpt-9"}, headers=bearer(free)))[2])
+
+
+async def test_requests_that_are_refused_do_not_count(tmp_path: Path) -> None:
+    """For what is left of a budget is reserved, or there is no replica."""
+    async with FakeReplica([refuses(400), answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, requests_per_minute=2, models=["m", "none"])
+        for _ in range(4):
+            assert (await run.post({**BODY, "model": "none"}, headers=bearer(key)))[0] == 404
+        assert [(await run.post(headers=bearer(key)))[0] for _ in range(3)] == [400, 200, 429]
+
+
+async def test_what_is_not_known_of_a_rotation_is_refused(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run)
+        assert (await run.post({"grace": 0}, f"/warmroute/keys/{id_}/rotate"))[0] == 400
+        assert (await run.post(headers=bearer(key)))[0] == 200
+
+
+async def test_a_time_long_ago_is_not_never(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, expires_at="1970-01-01")
+        assert (await run.post(headers=bearer(key)))[0] == 401
+        _, poor = await made(run, budget_usd_day=1e-14)
+        assert (await run.post(headers=bearer(poor)))[0] == 200
