@@ -1,0 +1,392 @@
+"""What a gateway sends, as rows: frozen, small, and right whatever it sends. Pure; `state.py` keeps them.
+
+Every text in them may be shown as it is (`values.text`), every number is finite or None, every list has a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from gateway.commands.top.values import Json, amount, inside, number, objects, share, text
+
+MOST_REPLICAS: Final = 256
+MOST_POOLS: Final = 256
+MOST_MODELS: Final = 8
+MOST_CANDIDATES: Final = 17
+MOST_HOLDERS: Final = 32
+MOST_CHILDREN: Final = 64
+MESSAGE_CHARS: Final = 300
+# The parts of a cost, in the order of docs/routing.md, with their names in tables.
+PARTS: Final[Sequence[tuple[str, str]]] = (
+    ("queue_s", "queue"),
+    ("prefill_s", "prefill"),
+    ("others_s", "others"),
+    ("duplicate_s", "copy"),
+    ("evicted_s", "evicted"),
+    ("decode_s", "decode"),
+    ("rent_s", "rent"),
+    ("session_s", "session"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """state: up, down, draining, leaving, or the circuit's. waiting: in the engine's queue, if it says so. cached: share of its
+    prompt tokens.
+    """
+
+    name: str
+    pool: str
+    url: str
+    state: str
+    error: str
+    draining: bool
+    leaving: bool
+    up: bool
+    circuit: str
+    engine: str
+    source: str
+    models: tuple[str, ...]
+    further_models: float
+    inflight: float
+    decoding: float
+    waiting: float | None
+    booked_tokens: float
+    tokens_per_second: float | None
+    held_tokens: float
+    capacity_tokens: float | None
+    prompt_tokens: float
+    cached: float | None
+
+    @property
+    def filled(self) -> float | None:
+        """Share of what it can hold."""
+        return share(self.held_tokens, self.capacity_tokens or 0.0)
+
+    @property
+    def key(self) -> str:
+        """Of its row: one that leaves may have the name of another one."""
+        return f"{self.pool}\n{self.name}\n{self.url}"
+
+    @classmethod
+    def of(cls, row: Json) -> Replica:
+        models = row.get("models")
+        up, draining, leaving = row.get("up") is True, row.get("draining") is True, row.get("leaving") is True
+        circuit = text(row.get("circuit"), 20)
+        prompt = amount(row.get("prompt_tokens"))
+        return cls(
+            name=text(row.get("name")),
+            pool=text(row.get("pool")),
+            url=text(row.get("url"), MESSAGE_CHARS),
+            state=_state(circuit, up=up, draining=draining, leaving=leaving),
+            error=text(row.get("error"), MESSAGE_CHARS),
+            draining=draining,
+            leaving=leaving,
+            up=up,
+            circuit=circuit,
+            engine=text(row.get("engine")),
+            source=text(row.get("source")),
+            models=tuple([text(each) for each in models[:MOST_MODELS]]) if isinstance(models, list) else (),
+            further_models=amount(row.get("further_models")),
+            inflight=amount(row.get("inflight")),
+            decoding=amount(row.get("decoding")),
+            waiting=number(row.get("engine_waiting")),
+            booked_tokens=amount(row.get("booked_tokens")),
+            tokens_per_second=number(row.get("prefill_tokens_per_second")),
+            held_tokens=amount(row.get("held_tokens")),
+            capacity_tokens=number(row.get("capacity_tokens")) or number(row.get("learned_capacity_tokens")),
+            prompt_tokens=prompt,
+            cached=share(amount(row.get("cached_tokens")), prompt),
+        )
+
+
+def _state(circuit: str, *, up: bool, draining: bool, leaving: bool) -> str:
+    if leaving:
+        return "leaving"
+    if not up:
+        return "down"
+    if draining:
+        return "draining"
+    return "up" if circuit in ("closed", "") else f"circuit {circuit.replace('_', ' ')}"
+
+
+class Pool(NamedTuple):
+    name: str
+    waiting: float
+    running: float
+    limit: float | None
+
+    @classmethod
+    def of(cls, row: Json) -> Pool:
+        return cls(text(row.get("name")), amount(row.get("waiting")), amount(row.get("running")), number(row.get("limit")))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """prompt, cached: as counted, or by the index while nothing was counted (then `guessed`)."""
+
+    key: str
+    id: str
+    time: float | None
+    ended: bool
+    status: int | None
+    code: str
+    error: str
+    endpoint: str
+    model: str
+    tenant: str
+    api_key: str
+    pool: str
+    replica: str
+    reason: str
+    fallback: str
+    head: str
+    prompt: float | None
+    cached: float | None
+    guessed: bool
+    estimated: str
+    completion: float | None
+    ttft_s: float | None
+    seconds: float | None
+    queued_s: float | None
+    cost_usd: float | None
+    saved_usd: float | None
+    attempts: tuple[str, ...]
+    resumed: float
+    cancelled: bool
+
+    @property
+    def outcome(self) -> str:
+        """running, left (its client has), or the status."""
+        if not self.ended:
+            return "running"
+        return "left" if self.status == 499 else str(self.status or "?")
+
+    @property
+    def failed(self) -> bool:
+        """By the gateway or a replica, or in mid-stream; what is refused has another status."""
+        return self.ended and ((self.status or 0) >= 500 or (bool(self.error) and (self.status or 0) < 400))
+
+    @property
+    def why(self) -> str:
+        word = self.reason or self.code
+        return f"{word}, retried" if self.attempts else word
+
+    @classmethod
+    def of(cls, row: Json) -> Request:
+        prompt, cached = number(row.get("prompt_tokens")), number(row.get("cached_tokens"))
+        guessed = prompt is None
+        attempts = objects(row.get("failed_attempts"), 8)
+        status = number(row.get("status"))
+        return cls(
+            key=text(row.get("key")),
+            id=text(row.get("id")),
+            time=number(row.get("time")),
+            ended=row.get("state") == "ended",
+            status=int(status) if status is not None and 0 < status < 1000 else None,
+            code=text(row.get("code")),
+            error=text(row.get("error"), MESSAGE_CHARS),
+            endpoint=text(row.get("endpoint")),
+            model=text(row.get("model")),
+            tenant=text(row.get("tenant")),
+            api_key=text(row.get("api_key")),
+            pool=text(row.get("pool")),
+            replica=text(row.get("replica")),
+            reason=text(row.get("reason")),
+            fallback=text(row.get("fallback")),
+            head=text(row.get("head"), 16),
+            prompt=number(row.get("estimated_prompt_tokens")) if guessed else prompt,
+            cached=number(row.get("predicted_cached_tokens")) if cached is None else cached,
+            guessed=guessed,
+            estimated=text(row.get("estimated")),
+            completion=number(row.get("completion_tokens")),
+            ttft_s=number(row.get("ttft_s")),
+            seconds=number(row.get("seconds")),
+            queued_s=number(row.get("queued_s")),
+            cost_usd=number(row.get("cost_usd")),
+            saved_usd=number(row.get("saved_usd")),
+            attempts=tuple([_attempt(each) for each in attempts]),
+            resumed=amount(row.get("resumed")),
+            cancelled=row.get("cancelled") is True,
+        )
+
+
+def _attempt(row: Json) -> str:
+    rest = [f"{text(name, 20)} {text(value, 60)}" for name, value in list(row.items())[:6] if name != "replica"]
+    return ", ".join([text(row.get("replica"), 60), *rest])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """parts: seconds, in the order of PARTS."""
+
+    replica: str
+    total_s: float | None
+    parts: tuple[float | None, ...]
+    matched_tokens: float | None
+    uncached_tokens: float | None
+    inflight: float | None
+
+    @classmethod
+    def of(cls, row: Json) -> Candidate:
+        cost = inside(row.get("cost"))
+        return cls(
+            text(row.get("replica")),
+            number(cost.get("total_s")),
+            tuple([number(cost.get(name)) for name, _ in PARTS]),
+            number(row.get("matched_tokens")),
+            number(row.get("uncached_tokens")),
+            number(row.get("inflight")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a request went where it went. candidates: the best first."""
+
+    policy: str
+    replica: str
+    reason: str
+    prompt_tokens: float | None
+    available_tokens: float | None
+    candidates: tuple[Candidate, ...]
+    further: float
+
+    @classmethod
+    def of(cls, row: Json) -> Decision:
+        return cls(
+            text(row.get("policy")),
+            text(row.get("replica")),
+            text(row.get("reason")),
+            number(row.get("prompt_tokens")),
+            number(row.get("available_tokens")),
+            tuple([Candidate.of(each) for each in objects(row.get("candidates"), MOST_CANDIDATES)]),
+            amount(row.get("further")),
+        )
+
+
+class Holder(NamedTuple):
+    replica: str
+    blocks: float
+    pending: float
+    idle_s: float | None
+
+    @classmethod
+    def of(cls, row: Json) -> Holder:
+        return cls(text(row.get("replica")), amount(row.get("blocks")), amount(row.get("pending")), number(row.get("idle_s")))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Of the prefix index. way: its name; what would not be a way is none. children: how many it has; shown: some of them."""
+
+    way: str
+    blocks: float
+    tokens: float
+    depth_tokens: float
+    holders: tuple[Holder, ...]
+    further_holders: float
+    idle_s: float | None
+    children: float
+    shown: tuple[Node, ...]
+
+    @classmethod
+    def of(cls, row: Json, levels: int = 1) -> Node:
+        """levels: of nodes below it that are read."""
+        way = text(row.get("way"), 10_000)
+        below = objects(row.get("shown"), MOST_CHILDREN) if levels else []
+        return cls(
+            way=way if all(char in "0123456789abcdef." for char in way) else "",
+            blocks=amount(row.get("blocks")),
+            tokens=amount(row.get("tokens")),
+            depth_tokens=amount(row.get("depth_tokens")),
+            holders=tuple([Holder.of(each) for each in objects(row.get("holders"), MOST_HOLDERS)]),
+            further_holders=amount(row.get("further_holders")),
+            idle_s=number(row.get("idle_s")),
+            children=amount(row.get("children")),
+            shown=tuple([cls.of(each, levels - 1) for each in below]),
+        )
+
+
+class Point(NamedTuple):
+    """A step of time: what ended in it, and how it was at its end."""
+
+    time: float
+    requests: float
+    errors: float
+    refused: float
+    prompt_tokens: float
+    cached_tokens: float
+    completion_tokens: float
+    cost_usd: float
+    saved_usd: float
+    waiting: float
+    running: float
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+
+    @classmethod
+    def of(cls, row: Json) -> Point:
+        values: list[Any] = [amount(row.get(name)) for name in cls._fields[:-2]]
+        return cls._make([*values, number(row.get("ttft_p50_s")), number(row.get("ttft_p90_s"))])
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Of a client. state: valid, rotating, expired, revoked."""
+
+    id: str
+    tenant: str
+    name: str
+    state: str
+    models: str
+    pools: str
+    requests_per_minute: float | None
+    tokens_per_minute: float | None
+    usd_day: float | None
+    usd_month: float | None
+    budget_day: float | None
+    budget_month: float | None
+    priority: float
+    expires_at: str
+    revoked: bool
+
+    @classmethod
+    def of(cls, row: Json, now: str) -> Key:
+        """now: as the gateway writes times."""
+        used = inside(row.get("used"))
+        revoked, expires, rotated = (
+            text(row.get("revoked_at"), 40),
+            text(row.get("expires_at"), 40),
+            text(row.get("rotated_until"), 40),
+        )
+        if revoked:
+            state = "revoked"
+        elif expires and expires <= now:
+            state = "expired"
+        else:
+            state = "rotating" if rotated > now else "valid"
+        return cls(
+            id=text(row.get("id"), 20),
+            tenant=text(row.get("tenant")),
+            name=text(row.get("name")),
+            state=state,
+            models=_names(row.get("models")),
+            pools=_names(row.get("pools")),
+            requests_per_minute=number(row.get("requests_per_minute")),
+            tokens_per_minute=number(row.get("uncached_tokens_per_minute")),
+            usd_day=number(used.get("usd_day")),
+            usd_month=number(used.get("usd_month")),
+            budget_day=number(row.get("budget_usd_day")),
+            budget_month=number(row.get("budget_usd_month")),
+            priority=amount(row.get("priority")),
+            expires_at=expires,
+            revoked=bool(revoked),
+        )
+
+
+def _names(value: object) -> str:
+    names = [text(each) for each in value[:64]] if isinstance(value, list) else []
+    return text(", ".join(filter(None, names))) or "all"
