@@ -18,7 +18,7 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
 from gateway.commands.operate import ANSWER_S, OperatorError, connected, credentials, refusal
@@ -62,14 +62,21 @@ class Feed:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def join(self, seconds: float) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join(seconds)
+
     def _run(self) -> None:
         wait = FIRST_WAIT_S
         while not self._ends.is_set():
             self._again.clear()
             try:
-                for event, value in self._events():
-                    wait = FIRST_WAIT_S
-                    self._deliver(event, value)
+                with contextlib.closing(self._events()) as events:
+                    for event, value in events:
+                        wait = FIRST_WAIT_S
+                        self._deliver(event, value)
+                        if self._ends.is_set():  # what has come already can be read for long
+                            return
                 error = OperatorError(f"{self._access.admin} has ended its events")
             except OperatorError as failed:
                 error = failed
@@ -100,28 +107,30 @@ class Feed:
         while not self._ends.is_set() and not taken.wait(1.0):
             pass
 
-    def _events(self) -> Iterator[tuple[str, Any]]:
+    def _events(self) -> Generator[tuple[str, Any], None, None]:
         """Until the connection ends. Raises OperatorError, OSError, HTTPException, ValueError."""
-        admin = self._access.admin
         headers = credentials(self._access.env)
-        connection, prefix = connected(admin)
+        connection, prefix = connected(self._access.admin)
         try:
             self._socket = connection.sock
             connection.sock.settimeout(SILENT_S)
             connection.request("GET", prefix + PATH, headers={**headers, "Accept": "text/event-stream"})
-            answer = connection.getresponse()
-            if answer.status != 200 or "event-stream" not in (answer.headers.get("Content-Type") or ""):
-                raise refused(admin, answer.status, answer.read(MOST_REFUSAL), has_key=bool(headers))
-            yield from parsed(iter(lambda: answer.readline(MOST_LINE + 1), b""))
+            with connection.getresponse() as answer:
+                yield from self._read(answer, has_key=bool(headers))
         finally:
             self._socket = None
             connection.close()
+
+    def _read(self, answer: http.client.HTTPResponse, *, has_key: bool) -> Iterator[tuple[str, Any]]:
+        if answer.status != 200 or "event-stream" not in (answer.headers.get("Content-Type") or ""):
+            raise refused(self._access.admin, answer.status, answer.read(MOST_REFUSAL), has_key=has_key)
+        yield from parsed(iter(lambda: answer.readline(MOST_LINE + 1), b""))
 
 
 def refused(admin: str, status: int, raw: bytes, *, has_key: bool) -> OperatorError:
     """What an answer means that has no events."""
     if status in (200, 404, 405):
-        text = f"{admin} has no live feed: it is no admin listener (admin_listen), has `ui: false`, or is of an older release"
+        text = f"{admin} has no live feed: it is no admin listener (admin_listen), or is of an older release"
         return OperatorError(text, 404)
     return OperatorError(refusal(admin, status, raw, has_key=has_key), status)
 

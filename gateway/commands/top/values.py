@@ -57,7 +57,9 @@ def share(part: float, whole: float) -> float | None:
 
 
 def count(value: float | None) -> str:
-    return NONE if value is None else f"{value:,.0f}"
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if abs(value) < 1e12 else short(value)
 
 
 def short(value: float | None) -> str:
@@ -78,6 +80,8 @@ def rate(value: float) -> str:
 def percent(part: float | None) -> str:
     if part is None:
         return NONE
+    if abs(part) >= 1000:
+        return f"{short(part * 100)}%"
     return f"{part * 100:.{1 if 0 < part < 0.1 else 0}f}%"
 
 
@@ -115,7 +119,7 @@ def money(usd: float | None) -> str:
     if size == 0:
         return "$0"
     if size >= 1000:
-        return f"${usd:,.0f}" if size < 1e12 else f"${usd:.1e}"
+        return f"${usd:,.0f}" if size < 1e6 else f"${short(usd)}"
     if size >= 0.1:
         return f"${usd:.2f}"
     if size >= 1e-6:
@@ -136,10 +140,12 @@ def size(value: float | None) -> str:
     """Bytes."""
     if value is None:
         return NONE
+    if value >= 1 << 50:
+        return f"{short(value)}B"
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if value >= unit:
             return f"{value / unit:,.1f} {name}"
-    return f"{value:.0f} B"
+    return f"{max(0.0, value):.0f} B"
 
 
 def digest(way: str) -> str:

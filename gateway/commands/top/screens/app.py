@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -36,6 +37,7 @@ from gateway.commands.top.summary import figures, head
 from gateway.commands.top.values import age, text
 
 REPAINT_S: Final = 0.25
+ENDS: Final = (signal.SIGTERM, signal.SIGHUP)  # as if the user left, so that the terminal is as before
 QUIET_S: Final = 5.0  # without news, after which the first line says so
 SCREENS: Final = ("replicas", "requests", "tree", "money", "keys")
 HELP: Final = (
@@ -87,16 +89,16 @@ class Top(App[int]):
         self.feed.start()
         self.set_interval(REPAINT_S, self.repaint)
         self.query_one(Tabs).can_focus = False
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            try:
-                loop.add_signal_handler(number, self.exit, 0)
-            except (RuntimeError, ValueError):  # not in the main thread
-                break
+        if threading.current_thread() is threading.main_thread():  # others have no signals
+            for number in ENDS:
+                asyncio.get_running_loop().add_signal_handler(number, self.exit, 0)
         self._focus()
 
     def on_unmount(self) -> None:
         self.feed.close()
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDS:
+                asyncio.get_running_loop().remove_signal_handler(number)
 
     # -- what comes
 
