@@ -73,16 +73,19 @@ class Top(App[int]):
         self.live = Live()
         self.lost = ""
         self.feed = Feed(self.access, self.take)
+        self.above = Static(id="status", markup=False)
+        kinds = (Replicas, Requests, Tree, Money, Keys)
+        self.panes = {name: kind(self.access, self.live, id=name) for name, kind in zip(SCREENS, kinds, strict=True)}
+        self.pane: Pane = self.panes[SCREENS[0]]  # the one that is visible
         self._news_at = time.monotonic()
         self._drawn = -1
         self._asking = False
 
     def compose(self) -> ComposeResult:
-        yield Static(id="status", markup=False)
+        yield self.above
         yield Tabs(*(Tab(f"{at} {name}", id=f"tab-{name}") for at, name in enumerate(SCREENS, 1)))
         with ContentSwitcher(initial=SCREENS[0], id="screens"):
-            for name, kind in zip(SCREENS, (Replicas, Requests, Tree, Money, Keys), strict=True):
-                yield kind(self.access, self.live, id=name)
+            yield from self.panes.values()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -116,15 +119,10 @@ class Top(App[int]):
 
     def repaint(self) -> None:
         """If there is anything new."""
-        self.query_one("#status", Static).update(self.status())
+        self.above.update(self.status())
         if self._drawn != self.live.revision:
             self._drawn = self.live.revision
             self.pane.show()
-
-    @property
-    def pane(self) -> Pane:
-        """The one that is visible."""
-        return self.query_one(f"#{self.query_one(ContentSwitcher).current}", Pane)
 
     def status(self) -> Text:
         """Two lines; the second one has what fits."""
@@ -160,6 +158,7 @@ class Top(App[int]):
     def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
         name = (event.tab.id or "").removeprefix("tab-")
         if name in SCREENS:
+            self.pane = self.panes[name]
             self.query_one(ContentSwitcher).current = name
             self.call_after_refresh(self._opened)
 

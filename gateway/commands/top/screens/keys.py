@@ -88,20 +88,17 @@ class Keys(Pane):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.table = KeyRows(COLUMNS, id="key-rows")
         self._keys: list[Key] = []
         self._more = False
         self._asking = False
 
     def compose(self) -> ComposeResult:
-        yield KeyRows(COLUMNS, id="key-rows")
-        yield Static(id="key-note", classes="note", markup=False)
+        yield self.table
+        yield self.note
 
     def on_mount(self) -> None:
         self.set_interval(EVERY_S, self.opened)
-
-    @property
-    def table(self) -> Rows:
-        return self.query_one(Rows)
 
     def opened(self) -> None:
         if self.display and not self._asking:
@@ -126,7 +123,7 @@ class Keys(Pane):
         finally:
             self._asking = False
         self.table.show([line(key) for key in self._keys])
-        self.query_one("#key-note", Static).update(note)
+        self.note.update(note)
 
     @property
     def chosen(self) -> Key | None:

@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.containers import Grid, Horizontal
 from textual.widgets import Static
 
+from gateway.commands.top.access import Access
 from gateway.commands.top.bars import bars
 from gateway.commands.top.columns import Column
 from gateway.commands.top.rows import Point
@@ -148,21 +149,23 @@ class Chart(Static):
 
 
 class Money(Pane):
+    def __init__(self, access: Access, live: Live, **options: Any) -> None:
+        super().__init__(access, live, **options)
+        self.charts = [Chart(live, series, classes="chart") for series in SERIES]
+        self.models = Rows((COLUMNS[0]._replace(name="model"), *COLUMNS[1:]), id="models")
+        self.tenants = Rows((COLUMNS[0]._replace(name="tenant"), *COLUMNS[1:]), id="tenants")
+
     def compose(self) -> ComposeResult:
-        with Grid(id="charts"):
-            for series in SERIES:
-                yield Chart(self.live, series, classes="chart")
-        with Horizontal(id="sums"):
-            yield Rows((COLUMNS[0]._replace(name="model"), *COLUMNS[1:]), id="models")
-            yield Rows((COLUMNS[0]._replace(name="tenant"), *COLUMNS[1:]), id="tenants")
-        yield Static(id="money-note", classes="note", markup=False)
+        yield Grid(*self.charts, id="charts")
+        yield Horizontal(self.models, self.tenants, id="sums")
+        yield self.note
 
     def show(self) -> None:
-        for chart in self.query(Chart):
+        for chart in self.charts:
             chart.draw()
-        self.query_one("#models", Rows).show(lines(self.live.models))
-        self.query_one("#tenants", Rows).show(lines(self.live.tenants))
-        self.query_one("#money-note", Static).update(self._note())
+        self.models.show(lines(self.live.models))
+        self.tenants.show(lines(self.live.tenants))
+        self.note.update(self._note())
 
     def _note(self) -> str:
         live = self.live

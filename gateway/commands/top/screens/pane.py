@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from textual.containers import Vertical
+from textual.widgets import Static
 
 from gateway.commands.operate import OperatorError
 from gateway.commands.top.state import Live
@@ -23,6 +24,7 @@ class Pane(Vertical):
         super().__init__(**options)
         self.access = access
         self.live = live
+        self.note = Static(classes="note", markup=False)  # the last line
 
     def show(self) -> None:
         """Draw what is known."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable
 
+from gateway.commands.top.access import Access
 from gateway.commands.top.bars import gauge
 from gateway.commands.top.columns import Column
 from gateway.commands.top.rows import Replica
 from gateway.commands.top.screens.dialogs import Confirm, Facts
 from gateway.commands.top.screens.pane import Pane
 from gateway.commands.top.screens.tables import Line, Rows
+from gateway.commands.top.state import Live
 from gateway.commands.top.values import count, percent, short
 
 COLUMNS: Final = (
-    Column("replica", 12, grows=True),
+    Column("replica", 16, grows=True),
     Column("pool", 7, 6, grows=True),
     Column("state", 8, grows=True),
     Column("running", 7, right=True),
@@ -27,7 +29,7 @@ COLUMNS: Final = (
     Column("prefill", 7, 3, right=True),
     Column("rate/s", 6, 7, right=True),
     Column("KV", 8, 8),
-    Column("held/capacity", 13, 1, right=True),
+    Column("held/capacity", 14, 1, right=True),
     Column("full", 5, 2, right=True),
     Column("cached", 6, right=True),
     Column("engine", 10, 9, grows=True),
@@ -102,13 +104,13 @@ class Replicas(Pane):
     by = 0
     highest_first = False
 
-    def compose(self) -> ComposeResult:
-        yield ReplicaRows(COLUMNS, id="replica-rows")
-        yield Static(id="replica-note", classes="note", markup=False)
+    def __init__(self, access: Access, live: Live, **options: Any) -> None:
+        super().__init__(access, live, **options)
+        self.table = ReplicaRows(COLUMNS, id="replica-rows")
 
-    @property
-    def table(self) -> Rows:
-        return self.query_one(Rows)
+    def compose(self) -> ComposeResult:
+        yield self.table
+        yield self.note
 
     def show(self) -> None:
         order, _ = ORDERS[self.by]
@@ -123,7 +125,7 @@ class Replicas(Pane):
             loads.append(f"{count(self.live.further_replicas)} further replicas are not shown")
         if not rows and self.live.version:
             loads.append("There are no replicas: add them in the configuration, or by `discovery`")
-        self.query_one("#replica-note", Static).update("  ·  ".join(loads))
+        self.note.update("  ·  ".join(loads))
 
     @property
     def chosen(self) -> Replica | None:

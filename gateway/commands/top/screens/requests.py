@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from rich.text import Text
@@ -14,11 +14,13 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from gateway.commands.operate import OperatorError
+from gateway.commands.top.access import Access
 from gateway.commands.top.columns import Column
 from gateway.commands.top.rows import PARTS, Candidate, Decision, Request
 from gateway.commands.top.screens.dialogs import Dialog, listed, titled
 from gateway.commands.top.screens.pane import Pane
 from gateway.commands.top.screens.tables import Line, Rows
+from gateway.commands.top.state import Live
 from gateway.commands.top.values import clock, count, duration, inside, money, percent, rate, share, short
 
 COLUMNS: Final = (
@@ -26,7 +28,7 @@ COLUMNS: Final = (
     Column("status", 7),
     Column("model", 8, 3, grows=True),
     Column("tenant", 6, 5, grows=True),
-    Column("replica", 8, grows=True),
+    Column("replica", 12, grows=True),
     Column("why", 7, 1, grows=True),
     Column("prompt", 7, 2, right=True),
     Column("cached", 6, right=True),
@@ -83,24 +85,24 @@ class Requests(Pane):
 
     stopped: Sequence[Request] | None = None
 
+    def __init__(self, access: Access, live: Live, **options: Any) -> None:
+        super().__init__(access, live, **options)
+        self.table = RequestRows(COLUMNS, id="request-rows")
+        hint = "part of an id, model, tenant, key, replica, status; Escape ends it"
+        self.wanted = Input(placeholder=hint, id="wanted", compact=True)
+        self.wanted.display = False
+
     def compose(self) -> ComposeResult:
-        yield Input(placeholder="part of an id, model, tenant, key, replica, status; Escape ends it", id="wanted", compact=True)
-        yield RequestRows(COLUMNS, id="request-rows")
-        yield Static(id="request-note", classes="note", markup=False)
-
-    def on_mount(self) -> None:
-        self.query_one(Input).display = False
-
-    @property
-    def table(self) -> Rows:
-        return self.query_one(Rows)
+        yield self.wanted
+        yield self.table
+        yield self.note
 
     def show(self) -> None:
         rows = self.stopped if self.stopped is not None else list(self.live.requests.values())
-        wanted = self.query_one(Input).value.strip().lower()
+        wanted = self.wanted.value.strip().lower()
         found = sorted([row for row in rows if matches(row, wanted)], key=lambda row: -(row.time or 0.0))
         self.table.show([line(row) for row in found])
-        self.query_one("#request-note", Static).update(self._note(len(found), len(rows)))
+        self.note.update(self._note(len(found), len(rows)))
 
     def _note(self, found: int, whole: int) -> str:
         totals = self.live.totals(10)
@@ -121,9 +123,8 @@ class Requests(Pane):
         self.show()
 
     def action_find(self) -> None:
-        wanted = self.query_one(Input)
-        wanted.display = True
-        wanted.focus()
+        self.wanted.display = True
+        self.wanted.focus()
 
     def on_input_changed(self, _event: Input.Changed) -> None:
         self.show()
@@ -132,8 +133,7 @@ class Requests(Pane):
         self.table.focus()
 
     def key_escape(self) -> None:
-        wanted = self.query_one(Input)
-        wanted.value, wanted.display = "", False
+        self.wanted.value, self.wanted.display = "", False
         self.table.focus()
 
     def on_data_table_row_selected(self, _event: DataTable.RowSelected) -> None:

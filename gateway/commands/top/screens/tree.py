@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from rich.text import Text
 from textual import work
@@ -20,9 +20,11 @@ from textual.widgets import Static
 from textual.widgets import Tree as TreeWidget
 from textual.widgets.tree import TreeNode
 
+from gateway.commands.top.access import Access
 from gateway.commands.top.rows import Node
 from gateway.commands.top.screens.dialogs import listed
 from gateway.commands.top.screens.pane import Pane
+from gateway.commands.top.state import Live
 from gateway.commands.top.values import age, amount, count, digest, inside, percent, share, short, size
 
 ROOM: Final = 48  # children that are asked for
@@ -84,14 +86,15 @@ class Tree(Pane):
     loaded_at: float | None = None
     loaded = 0
 
-    def compose(self) -> ComposeResult:
-        yield Index(Text("prefix index"), id="index")
-        yield VerticalScroll(Static(id="node"), id="node-box")
-        yield Static(id="index-note", classes="note", markup=False)
+    def __init__(self, access: Access, live: Live, **options: Any) -> None:
+        super().__init__(access, live, **options)
+        self.index = Index(Text("prefix index"), id="index")
+        self.about = Static(id="node")
 
-    @property
-    def index(self) -> Index:
-        return self.query_one(Index)
+    def compose(self) -> ComposeResult:
+        yield self.index
+        yield VerticalScroll(self.about, id="node-box")
+        yield self.note
 
     def show(self) -> None:
         index = self.live.index
@@ -99,7 +102,7 @@ class Tree(Pane):
         text += f"  ·  {count(amount(index.get('blocks')))} blocks held, over all replicas"
         if evicted := amount(index.get("evicted")):
             text += f"  ·  {count(evicted)} evicted"
-        self.query_one("#index-note", Static).update(text)
+        self.note.update(text)
 
     def opened(self) -> None:
         now = time.monotonic()
@@ -124,7 +127,7 @@ class Tree(Pane):
 
     def on_tree_node_highlighted(self, event: TreeWidget.NodeHighlighted[Node | None]) -> None:
         node = event.node.data
-        self.query_one("#node", Static).update(listed(details(node)) if node and node.way else Text(""))
+        self.about.update(listed(details(node)) if node and node.way else Text(""))
 
     @work
     async def load(self, place: Place, way: str) -> None:
