@@ -210,7 +210,10 @@ def connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
     """A connection to an admin listener, and what paths begin with there. Raises OperatorError."""
     try:
         connection, prefix = _connection(admin)
-        connection.connect()
+        with contextlib.ExitStack() as failed:
+            failed.callback(connection.close)
+            connection.connect()
+            failed.pop_all()
     except OSError as error:
         where = f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default."
         raise OperatorError(f"{admin} cannot be reached: {error.strerror or error}. Is the gateway running? {where}") from error

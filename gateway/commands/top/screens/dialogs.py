@@ -93,7 +93,7 @@ class Facts(Dialog[None]):
         with VerticalScroll(classes="box wide"):
             yield titled(self._title)
             yield Static(listed(self._facts))
-            yield Static(Text("Escape closes", style="dim"))
+            yield Static(Text("Escape closes", style="dim"), classes="reason")
 
 
 def listed(facts: Sequence[tuple[str, str]]) -> Table:

@@ -69,6 +69,9 @@ def line(row: Replica) -> Line:
 
 
 def facts(row: Replica) -> list[tuple[str, str]]:
+    room = (
+        f"{percent(row.filled)} of {count(row.capacity_tokens)}" if row.capacity_tokens else "how many it can hold is unknown"
+    )
     more = f" and {count(row.further_models)} more" if row.further_models else ""
     return [
         ("Replica", row.name),
@@ -83,7 +86,7 @@ def facts(row: Replica) -> list[tuple[str, str]]:
         ("Running", f"{count(row.inflight)}, of which {count(row.decoding)} decode"),
         ("Waiting", f"{count(row.waiting)} in the engine's queue" if row.waiting is not None else ""),
         ("Prefill", f"{count(row.booked_tokens)} tokens ahead, at {count(row.tokens_per_second)} tokens/s"),
-        ("Holds", f"{count(row.held_tokens)} tokens; capacity {count(row.capacity_tokens)}, {percent(row.filled)} full"),
+        ("Holds", f"{count(row.held_tokens)} tokens; {room}"),
         ("Cached", f"{percent(row.cached)} of {count(row.prompt_tokens)} prompt tokens"),
     ]
 

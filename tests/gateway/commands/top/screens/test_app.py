@@ -38,7 +38,7 @@ async def test_replicas_are_shown_sorted_and_opened() -> None:
         await screen.press("R")
         assert "held/capacity▲" in screen.text
         await screen.press("enter")
-        await screen.shows("URL", "Circuit   closed", "prompt tokens")
+        await screen.shows("URL", "Circuit  closed", "prompt tokens")
         await screen.press("escape")
         assert "Circuit" not in screen.text
 
