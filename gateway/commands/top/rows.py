@@ -177,7 +177,8 @@ class Request:
     @classmethod
     def of(cls, row: Json) -> Request:
         prompt, cached = number(row.get("prompt_tokens")), number(row.get("cached_tokens"))
-        guessed = prompt is None
+        foreseen = number(row.get("estimated_prompt_tokens")) or None  # 0 of a request that was not looked at
+        guessed = prompt is None and foreseen is not None
         attempts = objects(row.get("failed_attempts"), 8)
         status = number(row.get("status"))
         return cls(
@@ -197,7 +198,7 @@ class Request:
             reason=text(row.get("reason")),
             fallback=text(row.get("fallback")),
             head=text(row.get("head"), 16),
-            prompt=number(row.get("estimated_prompt_tokens")) if guessed else prompt,
+            prompt=foreseen if guessed else prompt,
             cached=number(row.get("predicted_cached_tokens")) if cached is None else cached,
             guessed=guessed,
             estimated=text(row.get("estimated")),

@@ -172,6 +172,7 @@ class Money(Pane):
         parts = [f"charts: the last {age(len(live.points) * live.step_s)}", "tables: requests seen here"]
         if live.shown_share < 1:
             parts.append(f"which are {percent(live.shown_share)} of all")
-        if live.points and not any(point.cost_usd or point.saved_usd for point in live.points):
+        unpriced = [point for point in live.points if point.prompt_tokens and not (point.cost_usd or point.saved_usd)]
+        if unpriced and not any(point.cost_usd for point in live.points):
             parts.append("nothing is priced: set `prices` in the configuration")
         return "  ·  ".join(parts)

@@ -162,6 +162,7 @@ class Requests(Pane):
 def about(row: Request) -> list[tuple[str, str]]:
     """What is known of a request."""
     about_tokens = " (by the index, until it is counted)" if row.guessed else ""
+    tokens = f"{count(row.prompt)} prompt, {count(row.cached)} cached, {count(row.completion)} answer{about_tokens}"
     times = f"queue {duration(row.queued_s)}, first token {duration(row.ttft_s)}, whole {duration(row.seconds)}"
     return [
         ("Request", row.id),
@@ -171,7 +172,7 @@ def about(row: Request) -> list[tuple[str, str]]:
         ("API key", row.api_key),
         ("Replica", f"{row.replica}  {row.pool}"),
         ("Fallback", row.fallback),
-        ("Tokens", f"{count(row.prompt)} prompt, {count(row.cached)} cached, {count(row.completion)} answer{about_tokens}"),
+        ("Tokens", tokens if row.prompt is not None else ""),
         ("Estimated", row.estimated),
         ("Times", times if row.ended else ""),
         ("Money", f"cost {money(row.cost_usd)}, saved {money(row.saved_usd)}" if row.cost_usd is not None else ""),
@@ -218,7 +219,7 @@ class Explained(Dialog[None]):
             yield titled("Why it went there")
             yield Static(listed(about(self._row)))
             if self._decision is None:
-                yield Static(Text(self._nothing))
+                yield Static(Text(self._nothing), classes="reason")
             else:
                 yield Static(Text(why(self._decision)), classes="reason")
                 yield Rows(costs(self._decision)[0], id="candidates")
