@@ -14,7 +14,7 @@ from gateway.commands.top.values import Json, amount, inside, number, objects, s
 MOST_REPLICAS: Final = 256
 MOST_POOLS: Final = 256
 MOST_MODELS: Final = 8
-MOST_CANDIDATES: Final = 17
+MOST_CANDIDATES: Final = 64
 MOST_HOLDERS: Final = 32
 MOST_CHILDREN: Final = 64
 MESSAGE_CHARS: Final = 300
