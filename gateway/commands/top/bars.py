@@ -24,15 +24,6 @@ def _eighths(value: float | None, most: float, height: int) -> int:
     return max(1, round(value / most * 8 * height))
 
 
-def grouped(values: Sequence[float | None], size: int) -> list[float | None]:
-    """Sums of `size` neighbours, aligned at the newest ones; None where all are."""
-    found: list[float | None] = []
-    for end in range(len(values), 0, -size):
-        known = [value for value in values[max(0, end - size) : end] if value is not None]
-        found.append(sum(known) if known else None)
-    return found[::-1]
-
-
 def gauge(share: float | None, width: int) -> str:
     """A share of 1 as a bar of that width."""
     if share is None:

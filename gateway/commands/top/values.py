@@ -11,6 +11,7 @@ import time
 from typing import Any, Final
 
 MOST_CHARS: Final = 100  # of a text that is no message
+MOST: Final = 1e18
 NONE: Final = "–"
 Json = dict[str, Any]
 
@@ -24,14 +25,14 @@ def text(value: object, most: int = MOST_CHARS) -> str:
 
 
 def number(value: object) -> float | None:
-    """None: it is none, or not finite."""
+    """None: it is none, or not between -MOST and MOST: what is made of those is finite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return found if -MOST <= found <= MOST else None
 
 
 def amount(value: object) -> float:

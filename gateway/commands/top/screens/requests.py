@@ -15,8 +15,9 @@ from textual.widgets import DataTable, Input, Static
 
 from gateway.commands.operate import OperatorError
 from gateway.commands.top.access import Access
+from gateway.commands.top.answers import PARTS, Candidate, Decision
 from gateway.commands.top.columns import Column
-from gateway.commands.top.rows import PARTS, Candidate, Decision, Request
+from gateway.commands.top.rows import Request
 from gateway.commands.top.screens.dialogs import Dialog, listed, titled
 from gateway.commands.top.screens.pane import Pane
 from gateway.commands.top.screens.tables import Line, Rows

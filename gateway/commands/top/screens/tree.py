@@ -21,7 +21,7 @@ from textual.widgets import Tree as TreeWidget
 from textual.widgets.tree import TreeNode
 
 from gateway.commands.top.access import Access
-from gateway.commands.top.rows import Node
+from gateway.commands.top.answers import Node
 from gateway.commands.top.screens.dialogs import listed
 from gateway.commands.top.screens.pane import Pane
 from gateway.commands.top.state import Live

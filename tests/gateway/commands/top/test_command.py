@@ -7,6 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from tests.gateway.commands.test_check import WITHOUT
 from tests.gateway.commands.top.test_feed import sending
 from tests.gateway.conftest import BODY, Running, running
 from tests.support.fakes import FakeReplica, answers, http, models
+from tests.support.paths import ROOT
 
 Capture = pytest.CaptureFixture[str]
 PRICES = {"*": {"input": 1.0, "cached_input": 0.1, "output": 2.0}}
@@ -103,3 +107,18 @@ def test_a_terminal_needs_textual_and_says_so() -> None:
         os.close(end)
     assert done.returncode == 1
     assert "pip install 'warmroute[top]'" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_the_style_of_the_screens_is_in_the_packages(kind: str, tmp_path: Path) -> None:
+    script = f"import hatchling.build as build; print(build.build_{kind}({str(tmp_path)!r}))"
+    environment = {"PATH": "/usr/bin:/bin", "WARMROUTE_COMPILE": "no", "HOME": str(tmp_path)}
+    made = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    path = tmp_path / made.stdout.split()[-1]
+    if kind == "wheel":
+        with zipfile.ZipFile(path) as wheel:
+            names = wheel.namelist()
+    else:
+        with tarfile.open(path) as archive:
+            names = archive.getnames()
+    assert any(name.endswith("gateway/commands/top/screens/top.tcss") for name in names)

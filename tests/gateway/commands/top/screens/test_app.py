@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.top.rows import PARTS, Decision
+from gateway.commands.top.answers import PARTS, Decision
 from gateway.commands.top.screens.requests import REASONS, costs
 from gateway.commands.top.screens.tree import Index
 from gateway.commands.top.state import KEPT_REQUESTS
