@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gateway import __version__
-from gateway.commands import check, doctor, operate, serve, simulate
+from gateway.commands import check, doctor, operate, serve, simulate, top
 from gateway.commands.keys import keys
 from gateway.commands.ledger import usage
 from gateway.commands.recording import record
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_arguments(add("convert", text, convert.DESCRIPTION, convert.run))
     check.add_arguments(add("check", "validate a configuration file", check.DESCRIPTION, check.run))
     operate.add_status_arguments(add("status", "show the replicas of a running gateway", operate.STATUS, operate.status))
+    top.add_arguments(add("top", "watch a running gateway on a terminal", top.DESCRIPTION, top.run))
     text = "find where prefixes break, why, what that costs, and what to change"
     doctor.add_arguments(add("doctor", text, doctor.DESCRIPTION, doctor.run))
     text = "send no new requests to a replica of running gateways"

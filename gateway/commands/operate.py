@@ -43,7 +43,11 @@ _LISTENER: Final = (
 
 
 class OperatorError(Exception):
-    """A gateway does not do what was asked of it; its text says why."""
+    """A gateway does not do what was asked of it; its text says why. status: of its answer; 0: there was none."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class Row(Struct, frozen=True):
@@ -174,18 +178,8 @@ def ask(
     answer_s: float = ANSWER_S,
 ) -> bytes:
     """The body of a good answer. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises OperatorError."""
-    key = env.get(KEY, "").strip()  # a secret's file ends with a line end
-    if not (key.isascii() and key.isprintable()):
-        raise OperatorError(f"{KEY} has a character that a header cannot have")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        connection, prefix = _connection(admin)
-        connection.connect()
-    except OSError as error:
-        where = f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default."
-        raise OperatorError(f"{admin} cannot be reached: {error.strerror or error}. Is the gateway running? {where}") from error
-    except (http.client.HTTPException, ValueError) as error:
-        raise OperatorError(f"{admin!r} is no URL of an admin listener: {type(error).__name__}: {error}") from error
+    headers = credentials(env)
+    connection, prefix = connected(admin)
     connection.sock.settimeout(answer_s)
     watch, failed = _Watch(connection.sock, answer_s), None
     try:
@@ -200,8 +194,32 @@ def ask(
     if late or isinstance(failed, TimeoutError):
         raise OperatorError(f"{admin} has not answered within {answer_s:g} s; it may still do it") from failed
     if failed or code >= 300:
-        raise OperatorError(_refusal(admin, code, raw, has_key=bool(key))) from failed
+        raise OperatorError(refusal(admin, code, raw, has_key=bool(headers)), code) from failed
     return raw
+
+
+def credentials(env: Mapping[str, str]) -> dict[str, str]:
+    """The headers that show the admin key, if there is one. Raises OperatorError."""
+    key = env.get(KEY, "").strip()  # a secret's file ends with a line end
+    if not (key.isascii() and key.isprintable()):
+        raise OperatorError(f"{KEY} has a character that a header cannot have")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
+    """A connection to an admin listener, and what paths begin with there. Raises OperatorError."""
+    try:
+        connection, prefix = _connection(admin)
+        with contextlib.ExitStack() as failed:
+            failed.callback(connection.close)
+            connection.connect()
+            failed.pop_all()
+    except OSError as error:
+        where = f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default."
+        raise OperatorError(f"{admin} cannot be reached: {error.strerror or error}. Is the gateway running? {where}") from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise OperatorError(f"{admin!r} is no URL of an admin listener: {type(error).__name__}: {error}") from error
+    return connection, prefix
 
 
 class _Watch:
@@ -274,7 +292,7 @@ def whole(admin: str, raw: bytes) -> Any:
         raise OperatorError(_other(admin, 200)) from None
 
 
-def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
+def refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
     """What an answer says that is none."""
     try:
         text = msgspec.json.decode(raw, type=_Failed).error.message

@@ -1,0 +1,1 @@
+"""What `warmroute top` draws, with textual. Imported only where there is a terminal, and textual."""
