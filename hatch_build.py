@@ -101,6 +101,7 @@ PLAIN = (
     "gateway/server/side_listeners.py",
     "gateway/server/status.py",
     "gateway/server/ui/",
+    "gateway/telemetry/live/merging.py",
     "gateway/telemetry/logs.py",
     "gateway/telemetry/tracing/exporter.py",
     "gateway/telemetry/tracing/otlp.py",
