@@ -50,6 +50,8 @@ ALL_S: Final = 60.0  # between two looks for keys that were removed from the dat
 REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous")  # of refusals
 CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # of limits
 _PROCESS_BYTES: Final = 6
+_NOWHERE: Final = (-1, "", "", "")  # before the first row of what was spent
+_BEGUN: Final = (0, "", "", "")
 WRITTEN_AT_ONCE: Final = 500  # keys, in one transaction: what is written of many stays written
 
 Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
@@ -83,7 +85,7 @@ class Keys:
         opens: Opener = open_store,
     ) -> None:
         self.ring = KeyRing()
-        self.limiter = Limiter(config.workers, self._limits_of)
+        self.limiter = Limiter(config.workers, self._limits_of, written=bool(database_of(config)))
         self.process = secrets.token_hex(_PROCESS_BYTES)
         self.ready = config.keys.url == OFF  # the keys are known
         self.siblings = set[str]()  # processes that exchange with this one directly, and sooner than through the database
@@ -101,7 +103,8 @@ class Keys:
         self._revision = -1
         self._all_at = 0.0
         self._unwritten: dict[str, Total] = {}
-        self._spent_revision = -1  # up to which is known what others have spent
+        self._spent_place = _NOWHERE  # up to which is known what others have spent
+        self._spent_whole = False  # it is known up to the end, once
         self._spent_month = -1  # that it is of
         self._steadiness = Steadiness()
         self._purged = -1  # day
@@ -201,8 +204,8 @@ class Keys:
         if self._clock() - self._all_at >= ALL_S:
             self._all_at = self._clock()
             self.ring.keep(await store.ids())
-            if await store.revision() < max(self._revision, self._spent_revision):
-                self._revision = self._spent_revision = -1
+            if await store.revision() < max(self._revision, self._spent_place[0]):
+                self._revision, self._spent_place = -1, _NOWHERE
         self._begun()
 
     def _take(self, keys: list[Key], *, whole: bool) -> None:
@@ -244,15 +247,7 @@ class Keys:
         store, moment = self._store, self.moment()
         if store is None:
             return
-        month = moment.day // 31
-        if month != self._spent_month:  # or the clock has jumped: what was read is of another month
-            self._spent_month, self._spent_revision = month, -1
-        first = self._spent_revision < 0
-        found, self._spent_revision = await store.changed_spent(self.process, month * 31, max(0, self._spent_revision))
-        if first:
-            self.limiter.forget_others(self.siblings)
-        for process, totals in found.items():
-            self.limiter.merge(process, totals, moment.now, first=first, money_only=process in self.siblings)
+        await self._read_spent(store, moment)
         if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purged:
             self._purged = moment.day
             await store.purge_spent(moment.day - KEPT_DAYS)
@@ -265,6 +260,23 @@ class Keys:
             for total in totals:
                 if self._unwritten.get(total[0]) is total:  # and not a later one
                     del self._unwritten[total[0]]
+
+    async def _read_spent(self, store: KeyStore, moment: Moment) -> None:
+        """In pieces: what was read stays read. Raises StoreFailed."""
+        month, more = moment.day // 31, True
+        if month != self._spent_month:  # or the clock has jumped: what was read is of another month
+            self._spent_month, self._spent_place = month, _NOWHERE
+        while more:
+            begins = self._spent_place == _NOWHERE
+            found, self._spent_place, more = await store.changed_spent(self.process, month * 31, self._spent_place)
+            if begins:
+                self._spent_whole = False
+                self._spent_place = max(self._spent_place, _BEGUN)
+                self.limiter.forget_others(self.siblings)
+            for process, totals in found.items():
+                known = process in self.siblings
+                self.limiter.merge(process, totals, moment.now, first=not self._spent_whole, money_only=known)
+        self._spent_whole = True
 
     def _failed(self, reason: str) -> None:
         self._metrics.keys_up.set((), 0)

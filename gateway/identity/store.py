@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.admission.limits.calendar import day_of_text, day_text
@@ -23,6 +23,9 @@ from gateway.identity.tables import TABLES, keys, revisions, spent
 
 OPERATION_S: Final = 5.0
 READ_AT_ONCE: Final = 1000  # keys
+SPENT_AT_ONCE: Final = 5000  # rows of what was spent: some 20 ms of the event loop
+Place = tuple[int, str, str, str]
+"""Of a row of what was spent, in the order in which they are written: revision, day, key, process."""
 PURGED_S: Final = 90 * 86_400.0
 
 
@@ -101,16 +104,22 @@ class KeyStore:
         if rows:
             await self._database.write(lambda connection: _put_spent(connection, rows))
 
-    async def changed_spent(self, but: str, first: Day, since: int) -> tuple[dict[str, list[Total]], int]:
-        """By process, of all but one, from that day on, with a later revision; and the latest. Raises StoreFailed."""
-        query = select(spent).where(spent.c.revision > since).where(spent.c.day >= day_text(first))
-        query = query.where(spent.c.process != but).order_by(spent.c.revision)
+    async def changed_spent(self, but: str, first: Day, after: Place) -> tuple[dict[str, list[Total]], Place, bool]:
+        """By process, of all but one, from that day on, what was written behind that place; SPENT_AT_ONCE rows at most. With
+        the place of the last one, and whether there may be more. Raises StoreFailed.
+        """
+        place = (spent.c.revision, spent.c.day, spent.c.key, spent.c.process)
+        query = select(spent).where(tuple_(*place) > tuple_(*after)).where(spent.c.day >= day_text(first))
+        query = query.where(spent.c.process != but).order_by(*place).limit(SPENT_AT_ONCE)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         found = dict[str, list[Total]]()
         for row in rows:
             total = (row.key, row.requests, row.tokens, 0, ((day_of_text(row.day), row.pico),))
             found.setdefault(row.process, []).append(total)
-        return found, rows[-1].revision if rows else since
+        if rows:
+            last = rows[-1]
+            after = (last.revision, last.day, last.key, last.process)
+        return found, after, len(rows) == SPENT_AT_ONCE
 
     async def revision(self) -> int:
         """The latest. Less than one that was read before: the database is another one, or from a backup. Raises StoreFailed."""

@@ -2,7 +2,7 @@
 
 Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` its name, from the configuration,
 an operator or another source, `endpoint` a path of a table (`dialects/table.py`), `tenant` one of the first TENANTS distinct
-values of the tenant header, `code` a known HTTP status, else its class ("5xx"). The number of their combinations is bounded by
+ones, of keys or of the tenant header, `code` a known HTTP status, else its class ("5xx"). The number of their combinations is bounded by
 `counters.MAX_LABEL_SETS`. Units are in the names. `merge_rule`: how the values of several workers are merged (`counters.py`).
 """
 
@@ -239,7 +239,7 @@ class Metrics:
             "model",
         )
         self.completion_tokens = make.counter(
-            "completion_tokens_total", "Generated tokens, as far as the engine reported them.", *_TOKEN_LABELS
+            "completion_tokens_total", "Generated tokens, as the engine reported them, else estimated.", *_TOKEN_LABELS
         )
         self.estimated = make.counter(
             "estimated_answers_total",

@@ -275,10 +275,15 @@ class Reservation:
 
 
 class Limiter:
-    """See the top of this file. share: the processes that serve together. known: the limits of a key that was not used here."""
+    """See the top of this file. share: the processes that serve together; 1: nobody calls `changes`. known: the limits of a key
+    that was not used here. written: somebody calls `unwritten`.
+    """
 
-    def __init__(self, share: int = 1, known: Callable[[str], Limits | None] = lambda _id: None) -> None:
+    def __init__(
+        self, share: int = 1, known: Callable[[str], Limits | None] = lambda _id: None, *, written: bool = True
+    ) -> None:
         self._share = share
+        self._written = written
         self._known = known
         self._recent: list[Account] = []  # that have admitted something within the last two exchanges
         self._accounts: OrderedDict[str, Account] = OrderedDict()
@@ -308,7 +313,7 @@ class Limiter:
             account.requests.take(1, moment.now)
         account.own.requests += 1
         account.open += 1
-        self._changed[id_] = self._unwritten[id_] = account
+        self._note(account)
         return Reservation(self, account)
 
     def expect(self, reservation: Reservation, tokens: int, money: int, moment: Moment) -> None:
@@ -346,7 +351,14 @@ class Limiter:
         account.own.tokens += tokens - reservation.tokens
         account.own.reserved += money - reservation.money
         reservation.tokens, reservation.money = tokens, money
-        self._changed[account.id] = self._unwritten[account.id] = account
+        self._note(account)
+
+    def _note(self, account: Account) -> None:
+        """It has changed."""
+        if self._share > 1:
+            self._changed[account.id] = account
+        if self._written:
+            self._unwritten[account.id] = account
 
     def _require_budget(self, account: Account, money: int, moment: Moment) -> None:
         """money: to be reserved; 0: is anything left? Raises GatewayError 429."""

@@ -6,10 +6,12 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+from gateway.admission.limits.calendar import day_text
 from gateway.config.schema import Config, KeysConfig
 from gateway.database.steadiness import STEADY_S
 from gateway.identity.keys import Keys
 from gateway.identity.record import Settings
+from gateway.identity.store import SPENT_AT_ONCE
 from gateway.telemetry.metrics import Metrics
 
 HOUR_S = 3600.0
@@ -118,3 +120,27 @@ async def test_a_clock_that_is_ahead_forgets_nothing(tmp_path: Path) -> None:
     await after.begin()
     assert spent(after, key.id) == 0, "two months are over"
     await after.close()
+
+
+async def test_what_many_processes_have_spent_is_read_in_pieces(tmp_path: Path) -> None:
+    """Of one revision, more rows than are read at once, and some of later ones."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    key, _ = await (await keys.store()).create(SETTINGS)
+    day = day_text(keys.moment().day)
+    rows = [(day, key.id, f"p{number}", 1 + number // (3 * SPENT_AT_ONCE), 1, 1, 2) for number in range(3 * SPENT_AT_ONCE + 7)]
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.executemany(
+            "INSERT INTO warmroute_keys_spent (day, key, process, revision, requests, tokens, pico)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert spent(late, key.id) == 2 * len(rows)
+    await keys.poll()
+    await spend(keys, key.id, 5)
+    await late.poll()
+    assert spent(late, key.id) == 2 * len(rows) + 5
+    for each in (keys, late):
+        await each.close()

@@ -304,7 +304,7 @@ def test_a_debt_outlives_other_limits() -> None:
 
 
 def test_only_days_that_have_changed_are_sent_and_written() -> None:
-    limiter, limits = Limiter(), Limits(day=10**9)
+    limiter, limits = Limiter(share=2), Limits(day=10**9)
     for day in range(DAY, DAY + 20):
         limiter.enter("k", limits, at(day=day)).settle(0, 0, 7, at(day=day))
     today = DAY + 19
@@ -318,3 +318,12 @@ def test_only_days_that_have_changed_are_sent_and_written() -> None:
 def test_totals_that_were_not_written_keep_their_days() -> None:
     before, after = ("k", 1, 2, 3, ((1, 5), (2, 6))), ("k", 4, 5, 6, ((2, 7), (3, 8)))
     assert later(before, after) == ("k", 4, 5, 6, ((1, 5), (2, 7), (3, 8)))
+
+
+def test_what_nobody_takes_is_not_noted() -> None:
+    """Else accounts that are forgotten stay in memory."""
+    alone, noted = Limiter(written=False), Limiter(share=2)
+    for limiter in (alone, noted):
+        limiter.enter("k", Limits(day=5), at()).settle(1, 1, 1, at())
+    assert alone.changes() == alone.unwritten(DAY) == []
+    assert len(noted.changes()) == len(noted.unwritten(DAY)) == 1
