@@ -135,6 +135,7 @@ async def test_what_many_processes_have_spent_is_read_in_pieces(tmp_path: Path) 
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
             rows,
         )
+        database.execute("UPDATE warmroute_keys_revision SET revision = 10")
     late, _ = gateway(tmp_path / "keys.sqlite")
     await late.begin()
     assert spent(late, key.id) == 2 * len(rows)
