@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from typing import Any, Final
 
 import orjson
@@ -24,7 +25,8 @@ from gateway.server.ui.broadcast import Broadcast
 from router.index.picture import Drawn, Picture
 from router.index.tree import MAX_EDGES
 
-STALL_S: Final = 20.0  # for one event to be written
+STALL_S: Final = 20.0  # for one event to be written, and to be taken by the reader's machine
+SEND_BUFFER: Final = 128 << 10  # bytes in the kernel
 MOST_DEPTH: Final = 4
 MOST_CHILDREN: Final = 64
 MOST_NODES: Final = 400
@@ -44,7 +46,7 @@ class LiveEndpoints:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/warmroute/live", self.snapshot),
-            web.get("/warmroute/live/events", self.events),
+            web.get("/warmroute/live/events", self.events, allow_head=False),
             web.get("/warmroute/live/requests/{key}", self.explain),
             web.get("/warmroute/trie", self.trie),
         ]
@@ -62,6 +64,7 @@ class LiveEndpoints:
         response.headers["X-Accel-Buffering"] = "no"  # nginx passes it on as it comes
         try:
             await response.prepare(request)
+            _give_up_soon(request)
             while event := await watcher.next():
                 async with asyncio.timeout(STALL_S):
                     await response.write(event)
@@ -132,3 +135,12 @@ def _node(drawn: Drawn) -> dict[str, Any]:
 
 def _json(value: dict[str, Any]) -> web.Response:
     return web.Response(body=orjson.dumps(value), content_type="application/json", headers=_HEADERS)
+
+
+def _give_up_soon(request: web.Request) -> None:
+    """Of a reader that reads nothing little is to wait in the kernel, and for STALL_S: then the connection is gone."""
+    taken = request.transport.get_extra_info("socket") if request.transport else None
+    if taken is not None and taken.family != socket.AF_UNIX:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))

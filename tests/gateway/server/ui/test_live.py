@@ -170,6 +170,15 @@ async def test_all_workers_are_shown_whichever_is_asked() -> None:
             await until(stream, id="r4", state="ended")
 
 
+async def test_a_head_of_the_events_has_none() -> None:
+    """It would have a body without end, which a proxy takes for the next answer."""
+    async with FakeReplica() as one, running(one) as run:
+        async with run.session.head(f"{run.admin_url}/warmroute/live/events") as answer:
+            assert answer.status == 405
+        async with run.session.get(f"{run.admin_url}/warmroute/live/events") as answer:
+            assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: hello")
+
+
 async def test_only_operators_see_anything() -> None:
     async with FakeReplica() as one, running(one, admin_key="secret") as run:
         for path in ENDPOINTS:
