@@ -399,6 +399,7 @@ def test_the_first_source_of_kubernetes_rolls_the_pods_for_they_need_a_token(hel
 
 OTHER_VALUES: Mapping[str, Any] = {
     "admin_listen": "off",
+    "ui": False,
     "workers": 2,
     "state": {"url": "off"},
     "ledger": {"url": "sqlite"},
