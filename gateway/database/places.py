@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 SQLITE: Final = "sqlite"  # as a URL: a file in the folder of such files
+LEDGER_FILE: Final = "ledger.sqlite"  # where the configuration names none
 
 
 def state_folder() -> Path:

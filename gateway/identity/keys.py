@@ -29,7 +29,7 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import LEDGER, Config
 from gateway.config.source import Source
 from gateway.database.failures import StoreFailed
-from gateway.database.places import with_path
+from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
 from gateway.errors import GatewayError
 from gateway.identity.file import read_keys
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("warmroute.keys")
 
 FILE: Final = "keys.sqlite"
-LEDGER_FILE: Final = "ledger.sqlite"
 POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two looks for keys that were removed from the database
 REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous")  # of refusals

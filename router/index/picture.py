@@ -103,12 +103,12 @@ class Picture:
         return found
 
     def _recent(self, node: Node) -> list[Node]:
-        """The most recently used children. O(LOOKED_AT * holders)."""
+        """The most recently used children; below the root, of the LOOKED_AT newest. O(LOOKED_AT * holders)."""
         if node is self._trie.root and len(node.children) > LOOKED_AT:
             looked = self._heads()
         else:
             looked = []
-            for child in node.children.values():
+            for child in reversed(node.children.values()):  # the newest
                 looked.append(child)
                 if len(looked) == LOOKED_AT:
                     break

@@ -91,7 +91,8 @@ class Collector:
         if self.hold:
             await self.hold.wait()
         if self.status != 200:
-            return web.Response(status=self.status, text="no")
+            where = {"Location": "http://127.0.0.1:9/login"} if 300 <= self.status < 400 else {}
+            return web.Response(status=self.status, text="no", headers=where)
         if request.content_type != PROTOBUF:
             self.refused.append(f"content type {request.content_type}")
             return web.Response(status=415)

@@ -26,13 +26,12 @@ from gateway.accounting.ledger.batches import Batch, RowMaker, day_of, milliseco
 from gateway.accounting.ledger.buffer import Buffer
 from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
-from gateway.database.places import with_path
+from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.ledger")
 
-FILE: Final = "ledger.sqlite"
 FLUSH_S: Final = 0.5
 RETRY_S: Final = 1.0
 MAX_BATCH: Final = 200  # rows
@@ -142,7 +141,7 @@ class Ledger:
 
     async def _opened(self) -> Store:
         if self._store is None:
-            self._store = await self._opens(with_path(self._config.url, FILE), self._lost)
+            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE), self._lost)
         return self._store
 
     def _next(self) -> Batch | None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.accounting.ledger.ledger import FILE
 from gateway.accounting.ledger.sums import GROUP, Period, Usage
 from gateway.commands.ledger.output import as_json, escaped, print_usage, write_csv
 from gateway.commands.ledger.period import EXPECTED, Moment, PeriodError, moment, period
@@ -87,9 +86,9 @@ async def _read(url: str, by: Sequence[str], within: Period) -> Usage:
     from gateway.accounting.ledger.queries import usage
     from gateway.accounting.ledger.tables import TABLES
     from gateway.database.database import Database
-    from gateway.database.places import with_path
+    from gateway.database.places import LEDGER_FILE, with_path
 
-    database = Database(with_path(url, FILE), TABLES, _READ_S, read_only=True)
+    database = Database(with_path(url, LEDGER_FILE), TABLES, _READ_S, read_only=True)
     await database.open()
     try:
         return await database.read(lambda connection: usage(connection, by, within))

@@ -70,6 +70,7 @@ class Otlp:
     """A `Send` (`exporter.py`). endpoint: the collector's base URL. service: service.name; version: of the gateway."""
 
     def __init__(self, endpoint: str, service: str, version: str) -> None:
+        import requests
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -78,13 +79,25 @@ class Otlp:
         logger = logging.getLogger(OTLPSpanExporter.__module__)
         logger.addHandler(self._problem)
         logger.propagate = False
-        self._exporter = OTLPSpanExporter(endpoint + TRACES_PATH, timeout=TIMEOUT_S, compression=Compression.Gzip)
+        session = requests.Session()
+        session.hooks["response"].append(_refuse_redirect)
+        url = endpoint + TRACES_PATH
+        self._exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=session)
         self._good = SpanExportResult.SUCCESS
         self._made = _maker(service, version)
 
     def __call__(self, spans: Iterator[Span], count: int) -> str | None:
         result = self._exporter.export(Lazily(map(self._made, spans), count))
         return None if result is self._good else self._problem.text or "the collector did not take them"
+
+
+def _refuse_redirect(response: Any, *_: object, **__: object) -> None:
+    """The library follows none, and takes one for success."""
+    if response.is_redirect or response.is_permanent_redirect:
+        where = response.headers.get("Location", "")[:200]
+        raise ConnectionAbortedError(
+            f"the collector redirects ({response.status_code}) to {where!r}: name that in tracing.endpoint"
+        )
 
 
 def _maker(service: str, version: str) -> Callable[[Span], Any]:

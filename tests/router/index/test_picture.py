@@ -54,6 +54,16 @@ def test_a_small_tree() -> None:
     assert below.depth_tokens == 128
 
 
+def test_of_a_node_with_many_branches_the_newest_are_shown() -> None:
+    trie = trie_of("a")
+    branches = LOOKED_AT + 500
+    for number in range(branches):
+        trie.insert("a", keys(1, number), number / 64)
+    (head,) = Picture(trie, branches / 64, 2, 3, 10).draw([]).shown
+    assert head.children == branches
+    assert [each.idle_s for each in head.shown] == [1 / 64, 2 / 64, 3 / 64]
+
+
 def test_a_way_that_no_longer_leads_anywhere() -> None:
     trie = trie_of("a")
     trie.insert("a", keys(1, 2, 3), 1.0)

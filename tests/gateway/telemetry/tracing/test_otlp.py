@@ -44,8 +44,10 @@ async def test_the_endpoint_may_have_the_path_that_is_added(path: str) -> None:
         assert collector.spans
 
 
-async def test_a_collector_that_refuses_costs_its_spans_only() -> None:
-    async with Collector(status=400) as collector, FakeReplica() as one, running(one, tracing=collector.tracing()) as run:
+@pytest.mark.parametrize("status", [400, 302, 307, 308])
+async def test_a_collector_that_refuses_costs_its_spans_only(status: int) -> None:
+    """Or sends them elsewhere: nobody follows."""
+    async with Collector(status=status) as collector, FakeReplica() as one, running(one, tracing=collector.tracing()) as run:
         assert (await run.post())[0] == 200
         exporter = run.gateway.exporter
         assert exporter
