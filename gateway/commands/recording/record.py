@@ -10,6 +10,7 @@ are on one time line, within the time that an answer takes.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import signal
 import sys
@@ -28,6 +29,7 @@ from gateway.commands.recording.rows import Fleet, Page, Recorded
 from gateway.commands.recording.trace_file import TraceFile, TraceFull
 from router.simulation.recorded import FORMAT, MAX_COPIES, MAX_SECONDS, VERSION
 
+JUMP_S: Final = 1.0  # of a gateway's clock: one that came back has another
 POLL_S: Final = 1.0
 FLUSH_S: Final = 10.0  # at most so much is lost if this process is killed
 MOST_PAGES: Final = 64  # of a worker in a row; then the other gateways have their turn
@@ -107,7 +109,7 @@ class _Gateway:
     """One that is asked. offset: what to add to its clock to have ours. rings: cursor of each of its workers."""
 
     admin: str
-    offset: float = 0.0
+    offset: float = math.nan  # not known yet
     uncertain_s: float = 0.0  # of the offset
     rings: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -201,9 +203,10 @@ class Recorder:
         sent = self._clock()
         raw = ask(gateway.admin, "GET", f"/warmroute/recording?sample={self._options.sample!r}&after={after}")
         answer = read(gateway.admin, raw, Recorded)
-        if not gateway.offset:
-            took_s = self._clock() - sent
-            gateway.offset, gateway.uncertain_s = sent + took_s / 2 - answer.now, took_s / 2
+        took_s = self._clock() - sent
+        offset, uncertain_s = sent + took_s / 2 - answer.now, took_s / 2
+        if not abs(offset - gateway.offset) <= uncertain_s + gateway.uncertain_s + JUMP_S:  # the first answer, or another clock
+            gateway.offset, gateway.uncertain_s = offset, uncertain_s
         return answer
 
     def _record(self, trace: TraceFile) -> None:

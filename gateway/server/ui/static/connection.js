@@ -5,6 +5,7 @@
 
 const KEY = "warmroute-key";
 const RETRY_S = [1, 2, 4, 8];
+const SILENT_MS = 10_000; // there is an event each second: a gateway that is silent is frozen, or gone without a word
 const MOST_CHARS = 16 << 20; // of one event
 
 /** The gateway's answer to a request that it refuses. */
@@ -64,14 +65,24 @@ export async function call(path, { method = "GET", body } = {}) {
 export function follow(onEvent, onState) {
   const stop = new AbortController();
   let failures = 0;
+  let attempt = new AbortController();
+  let watchdog = 0;
+  const watch = () => {
+    clearTimeout(watchdog);
+    watchdog = setTimeout(() => attempt.abort(), SILENT_MS);
+  };
+  stop.signal.addEventListener("abort", () => attempt.abort());
   const received = (name, data) => {
     failures = 0;
+    watch();
     onEvent(name, data);
   };
   (async () => {
     while (!stop.signal.aborted) {
+      attempt = new AbortController();
+      watch();
       try {
-        const answer = await fetch("../live/events", { headers: headers({}), signal: stop.signal, cache: "no-store" });
+        const answer = await fetch("../live/events", { headers: headers({}), signal: attempt.signal, cache: "no-store" });
         if (!answer.ok) throw await refusal(answer);
         onState("live");
         await read(answer.body, received);
@@ -81,6 +92,8 @@ export function follow(onEvent, onState) {
           onState(error);
           return;
         }
+      } finally {
+        clearTimeout(watchdog);
       }
       onState("lost");
       const wait = RETRY_S[Math.min(failures, RETRY_S.length - 1)] * (0.75 + Math.random() / 2);

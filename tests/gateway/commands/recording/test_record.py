@@ -175,9 +175,9 @@ async def test_nothing_is_kept_unless_somebody_asks_and_it_ends_by_itself(tmp_pa
 
 
 @asynccontextmanager
-async def operators_at(path: Path, replica: FakeReplica) -> AsyncIterator[Running]:
-    """A gateway whose operators' listener is at a path, where another one was before."""
-    gateway = compose(config_over(replica), LOGGED, Surroundings())
+async def operators_at(path: Path, replica: FakeReplica, ahead_s: float = 0.0) -> AsyncIterator[Running]:
+    """A gateway whose operators' listener is at a path, where another one was before. ahead_s: its clock, of ours."""
+    gateway = compose(config_over(replica), LOGGED, Surroundings(clock=lambda: time.monotonic() + ahead_s))
     async with serving_runner(gateway, clients_runner(gateway.served)) as run:
         admin = side_runner(gateway.served, ADMIN)
         await admin.setup()
@@ -186,7 +186,9 @@ async def operators_at(path: Path, replica: FakeReplica) -> AsyncIterator[Runnin
         await admin.cleanup()
 
 
-async def test_a_gateway_that_is_restarted_is_recorded_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead_s", [0.0, 1e5, -100.0])
+async def test_a_gateway_that_is_restarted_is_recorded_again(tmp_path: Path, ahead_s: float) -> None:
+    """Also on another machine, whose clock began at another time."""
     path, socket = tmp_path / "a.jsonl", tmp_path / "socket"
     async with FakeReplica() as one, contextlib.AsyncExitStack() as stack:
         async with operators_at(socket, one) as run:
@@ -194,11 +196,13 @@ async def test_a_gateway_that_is_restarted_is_recorded_again(tmp_path: Path) -> 
             await run.post(chat(TEXTS[0]))
             asked = run.gateway.local.recording.asked
             await eventually(lambda: run.gateway.local.recording.asked > asked + 1)
-        async with operators_at(socket, one) as again:
+        async with operators_at(socket, one, ahead_s) as again:
             await eventually(lambda: again.gateway.local.recording.ring)
             await again.post(chat(*TEXTS))
             await stack.aclose()
-    assert prefixes(read(lines_of(path))) == [[True, True], [False, True]]
+    found = read(lines_of(path))
+    assert prefixes(found) == [[True, True], [False, True]]
+    assert all(0 <= one.at < 60 for one in found.requests)
 
 
 async def test_the_bound_of_the_file_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from bench.measure.ports import free_port
+from tests.chaos.stage import Child
 from tests.gateway.conftest import running
 from tests.gateway.server.ui.conftest import converse, fleet, opened
 from tests.support.browser import PHONE, Scheme
+from tests.support.browser import tab as blank
 from tests.support.fakes import FakeReplica, answers, models, status
 
 pytestmark = pytest.mark.tools
@@ -232,6 +239,27 @@ async def test_it_comes_back_when_the_gateway_does(browser: Browser) -> None:
         await page.context.set_offline(False)
         await expect(page.get_by_role("status").first).to_have_text("live")
         tab.complaints.clear()  # what a browser says of lost connections
+
+
+async def test_a_gateway_that_is_frozen_is_not_live(browser: Browser, tmp_path: Path) -> None:
+    """Its connections stay open, and nothing comes."""
+    admin = f"http://127.0.0.1:{free_port()}"
+    listeners = {"listen": "127.0.0.1:0", "admin_listen": admin.removeprefix("http://")}
+    async with FakeReplica() as one:
+        config = {**listeners, "pools": [{"replicas": [one.url]}], "state": {"url": "off"}, "snapshot": {"file": "off"}}
+        (tmp_path / "c.yaml").write_text(json.dumps(config))
+        with contextlib.ExitStack() as ends:
+            child = Child(tmp_path / "log", ends, "-m", "gateway", "serve", "--config", str(tmp_path / "c.yaml"))
+            await child.wait_for_line(lambda line: "listening" in line)
+            async with blank(browser, admin) as tab:
+                await tab.page.goto(f"{admin}/warmroute/ui/")
+                state = tab.page.get_by_role("status").first
+                await expect(state).to_have_text("live")
+                child.signal(signal.SIGSTOP)
+                ends.callback(child.signal, signal.SIGCONT)
+                await expect(state).to_contain_text("no connection")
+                child.signal(signal.SIGCONT)
+                await expect(state).to_have_text("live")
 
 
 async def test_the_doctor_watches_when_it_is_asked(browser: Browser) -> None:
