@@ -42,7 +42,7 @@ from router.index import trie
 
 
 class Observing:
-    """See the top of this file. now: Unix seconds. further: observers of whoever composes, after our own."""
+    """See the top of this file. now: Unix seconds. further: of whoever composes, after those that are always there."""
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ LATE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 TENANTS = 100
 
 _TOKEN_LABELS = ("model", "replica")
+_TODAY: Final = "since midnight (UTC), or the gateway's start if that was later"
 _REQUEST_LABELS = ("model", "endpoint")
 
 
@@ -284,11 +285,11 @@ class Metrics:
             "policy",
         )
         self.compared_today = make.gauge(
-            "compared_prompt_tokens_today", "compared_prompt_tokens_total since midnight, UTC.", merge_rule=merge_sum
+            "compared_prompt_tokens_today", f"compared_prompt_tokens_total {_TODAY}.", merge_rule=merge_sum
         )
         self.saved_tokens_today = make.gauge(
             "routing_saved_tokens_today",
-            "Cached tokens since midnight, UTC, more than another policy would have had, by shadows of both.",
+            f"Cached tokens {_TODAY}: more than another policy would have had, by shadows of both.",
             "policy",
             merge_rule=merge_sum,
         )
@@ -300,7 +301,7 @@ class Metrics:
         )
         self.saved_error_today = make.gauge(
             "routing_saved_error_tokens_today",
-            "Cached tokens since midnight, UTC, more than the shadow of what was chosen has found: the error of the others.",
+            f"Cached tokens {_TODAY}: more than the shadow of what was chosen has found. The error of the others.",
             merge_rule=merge_sum,
         )
 

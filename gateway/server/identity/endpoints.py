@@ -78,7 +78,7 @@ class KeyEndpoints:
         return _json({"key": secret, **key.shown()})
 
     async def revoke(self, request: web.Request) -> web.Response:
-        """From its answer on no worker of this gateway takes the key."""
+        """From its answer on no worker of this gateway takes the key; one that could not read the database goes on trying."""
         self._operator.allow(request)
         key = await self._stored(lambda store: store.revoke(request.match_info["id"]))
         await self._control.execute(RefreshKeys())

@@ -327,3 +327,18 @@ def test_what_nobody_takes_is_not_noted() -> None:
         limiter.enter("k", Limits(day=5), at()).settle(1, 1, 1, at())
     assert alone.changes() == alone.unwritten(DAY) == []
     assert len(noted.changes()) == len(noted.unwritten(DAY)) == 1
+
+
+def test_what_was_reserved_and_not_used_comes_back() -> None:
+    limiter, limits = Limiter(), Limits(tokens=1000, day=1000)
+    first = limiter.enter("k", limits, at())
+    first.expect(900, 900, at())
+    with pytest.raises(GatewayError):
+        limiter.enter("k", limits, at()).expect(200, 1, at())
+    first.expect(300, 300, at())  # another attempt, in the place of the first one
+    limiter.enter("k", limits, at()).expect(600, 600, at())
+    first.settle(10, 1, 10, at())
+    account = limiter.account("k")
+    assert account is not None
+    assert account.tokens is not None
+    assert (account.tokens.left(0.0), account.reserved, account.spent(DAY)) == (390, 600, 10)
