@@ -24,7 +24,7 @@ LATE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 TENANTS = 100
 
 _TOKEN_LABELS = ("model", "replica")
-_TODAY: Final = "since midnight (UTC), or the gateway's start if that was later"
+_TODAY = "since midnight (UTC), or the gateway's start if that was later"
 _REQUEST_LABELS = ("model", "endpoint")
 
 
