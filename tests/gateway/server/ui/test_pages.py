@@ -6,10 +6,6 @@ import gzip
 import hashlib
 import json
 import re
-import subprocess
-import sys
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ import pytest
 from tests.gateway.conftest import running
 from tests.support.compiled import COMPILED
 from tests.support.fakes import FakeReplica
+from tests.support.packages import Kind, packed
 from tests.support.paths import ROOT
 
 STATIC = ROOT / "gateway" / "server" / "ui" / "static"
@@ -112,15 +109,5 @@ def test_our_files_are_small_and_refer_to_nothing_outside() -> None:
 
 @pytest.mark.skipif(COMPILED, reason="a compiled copy has nothing to build packages of")
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_packages_have_all_files(kind: str, tmp_path: Path) -> None:
-    script = f"import hatchling.build as build; print(build.build_{kind}({str(tmp_path)!r}))"
-    environment = {"PATH": "/usr/bin:/bin", "WARMROUTE_COMPILE": "no", "HOME": str(tmp_path)}
-    made = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    path = tmp_path / made.stdout.split()[-1]
-    if kind == "wheel":
-        with zipfile.ZipFile(path) as wheel:
-            names = set(wheel.namelist())
-    else:
-        with tarfile.open(path) as archive:
-            names = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert {f"gateway/server/ui/static/{name}" for name in FILES} <= names
+def test_packages_have_all_files(kind: Kind, tmp_path: Path) -> None:
+    assert {f"gateway/server/ui/static/{name}" for name in FILES} <= packed(kind, tmp_path)
