@@ -94,6 +94,7 @@ class Otlp:
 def _refuse_redirect(response: Any, *_: object, **__: object) -> None:
     """The library follows none, and takes one for success."""
     if response.is_redirect or response.is_permanent_redirect:
+        response.close()  # else its socket stays
         where = response.headers.get("Location", "")[:200]
         raise ConnectionAbortedError(
             f"the collector redirects ({response.status_code}) to {where!r}: name that in tracing.endpoint"

@@ -88,10 +88,10 @@ async def test_ten_thousand_requests_with_a_dead_collector() -> None:
         exporter = run.gateway.exporter
         assert exporter
         metrics = await run.metrics()
-    lost = exporter.dropped + exporter.failed
+    # None was taken, and none forgotten; the thread may still be in its last attempt.
+    await eventually(lambda: exporter.dropped + exporter.failed == 6 * 10_000)
     assert exporter.exported == 0
     assert metrics["warmroute_spans_exported_total"] == 0
-    assert lost == 6 * 10_000  # none was taken, and none forgotten
 
 
 async def test_the_share_of_the_requests() -> None:
