@@ -1,7 +1,8 @@
 """python -m bench.fleet.savings: what `routing.compare` says other policies would have found cached, against the truth.
 
 The same conversations go to a cold fleet of simulated replicas under the default policy, with the comparison on, and then
-really round robin, to the least loaded one, and by their session. Heads are shared.
+really round robin, to the least loaded one, and each to the replica that its session's hash names (that without a gateway,
+which would bound its load). Heads are shared.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ import asyncio
 import json
 import random
 import tempfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.fleet.loads import Session
-from bench.fleet.stage import send, staged
+from bench.fleet.stage import Sent, ready, replicas, send, staged
+from bench.measure.machine import REPORTS, command, versions
+from router.policies.sticky import weight
 
-REPORT = Path("bench/reports/savings.md")
+REPORT = REPORTS / "savings.md"
 FLEET, CONCURRENT, THINK_S = 4, 24, 0.02
-HEADS, HEAD_WORDS, TURN_WORDS, TURNS = 4, 700, 90, 8
-PREFILL_RATE = 20_000
-# A prompt has 2,500 tokens on average: room for those that run at once and little more, and for all.
-SIZES = {"small caches": 24_000, "large caches": 200_000}
+HEADS, HEAD_WORDS, TURN_WORDS, TURNS = 4, 1400, 180, 8
+PREFILL_RATE = 40_000
+# A prompt has 5,000 tokens on average: room for those that run at once and little more, and for all.
+SIZES = {"small caches": 48_000, "large caches": 400_000}
+SHADOWED = "cost"  # the policy under which the others are compared
+OTHERS = ("round_robin", "least_loaded", "session")
 
 
 def conversations(count: int, seed: int) -> list[Session]:
@@ -34,30 +41,60 @@ def conversations(count: int, seed: int) -> list[Session]:
     def words(number: int) -> str:
         return " ".join(f"w{chance.randrange(10_000)}" for _ in range(number))
 
-    heads = [words(HEAD_WORDS) for _ in range(HEADS)]
+    heads = [words(chance.randint(HEAD_WORDS * 2 // 3, HEAD_WORDS * 4 // 3)) for _ in range(HEADS)]
     found = list[Session]()
     for number in range(count):
         prompt, bodies = chance.choice(heads), list[bytes]()
         for _ in range(chance.randint(1, 2 * TURNS)):
             prompt += " " + words(chance.randint(TURN_WORDS // 3, TURN_WORDS * 2))
-            bodies.append(
-                json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 8, "prompt_cache_key": f"s{number}"}).encode()
-            )
+            body = {"model": "sim", "prompt": prompt, "max_tokens": 8, "prompt_cache_key": f"s{number}"}
+            bodies.append(json.dumps(body).encode())
         found.append(bodies)
     return found
 
 
-async def run(policy: str, sessions: list[Session], kv_tokens: int, workers: int) -> tuple[float, dict[str, float]]:
-    """The share of prompt tokens that were cached, and of each policy by its shadows."""
-    simulated = ("--engine", "sim", "--kv-tokens", str(kv_tokens), "--prefill-rate", str(PREFILL_RATE), "--decode-rate", "200")
+async def compared(sessions: list[Session], kv_tokens: int, workers: int = 1) -> tuple[float, dict[str, float]]:
+    """Under the default policy: the share of prompt tokens that were cached, and by the shadows of each policy."""
     with tempfile.TemporaryDirectory() as folder:
-        routing = {"policy": policy, "compare": policy == "cost"}
-        changes = {"routing": routing, "workers": workers}
-        async with staged(1, Path(folder), shared=False, fleet=FLEET, simulated=simulated, **changes) as (made, _):
-            sent = await send(made.urls, sessions, concurrent=CONCURRENT, think_s=THINK_S, seed=1)
-            assert not sent.failed, sent.failed
-            shadows = await _shadows(made.urls[0]) if policy == "cost" else {}
-    return sent.share(), shadows
+        routing = {"policy": SHADOWED, "compare": True}
+        simulated = _simulated(kv_tokens)
+        async with staged(
+            1, Path(folder), shared=False, fleet=FLEET, simulated=simulated, routing=routing, workers=workers
+        ) as (made, _):
+            sent = await _send(made.urls, sessions)
+            return sent.share(), await _shadows(made.urls[0])
+
+
+async def really(policy: str, sessions: list[Session], kv_tokens: int, workers: int = 1) -> float:
+    """The share of prompt tokens that are cached where the requests are sent so."""
+    simulated = _simulated(kv_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        if policy == "session":
+            with replicas(FLEET, Path(folder), simulated) as urls:
+                await ready(urls, "/health")
+                return (await _send(urls, sessions, hashed=True)).share()
+        routing = {"policy": policy}
+        async with staged(
+            1, Path(folder), shared=False, fleet=FLEET, simulated=simulated, routing=routing, workers=workers
+        ) as (made, _):
+            return (await _send(made.urls, sessions)).share()
+
+
+def _simulated(kv_tokens: int) -> Sequence[str]:
+    return ("--engine", "sim", "--kv-tokens", str(kv_tokens), "--prefill-rate", str(PREFILL_RATE), "--decode-rate", "200")
+
+
+async def _send(urls: Sequence[str], sessions: list[Session], *, hashed: bool = False) -> Sent:
+    place = partial(_hashed, urls) if hashed else None
+    sent = await send(urls, sessions, concurrent=CONCURRENT, think_s=THINK_S, seed=1, place=place)
+    if sent.failed:
+        raise SystemExit(f"requests failed: {sent.failed}")
+    return sent
+
+
+def _hashed(urls: Sequence[str], session: Session) -> str:
+    key = json.loads(session[0])["prompt_cache_key"].encode()
+    return max(urls, key=lambda url: weight(key, url))
 
 
 async def _shadows(url: str) -> dict[str, float]:
@@ -71,43 +108,48 @@ async def _shadows(url: str) -> dict[str, float]:
 
 HEAD = """# What other policies would have found
 
-`python -m bench.fleet.savings`: {count} conversations, {fleet} simulated replicas, workers: {workers}; shares of prompt tokens.
-
-A shadow knows no queues: where running requests fill most of a cache (small caches: 24,000 tokens, 6 requests of 2,500), and a
-policy lets them pile up, as round robin does, it finds too much.
+`{command}`: {count} conversations, {fleet} simulated replicas, workers: {workers}; shares of prompt tokens, the middle one
+(by its points) of {runs} runs. {versions}.
 
 - delivered: shadow of the replicas that were chosen, and what their engines reported;
 - the others: shadow, corrected by the error of delivered, while the default policy serves (`routing.compare`), and the same
-  conversations really sent so. (`sticky`, which stands for the session hash, leaves a replica that is too loaded.)
+  conversations really sent so. Clients wait for their answers, so under a slower policy the requests come in another order,
+  of which a shadow knows nothing.
 
 | caches | policy | shadow | truth | points |
 |---|---|--:|--:|--:|
 """
 
 
-async def main(count: int, workers: int) -> str:
-    lines = [HEAD.format(count=count, fleet=FLEET, workers=workers)]
+async def main(count: int, workers: int, runs: int, made_by: str) -> str:
+    lines = [HEAD.format(count=count, fleet=FLEET, workers=workers, runs=runs, command=made_by, versions=versions())]
     for name, kv_tokens in SIZES.items():
-        sessions = conversations(count, 7)
-        served, shadows = await run("cost", sessions, kv_tokens, workers)
-        error = shadows["actual"] - served
-        lines.append(_row(name, "delivered", shadows["actual"], served))
-        for policy, real in (("round_robin", "round_robin"), ("least_loaded", "least_loaded"), ("session", "sticky")):
-            truth, _ = await run(real, sessions, kv_tokens, workers)
-            lines.append(_row(name, policy, shadows[policy] - error, truth))
+        found = [await _run(conversations(count, 7 + number), kv_tokens, workers) for number in range(runs)]
+        for policy in ("delivered", *OTHERS):
+            shadow, truth = sorted((each[policy] for each in found), key=lambda pair: pair[0] - pair[1])[runs // 2]
+            row = f"| {name} | {policy} | {shadow:.1%} | {truth:.1%} | {100 * (shadow - truth):+.1f} |"
+            print(row, flush=True)
+            lines.append(row + "\n")
     return "".join(lines)
 
 
-def _row(caches: str, policy: str, shadow: float, truth: float) -> str:
-    row = f"| {caches} | {policy} | {shadow:.1%} | {truth:.1%} | {100 * (shadow - truth):+.1f} |\n"
-    print(row, end="", flush=True)
-    return row
+async def _run(sessions: list[Session], kv_tokens: int, workers: int) -> dict[str, tuple[float, float]]:
+    """By policy: what its shadow says, and the truth."""
+    served, shadows = await compared(sessions, kv_tokens, workers)
+    error = shadows["actual"] - served
+    found = {"delivered": (shadows["actual"], served)}
+    for policy in OTHERS:
+        found[policy] = (shadows[policy] - error, await really(policy, sessions, kv_tokens, workers))
+    return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--conversations", type=int, default=150, help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="of the gateway (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="each with conversations of its own (default: %(default)s)")
     parser.add_argument("--report", type=Path, default=REPORT, help="(default: %(default)s)")
     options = parser.parse_args()
-    options.report.write_text(asyncio.run(main(options.conversations, options.workers)), "utf-8")
+    command_line = command("bench.fleet.savings", None)
+    made = asyncio.run(main(options.conversations, options.workers, options.runs, command_line))
+    options.report.write_text(made, "utf-8")

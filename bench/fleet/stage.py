@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,15 +214,26 @@ async def staged(
             store.kill()
 
 
-async def send(urls: Sequence[str], sessions: Sequence[Session], *, concurrent: int, think_s: float, seed: int) -> Sent:
-    """Each session's requests one after the other, each to any gateway; `concurrent` sessions at a time, in their order."""
+async def send(
+    urls: Sequence[str],
+    sessions: Sequence[Session],
+    *,
+    concurrent: int,
+    think_s: float,
+    seed: int,
+    place: Callable[[Session], str] | None = None,
+) -> Sent:
+    """Each session's requests one after the other, each to any of `urls`, or all to that which `place` names; `concurrent`
+    sessions at a time, in their order.
+    """
     sent, chance, begun = Sent(), random.Random(seed), time.monotonic()
     waiting = iter(sessions)
 
     async def client(session: aiohttp.ClientSession) -> None:
         for bodies in waiting:
+            pinned = place(bodies) if place else None
             for body in bodies:
-                await _one(session, chance.choice(urls), body, sent, begun)
+                await _one(session, pinned or chance.choice(urls), body, sent, begun)
                 await asyncio.sleep(think_s)
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(120)) as session:

@@ -3,8 +3,10 @@
     decision ──► for each policy: a replica, what its shadow holds of the prompt; then the prompt is put there
     end      ──► the tokens that each would have had cached, beside those that the engine has reported
 
-All shadows are in one prefix index of their own, of bounded memory, in which each policy has replicas of its own; they have the
-capacities of the real ones. A match ends within a block, anywhere: half a block counts.
+All shadows are in one prefix index of their own, of bounded memory, in which each policy has replicas of its own. They have the
+capacities of the real ones, but in units of prompts (bytes), of which a block has an exact number: tokens are estimates, poor
+ones before the first answers, and a path of the index keeps the weight that its first prompt had. A match ends within a block,
+anywhere: half a block counts.
 
 - ROUND_ROBIN; LEAST_LOADED (requests in flight, as they would be, if each took as long as it did); SESSION (rendezvous hash of
   the session, else of the prompt's head, without a bound on load);
@@ -20,8 +22,10 @@ from typing import Final
 
 from router import Prompt
 from router.index.trie import RadixTrie
+from router.learning.learned import Ratio
+from router.learning.scales import DEFAULT_UNITS_PER_TOKEN
 from router.policies.sticky import key_of, weight
-from router.types import TOKEN_WEIGHT, Random
+from router.types import Random
 
 ROUND_ROBIN: Final = "round_robin"
 LEAST_LOADED: Final = "least_loaded"
@@ -31,6 +35,8 @@ POLICIES: Final = (ROUND_ROBIN, LEAST_LOADED, SESSION, ACTUAL)
 
 MAX_REPLICAS: Final = 4096  # that have shadows; those of others are forgotten
 _SWEPT: Final = 32  # entries that are looked at for their age, with each request
+_SCALE_TOKENS: Final = 32_768  # of prompts, with which half of what was known of a replica's scale is forgotten
+_NEWS: Final = 0.01  # by which a capacity has to change to be set again
 
 
 class Placed:
@@ -44,13 +50,16 @@ class Placed:
 
 
 class Shadow:
-    """A replica under all policies. names: in the index. turn: when round robin chose it last. inflight: of LEAST_LOADED."""
+    """A replica under all policies. names: in the index. capacity: units of prompts, None: not known. scale: units per token of
+    the prompts that went to any of its shadows. turn: when round robin chose it last. inflight: of LEAST_LOADED.
+    """
 
-    __slots__ = ("capacity", "inflight", "names", "turn")
+    __slots__ = ("capacity", "inflight", "names", "scale", "turn")
 
     def __init__(self, name: str) -> None:
         self.names = tuple([f"{policy} {name}" for policy in POLICIES])
         self.capacity: int | None = None
+        self.scale = Ratio(DEFAULT_UNITS_PER_TOKEN, 1.0, _SCALE_TOKENS)
         self.turn = 0
         self.inflight = 0
 
@@ -85,13 +94,16 @@ class Counterfactual:
         replicas = (self._next(shadows), self._idle(shadows), _hashed(prompt, names), chosen)
         block = tokens * prompt.block_units / prompt.units if prompt.units else 0.0
         cached, trie = list[float](), self._trie
-        places = [(shadows.get(name) or self._shadow(name)).names[policy] for policy, name in enumerate(replicas)]
+        places = list[str]()
+        for policy, name in enumerate(replicas):
+            shadow = shadows.get(name) or self._shadow(name)
+            self._resize(name, shadow, prompt.units, tokens)
+            places.append(shadow.names[policy])
         held = trie.matched(places, prompt.keys, now)
-        block_weight = int(block * TOKEN_WEIGHT) or 1
         for place in places:
             blocks = held.get(place, 0)
             cached.append(min((blocks + 0.5) * block, tokens) if blocks else 0.0)
-            trie.insert(place, prompt.keys, now, weight=block_weight)
+            trie.insert(place, prompt.keys, now, weight=prompt.block_units)
         shadows[replicas[1]].inflight += 1
         trie.sweep(now, _SWEPT)
         return Placed(tuple(cached), replicas)
@@ -115,12 +127,18 @@ class Counterfactual:
             shadow = self._shadows[name] = Shadow(name)
             for each in shadow.names:
                 self._trie.add_replica(each)
-        capacity = self._capacity(name)
-        if capacity != shadow.capacity:
+        return shadow
+
+    def _resize(self, name: str, shadow: Shadow, units: int, tokens: int) -> None:
+        """A prompt goes there, of so many units and tokens."""
+        if units > 0 and tokens > 0:
+            shadow.scale.learn(units, tokens, tokens)
+        known, former = self._capacity(name), shadow.capacity
+        capacity = None if known is None else int(known * shadow.scale.value)
+        if capacity != former and (capacity is None or former is None or abs(capacity - former) > _NEWS * former):
             shadow.capacity = capacity
             for each in shadow.names:
-                self._trie.add_replica(each, None if capacity is None else capacity * TOKEN_WEIGHT)
-        return shadow
+                self._trie.add_replica(each, capacity)
 
     def _next(self, shadows: dict[str, Shadow]) -> str:
         """Of the least recently chosen ones, any."""

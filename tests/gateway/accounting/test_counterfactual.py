@@ -88,6 +88,21 @@ def test_a_shadow_has_the_capacity_of_its_replica() -> None:
     other.check()
 
 
+def test_what_was_thought_of_tokens_before_the_first_answer_does_not_last() -> None:
+    """The first prompt is taken for a quarter of its tokens; all others continue its head, and keep its weight in the index."""
+    other, head = shadows(capacity=5000), "h" * BLOCK
+
+    def found(letter: str, tokens: int, now: float) -> float:
+        return cached(other.choose(prompt(head + letter * BLOCK * 9), ("a",), "a", tokens, now).cached, ACTUAL)
+
+    found("a", 250, 0.0)
+    for now, letter in enumerate("bcdefghijklmn", 1):
+        found(letter, 1000, float(now))
+    assert found("b", 1000, 20.0) == 1.5 * BLOCK, "its head only: there is room for five"
+    assert found("n", 1000, 21.0) == 1000
+    other.check()
+
+
 def test_decisions_of_other_processes_fill_the_same_shadows() -> None:
     other = shadows()
     for now in range(3):
