@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -29,11 +29,23 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def model_of(body: Mapping[str, Any]) -> str:
-    """Raises GatewayError 400 if the body names none."""
+    """Raises GatewayError 400 if the body names none, or has the field in another spelling too."""
+    if spelling := other_spelling(body):
+        raise bad_request(f"The body has a field {spelling!r}: the name of the model belongs into 'model'.", "model")
     model = body.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL_CHARS:
         raise bad_request("'model' is required and must be a string: the name of a model that GET /v1/models lists.", "model")
     return model
+
+
+def other_spelling(names: Iterable[str]) -> str:
+    """A member that is "model" but for upper case. Engines that look for members without regard to case (Go's JSON, so Ollama)
+    would serve what it names, of which no key, price or route knows. "": there is none.
+    """
+    for name in names:
+        if len(name) == 5 and name != "model" and name.lower() == "model":
+            return name
+    return ""
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS, ApiRequest
-from gateway.dialects.body import digested, headed_salt, salt_of
+from gateway.dialects.body import digested, headed_salt, other_spelling, salt_of
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.openai.errors import error_body
@@ -76,6 +76,8 @@ def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:
     prompt, size, salt = _lenient_prompt(body, most)
     api = _other(raw, body, prompt, salt)
     api.size = size
+    if other_spelling(body):
+        api.model = ""  # which one an engine takes is not known
     return api
 
 
@@ -88,6 +90,8 @@ def scan(raw: bytes) -> ApiRequest:
             if name in spans:
                 start, end = spans[name]
                 body[name] = orjson.loads(raw[start:end])
+        if other_spelling(spans):
+            body.pop("model", None)
     except (ValueError, IndexError):
         return _unreadable(raw)
     return _other(raw, body, None, salt_of(body))

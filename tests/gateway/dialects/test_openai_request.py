@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -37,6 +38,8 @@ def parse(body: Any, kind: str = openai.CHAT, most: int = 0) -> ApiRequest:
         ({"messages": []}, "model", "invalid_request"),
         ({**CHAT, "model": ""}, "model", "invalid_request"),
         ({**CHAT, "model": 7}, "model", "invalid_request"),
+        ({**CHAT, "Model": "m"}, "model", "invalid_request"),
+        ({"MODEL": "m", "messages": []}, "model", "invalid_request"),
         ({**CHAT, "model": "m" * 300}, "model", "invalid_request"),
         ({**CHAT, "stream": "yes"}, "stream", "invalid_request"),
         ({**CHAT, "stream": True, "stream_options": 5}, "stream_options", "invalid_request"),
@@ -99,6 +102,13 @@ def test_a_body_that_needs_nothing_is_sent_as_it_came() -> None:
         api = parse(raw)
         assert api.body is raw
         assert not api.strip_usage
+
+
+@pytest.mark.parametrize("read", [parse_leniently, scan])
+def test_where_a_model_is_named_in_two_spellings_none_is_known(read: Callable[[bytes], ApiRequest]) -> None:
+    """Else a key for some models would be taken for what it may use, and the engine would serve the other one."""
+    assert read(b'{"model": "a", "Model": "b", "input": "x"}').model == ""
+    assert read(b'{"model": "a", "modes": "b", "input": "x"}').model == "a"
 
 
 def test_a_salt_separates_and_a_model_does() -> None:
