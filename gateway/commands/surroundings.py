@@ -1,13 +1,14 @@
 """What a valid configuration needs beside itself, and does not find on this machine: variables, files, libraries.
 
 They may well be there where the gateway runs: so these are notes, neither errors nor warnings. But for libraries without which
-it does not start.
+it does not start, and a file of keys that is here and invalid: with it, all requests would be refused.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from gateway.cluster.store.server.client import require_library
 from gateway.cluster.store.server.failures import tls_context
@@ -18,6 +19,7 @@ from gateway.config.source import Loaded
 from gateway.database.failures import StoreFailed
 from gateway.errors import ReplicaFailure
 from gateway.fleet.sources.file import LOGGED, listed
+from gateway.identity.file import read_keys
 from gateway.upstream.access.credentials import TlsContexts, load
 
 
@@ -38,14 +40,14 @@ def require_libraries(config: Config) -> None:
 
 
 def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Problem]:
-    """All of them, with file and line."""
+    """All of them, with file and line. Raises ConfigError for a file of keys that is invalid."""
     contexts = TlsContexts()
     found = (
         problem
         for key, value in values_of(loaded.config)
         for problem in (_missing(key, value, contexts, env) if isinstance(value, KeyConfig | TlsConfig) else ())
     )
-    others = (*_of_the_lists(loaded), *_of_the_store(loaded), *_of_the_databases(loaded))
+    others = (*_of_the_lists(loaded), *_of_the_store(loaded), *_of_the_databases(loaded), *_of_the_keys(loaded))
     return sorted(map(loaded.at, (*found, *others)), key=lambda each: each.line)
 
 
@@ -74,6 +76,23 @@ def _of_the_store(loaded: Loaded) -> Iterator[Problem]:
         tls_context(loaded.config.sharing)
     except ReplicaFailure as failure:
         yield Problem(("sharing",), f"not on this machine: {failure.message}")
+
+
+def _of_the_keys(loaded: Loaded) -> Iterator[Problem]:
+    """Raises ConfigError for a file of keys that can be read, and is invalid."""
+    url = loaded.config.keys.url
+    if not url.startswith("/"):
+        return
+    path = Path(url)
+    if path.exists() and not path.is_file():  # to open a pipe would wait for whoever writes into it
+        yield Problem(("keys", "url"), f"not on this machine: {url} is not a regular file")
+        return
+    try:
+        read_keys(path)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        yield Problem(("keys", "url"), f"not on this machine: {error}")
 
 
 def _of_the_databases(loaded: Loaded) -> Iterator[Problem]:

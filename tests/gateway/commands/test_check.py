@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -93,3 +94,24 @@ def test_lists_of_replicas_that_are_not_here_or_are_invalid_are_notes(
         "replicas[0].url: 'x' is not a base URL such as http://127.0.0.1:9001",
         f"4: discovery[2].file: not read on this machine: {tmp_path}/none: No such file or directory",
     ]
+
+
+def test_the_file_of_keys_is_checked_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, keys = tmp_path / "config.yaml", tmp_path / "keys.yaml"
+    file.write_text(f"{GOOD}keys:\n  url: {keys}\n")
+
+    def checked() -> tuple[int, str]:
+        return main(["check", "--strict", str(file)]), capsys.readouterr().err
+
+    missing = f"warmroute: note: {file}:3: keys.url: not on this machine: {keys}"
+    assert checked() == (0, f"{missing}: No such file or directory\n")
+    keys.write_text(f"keys:\n- {{id: abcdefgh, sha256: {'a' * 64}, tenant: acme}}\n- {{id: x}}\n")
+    status, err = checked()
+    assert status == 2
+    wanted = [f"warmroute: {keys}:3: keys[1].{name}: " for name in ("id", "sha256", "tenant")]
+    assert all(any(line.startswith(each) for line in err.splitlines()) for each in wanted), err
+    keys.write_text(f"keys:\n- {{id: abcdefgh, sha256: {'a' * 64}, tenant: acme}}\n")
+    assert checked() == (0, "")
+    keys.unlink()
+    os.mkfifo(keys)
+    assert checked() == (0, f"{missing} is not a regular file\n")
