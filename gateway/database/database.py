@@ -24,9 +24,9 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.database.driver import CONNECTIONS, Driver, Work, is_conflict
-from gateway.database.failures import StoreFailed
+from gateway.database.failures import StoreFailed, failed, reason_of
 from gateway.database.tables import Tables
-from gateway.database.urls import made, parsed
+from gateway.database.urls import made, parsed, shown
 
 OPERATION_S: Final = 10.0
 STALL_S: Final = 5.0
@@ -75,7 +75,7 @@ class Database:
                 await self._driver.open()
         except (TypeError, ValueError) as error:  # the driver's, of a part of the URL
             await self.close()
-            raise StoreFailed(f"{self._tables.key}: {_text(error)}") from error
+            raise StoreFailed(f"{self._tables.key}: {reason_of(error)}") from error
         except BaseException:
             await self.close()
             raise
@@ -193,18 +193,12 @@ class Database:
             raise self._silent() from None
         except (SQLAlchemyError, OSError) as error:
             self._stalled_until = 0.0
-            raise StoreFailed(_text(error)) from error
+            raise failed(shown(self._url), error) from error
         self._stalled_until = 0.0
 
     def _silent(self) -> StoreFailed:
-        return StoreFailed(f"the database has not answered within {self._operation_s:g} s")
+        return StoreFailed(f"the database {shown(self._url)} has not answered within {self._operation_s:g} s")
 
 
 def _closed() -> StoreFailed:
     return StoreFailed("the database is closed")
-
-
-def _text(error: Exception) -> str:
-    """In one line: SQLAlchemy adds the statement and its values, which are prompts."""
-    cause = getattr(error, "orig", None) or error
-    return " ".join(str(cause).split())[:300] or type(cause).__name__

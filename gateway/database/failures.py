@@ -1,6 +1,42 @@
-"""Why something cannot be had from a database. No database in here."""
+"""Why something cannot be had from a database, in words: which one, what failed, what to do. No database in here."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+MAX_REASON: Final = 300  # characters
+_OTHER_FILE: Final = "it is something else, or damaged: name another file, or move it away"
+_NO_ACCESS: Final = "this process may not use it so: change its rights, or name another path"
+_WHERE: Final = "is it running, and are host and port right?"
+_LOGIN: Final = "set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass"
+ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the first one that fits
+    ("not a database", _OTHER_FILE),
+    ("malformed", _OTHER_FILE),
+    ("disk is full", "make room there"),
+    ("No space left", "make room there"),
+    ("File too large", "raise the limit of this process for files (ulimit -f)"),
+    ("No such file", "is the path right?"),
+    ("Not a directory", "is the path right?"),
+    ("File exists", "is the path right?"),
+    ("Is a directory", "name a file"),
+    ("Permission denied", _NO_ACCESS),
+    ("Read-only file system", _NO_ACCESS),
+    ("readonly database", _NO_ACCESS),
+    ("is locked", "another process has it locked: which one?"),
+    ("disk I/O error", "look at its disk"),
+    ("Connection refused", _WHERE),
+    ("unreachable", _WHERE),
+    ("No route to host", _WHERE),
+    ("timed out", _WHERE),
+    ("Connect call failed", _WHERE),
+    ("Name or service not known", "is the host's name right?"),
+    ("name resolution", "is the host's name right?"),
+    ("No address associated", "is the host's name right?"),
+    ("password", _LOGIN),
+    ("does not exist", "make it, or name another one"),
+)
 
 
 class StoreError(Exception):
@@ -9,3 +45,24 @@ class StoreError(Exception):
 
 class StoreFailed(StoreError):
     """The database cannot be reached, does not answer in time, refuses, is full. The text says what to look at."""
+
+
+def failed(where: str, error: Exception) -> StoreFailed:
+    """where: the database, without a secret."""
+    return StoreFailed(f"the database {where}: {reason_of(error, where)}")
+
+
+def reason_of(error: Exception, where: str = "") -> str:
+    """In one line, with what to do: SQLAlchemy adds the statement and its values, which are prompts."""
+    text = " ".join(_text(error, where).split())[:MAX_REASON]
+    advice = next((advice for part, advice in ADVICE if part in text), "")
+    return f"{text} ({advice})" if advice else text
+
+
+def _text(error: Exception, where: str) -> str:
+    cause = getattr(error, "orig", None) or error
+    if isinstance(cause, OSError) and cause.strerror:
+        if cause.errno and cause.strerror.startswith("Connect call failed"):  # asyncio's words, with an address
+            return os.strerror(cause.errno)
+        return f"{cause.strerror}: {cause.filename}" if cause.filename not in (None, where) else cause.strerror
+    return str(cause) or type(cause).__name__

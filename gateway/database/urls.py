@@ -39,6 +39,14 @@ def parsed(url: str, key: str) -> URL:
     return found.set(drivername=driver)
 
 
+def shown(url: URL) -> str:
+    """For people: SQLite's path, or user, server and name, without the password. url: from `parsed`."""
+    if url.drivername == SQLITE:
+        return url.database or ""
+    where = {name: url.query[name] for name in ("host", "port") if name in url.query}
+    return URL.create("postgresql", url.username, None, url.host, url.port, url.database, where).render_as_string()
+
+
 def made(url: URL, tables: Tables, wait_s: float, lost: Callable[[], None], *, read_only: bool) -> Driver:
     """url: from `parsed`. tables: what it holds. wait_s: for a connection while all are in use. lost: called when SQLite's file
     was found to be gone. read_only: neither the file nor tables are made.
