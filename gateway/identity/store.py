@@ -134,9 +134,9 @@ class KeyStore:
         await self._database.close()
 
 
-async def opened(url: str, now: Callable[[], float], lost: Callable[[], None]) -> KeyStore:
-    """url: with a path. Makes the tables. Raises StoreFailed."""
-    database = Database(url, TABLES, OPERATION_S, lost=lost)
+async def opened(url: str, now: Callable[[], float], lost: Callable[[], None], *, read_only: bool = False) -> KeyStore:
+    """url: with a path. Makes the tables, unless it is only read. Raises StoreFailed."""
+    database = Database(url, TABLES, OPERATION_S, lost=lost, read_only=read_only)
     await database.open()
     return KeyStore(database, now)
 

@@ -111,7 +111,7 @@ def _create(options: argparse.Namespace) -> int:
         print(f"warmroute: add this to `keys` in {escaped(url)}:", file=sys.stderr)
         print(f"- {json.dumps({'id': id_, 'sha256': digest_of(secret).hex(), **raw})}", file=sys.stderr)
     else:
-        key, secret = _with_store(url, lambda store: store.create(settings))
+        key, secret = _with_store(url, lambda store: store.create(settings), makes=True)
         print(f"warmroute: the key {key.id} of {settings.tenant}; it is not shown again:", file=sys.stderr)
     print(secret)
     return 0
@@ -155,7 +155,7 @@ def _all(url: str) -> list[Key]:
             found += part
         return found
 
-    return _with_store(url, listed)
+    return _read_store(url, listed)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -207,19 +207,30 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
     return config.keys.url if config.keys.url.startswith("/") else database_of(config)
 
 
-def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-    """Raises StoreFailed, and what the work raises."""
+def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, makes: bool = False) -> T:
+    """makes: the file and the tables, where there are none. Raises StoreFailed, and what the work raises."""
+    if not makes:
+        _read_store(url, _nothing)  # a mistake in a URL must not look like a database without keys
+    return asyncio.run(_done(url, work, read_only=False))
 
-    async def done() -> T:
-        from gateway.identity.store import opened
 
-        store = await opened(url, time.time, lambda: None)
-        try:
-            return await work(store)
-        finally:
-            await store.close()
+def _read_store(url: str, work: Callable[[KeyStore], Awaitable[T]]) -> T:
+    """Raises StoreFailed, also where there is no such database."""
+    return asyncio.run(_done(url, work, read_only=True))
 
-    return asyncio.run(done())
+
+async def _done(url: str, work: Callable[[KeyStore], Awaitable[T]], *, read_only: bool) -> T:
+    from gateway.identity.store import opened
+
+    store = await opened(url, time.time, lambda: None, read_only=read_only)
+    try:
+        return await work(store)
+    finally:
+        await store.close()
+
+
+async def _nothing(_store: KeyStore) -> None:
+    pass
 
 
 def _seconds(text: str) -> float:

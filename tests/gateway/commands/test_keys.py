@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +80,30 @@ def test_a_file_gets_an_entry_to_be_added(tmp_path: Path, capsys: pytest.Capture
     ],
 )
 def test_clear_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str) -> None:
-    assert main(["keys", *arguments, "--url", f"sqlite:///{tmp_path}/keys.sqlite"]) in (1, 2)
+    url = f"sqlite:///{tmp_path}/keys.sqlite"
+    assert main(["keys", "create", "--tenant", "acme", "--url", url]) == 0
+    assert main(["keys", *arguments, "--url", url]) in (1, 2)
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "action", [["list"], ["list", "--json"], ["show", "abcdefgh"], ["rotate", "abcdefgh"], ["revoke", "abcdefgh"]]
+)
+def test_only_create_makes_the_database(tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str]) -> None:
+    path = tmp_path / "folder" / "keys.sqlite"
+    assert main(["keys", *action, "--url", f"sqlite:///{path}"]) == 1
+    wanted = f"warmroute: the database {path}: No such file or directory (is the path right?)\n"
+    assert capsys.readouterr() == ("", wanted)
+    assert not path.parent.exists()
+    other = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(other)) as file, file:
+        file.execute("create table mine (a)")
+    before = other.read_bytes()
+    assert main(["keys", *action, "--url", f"sqlite:///{other}"]) == 1
+    assert "this database has no keys in it" in capsys.readouterr().err
+    assert other.read_bytes() == before
+    assert main(["keys", "create", "--tenant", "acme", "--url", f"sqlite:///{path}"]) == 0
+    assert path.exists()
 
 
 def test_no_command_takes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
