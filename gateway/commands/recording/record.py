@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", type=Path, required=True, help=text)
     parser.add_argument("--replace", action="store_true", help="overwrite the file if it exists")
     parser.add_argument(
-        "--for", dest="seconds", metavar="TIME", type=_duration, help="30s, 10m, 24h, 7d (default: until Ctrl-C)"
+        "--for", dest="seconds", metavar="TIME", type=_duration, help="30s, 10m, 24h, 7d, or seconds (default: until Ctrl-C)"
     )
     text = "share of the conversations, 0.0001 to 1; whole conversations, so that their reuse stays (default: %(default)s)"
     parser.add_argument("--sample", metavar="SHARE", type=_share, default=1.0, help=text)
@@ -143,18 +143,24 @@ class Recorder:
             return _failed(f"{options.output} exists already: name another file, or use --replace")
         except OSError as error:
             return _failed(f"{options.output} cannot be written: {error.strerror or error}")
-        self.opened()
         ended = ""
         try:
             trace.add(header)
             trace.flush()
+        except TraceFull as full:
+            trace.abandon()
+            return _failed(f"{full}; nothing is recorded")
+        self.opened()
+        try:
             self._record(trace)
+            trace.flush()
         except TraceFull as full:
             ended = str(full)
         try:
-            trace.close(self._last(ended))
+            trace.close(self._last(trace, ended))
         except TraceFull as full:
             ended = ended or str(full)
+            trace.dropped -= 1  # the last line, which is no request
         self._report(trace, ended)
         return 1 if ended else 0
 
@@ -251,15 +257,15 @@ class Recorder:
             if at < 0:
                 self._before += 1
             elif line := self._lines.line(row, at):
-                trace.add(line)
                 self._requests += 1
+                trace.add(line)
 
     # -- the end
 
-    def _last(self, ended: str) -> dict[str, Any]:
+    def _last(self, trace: TraceFile, ended: str) -> dict[str, Any]:
         last: dict[str, Any] = {
             "end": round(self._clock() - self._begun, 6),
-            "lost": self._lost,
+            "lost": self._lost + trace.dropped,
             "skipped": sum(sum(each.skipped.values()) - sum(each.skipped_before.values()) for each in self._gateways),
             "forgotten_blocks": self._lines.blocks.forgotten,
         }
@@ -270,13 +276,15 @@ class Recorder:
         return last
 
     def _report(self, trace: TraceFile, ended: str) -> None:
-        size, conversations = trace.size / (1 << 20), self._lines.conversations.seen
-        print(f"{self._requests} requests of {conversations} conversations in {trace.path}, {size:.1f} MB", file=sys.stderr)
+        written, conversations = self._requests - trace.dropped, self._lines.conversations.seen
+        of = "" if trace.dropped else f" of {conversations} conversations"
+        print(f"{written} requests{of} in {trace.path}, {trace.size / (1 << 20):.1f} MB", file=sys.stderr)
         if self._lost:
             text = "were lost, for the gateway kept more than this command could fetch: record with a smaller --sample"
             print(f"warmroute: {self._lost} requests {text}", file=sys.stderr)
         if ended:
-            print(f"warmroute: {ended}; what was recorded before is in it", file=sys.stderr)
+            without = f"; the last {trace.dropped} requests are not in it" if trace.dropped else ""
+            print(f"warmroute: {ended}{without}; what was written before is whole", file=sys.stderr)
 
 
 def _failed(message: str) -> int:

@@ -1,13 +1,15 @@
 """A trace on disk that is valid at every moment: what has been written are whole lines, and whole gzip members.
 
 Lines are collected, and written as one piece: compressed, if the name ends in .gz, as a gzip member of its own (a gzip file is
-any number of them). If a piece cannot be written, because the disk is full, say, what there is of it is cut off again.
+any number of them). If a piece cannot be written, because the disk is full, say, what there is of it is cut off again, and its
+lines are counted as dropped.
 """
 
 from __future__ import annotations
 
 import gzip
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -24,17 +26,25 @@ class TraceFull(Exception):
 
 
 class TraceFile:
-    """size: bytes on disk."""
+    """size: bytes on disk. dropped: lines that could not be written."""
 
     def __init__(self, path: Path, most_bytes: int, *, replace: bool = False) -> None:
-        """Raises OSError; FileExistsError without `replace`."""
+        """Only its owner can read it, also one that was there. Raises OSError; FileExistsError without `replace`."""
         self.path = path
         self.size = 0
+        self.dropped = 0
         self._most = most_bytes
         self._lines: list[bytes] = []
         self._waiting = 0  # bytes of lines
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
-        self._file = os.open(path, flags, 0o600)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | (0 if replace else os.O_EXCL), 0o600)
+        self._is_device = not stat.S_ISREG(os.fstat(self._file).st_mode)
+        try:
+            if not self._is_device:
+                os.fchmod(self._file, 0o600)  # before it is emptied: a file of somebody else stays whole
+                os.ftruncate(self._file, 0)
+        except OSError:
+            os.close(self._file)
+            raise
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Raises TraceFull."""
@@ -59,21 +69,28 @@ class TraceFile:
             finally:
                 os.close(self._file)
 
+    def abandon(self) -> None:
+        """Close it without a last line."""
+        os.close(self._file)
+
     def _write(self, most: int) -> None:
         if not self._lines:
             return
-        piece = b"\n".join([*self._lines, b""])
+        piece, lines = b"\n".join([*self._lines, b""]), len(self._lines)
         self._lines, self._waiting = [], 0
         if self.path.name.endswith(GZIP):
             piece = gzip.compress(piece, 6, mtime=0)
         if self.size + len(piece) > most:
+            self.dropped += lines
             raise TraceFull(f"{self.path} has reached --max-mb")
         written = 0
         try:
             while written < len(piece):
                 written += os.write(self._file, piece[written:])
         except OSError as error:
-            os.ftruncate(self._file, self.size)
-            os.lseek(self._file, self.size, os.SEEK_SET)
+            self.dropped += lines
+            if not self._is_device:
+                os.ftruncate(self._file, self.size)
+                os.lseek(self._file, self.size, os.SEEK_SET)
             raise TraceFull(f"{self.path} cannot be written: {error.strerror or error}") from error
         self.size += len(piece)

@@ -210,7 +210,32 @@ async def test_the_bound_of_the_file_ends_it(tmp_path: Path, capsys: pytest.Capt
         options = options_of(run.admin_url, tmp_path / "a.jsonl", "--max-mb", "1")
         options.max_mb = 0  # not even a header
         assert await asyncio.to_thread(record.run, options) == 1
-    assert "has reached --max-mb; what was recorded before is in it" in capsys.readouterr().err
+    assert "has reached --max-mb; nothing is recorded" in capsys.readouterr().err
+
+
+async def test_a_full_disk_is_said_and_what_it_lacks_is_counted(tmp_path: Path) -> None:
+    """A limit on files' sizes that the header and the last line fit into, and the requests do not."""
+    path = tmp_path / "a.jsonl"
+    async with FakeReplica() as one, running(one) as run:
+        command = [sys.executable, "-m", "gateway", "record", "--admin", run.admin_url, "--output", str(path)]
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", 'ulimit -f 1; exec "$@"', "_", *command, stderr=subprocess.PIPE
+        )
+        assert process.stderr is not None
+        assert b"recording to" in await asyncio.wait_for(process.stderr.readline(), 40)
+        for _ in range(10):
+            await run.post(chat(TEXTS[0]))
+        process.send_signal(signal.SIGINT)
+        _, err = await asyncio.wait_for(process.communicate(), 40)
+    assert process.returncode == 1
+    full = f"warmroute: {path} cannot be written: File too large"
+    assert err.decode().splitlines() == [
+        f"0 requests in {path}, 0.0 MB",
+        f"{full}; the last 10 requests are not in it; what was written before is whole",
+    ]
+    header, last = lines_of(path)
+    assert header["format"] == "warmroute-trace"
+    assert (last["lost"], last["stopped"]) == (10, full.removeprefix("warmroute: "))
 
 
 async def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

@@ -56,8 +56,19 @@ def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         TraceFile(path, 1 << 20)
     assert path.read_text() == "precious"
+    path.chmod(0o644)
     TraceFile(path, 1 << 20, replace=True).close({"end": 1})
     assert lines_of(path) == [{"end": 1}]
+    assert path.stat().st_mode & 0o777 == 0o600, "it is its owner's only, whatever the former one was"
+
+
+def test_a_device_that_is_full_is_an_error_like_a_disk() -> None:
+    trace = TraceFile(Path("/dev/full"), 1 << 20, replace=True)
+    trace.add({"n": 1})
+    for write in (trace.flush, lambda: trace.close({"end": 1})):
+        with pytest.raises(TraceFull, match="/dev/full cannot be written: No space left on device"):
+            write()
+    assert (trace.size, trace.dropped) == (0, 2)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -92,6 +103,7 @@ def test_a_full_disk_ends_it_with_whole_lines(name: str, small_files: int, tmp_p
     numbers = [line["n"] for line in lines_of(path)]
     assert numbers == list(range(1, len(numbers) + 1))
     assert len(numbers) > 50
+    assert trace.dropped == 50
     assert path.stat().st_size == trace.size <= small_files
     trace.close({"end": 1.0})
     assert lines_of(path)[-1] == {"end": 1.0}, "there was room for that"
