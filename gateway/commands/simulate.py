@@ -237,6 +237,8 @@ def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> N
     if options.json:
         rows = [_row(one, fronts) for one in runs]
         about_it = {"measured": asdict(was)} if was else {}
+        if recorded and not was:
+            print(f"warmroute: note: {recorded.unmeasured()}", file=sys.stderr)
         fleet = {"fleet": asdict(opened.spec)} if recorded else {}
         print(json.dumps({**about_it, **fleet, "results": rows}))
         return

@@ -80,19 +80,33 @@ class RecordedFleet:
     def compared(self, served: Sequence[Served]) -> tuple[list[Served], list[Served]]:
         """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was.
 
-        By their recorded times, so that they are the same in each replay.
+        By their recorded times, so that they are the same in each replay. Those of the warm-up count only if there are no others.
         """
-        waited, reported = list[Served](), list[Served]()
+        waited, reported, later = list[Served](), list[Served](), list[Served]()
         for one in served:
             assert one.request.measured is not None
             recorded = self.requests[one.request.measured.number]
             if recorded.at < self.warm_s:
                 continue
+            later.append(one)
             if recorded.ttft is not None:
                 waited.append(one)
             if recorded.cached is not None:
                 reported.append(one)
-        return waited or list(served), reported or list(served)
+        counted = later or list(served)
+        return waited or counted, reported or counted
+
+    def unmeasured(self) -> str:
+        """Why there is nothing measured to compare with; "": there is."""
+        later = [one for one in self.requests if one.at >= self.warm_s]
+        if not later:
+            what = f"all requests begin in the first {self.warm_s:.0f} s, the warm-up"
+            return f"{what}, so nothing measured is left, and the rows count them all: set --warm-up 0"
+        if all(one.ttft is None for one in later):
+            return "nothing measured: no request was streamed, so there is no time to a first token"
+        if all(one.cached is None for one in later):
+            return "nothing measured: no answer reports cached tokens (docs/engines.md has the engine's flag)"
+        return ""
 
 
 def recorded_fleet(rows: Iterable[Row], pool: int | None, warm_s: float | None = None) -> RecordedFleet:
@@ -144,7 +158,9 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
     ]
     if speed.prefill_rate is None and not given.get("prefill_rate"):
         lines.append("the recording does not show the prefill rate: --prefill-rate")
-    if fleet.warm_s:
+    if why := fleet.unmeasured():
+        lines.append(why)
+    elif fleet.warm_s:
         lines.append(f"the first {fleet.warm_s:.0f} s are not in the numbers (--warm-up)")
     if recording.share < 1:
         lines.append(

@@ -81,6 +81,34 @@ def test_measured_and_simulated_stand_side_by_side(trace: str, capsys: Capture) 
     assert simulated.split()[:2] == ["least_loaded", "120"], "the gateway's policy"
 
 
+@pytest.mark.parametrize(
+    ("without", "flags", "said"),
+    [
+        (
+            (),
+            ("--warm-up", "500"),
+            "all requests begin in the first 500 s, the warm-up, so nothing measured is left, and the rows",
+        ),
+        (("ttft",), (), "nothing measured: no request was streamed"),
+        (("cached",), (), "nothing measured: no answer reports cached tokens"),
+    ],
+)
+def test_where_nothing_was_measured_it_says_why(
+    without: tuple[str, ...], flags: tuple[str, ...], said: str, tmp_path: Path, capsys: Capture
+) -> None:
+    header, *rows, last = made()
+    kept = [{name: value for name, value in row.items() if name not in without} for row in rows]
+    path = written(tmp_path / "day.jsonl", [header, *kept, last])
+    *about, _, simulated = printed(capsys, path, "--runs", "1", "--prefill-rate", "1000", *flags)
+    assert sum(line.startswith(said) for line in about) == 1
+    assert not any("are not in the numbers" in line for line in about)
+    assert simulated.split()[:2] == ["least_loaded", "120"]
+    assert main(["simulate", path, "--runs", "1", *flags, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith(f"warmroute: note: {said}")
+    assert "measured" not in json.loads(out)
+
+
 def test_it_is_simulated_as_it_was(trace: str, capsys: Capture) -> None:
     found = as_json(capsys, trace, "--policy", "cost", "--runs", "3")
     [one] = found["results"]
