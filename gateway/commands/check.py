@@ -13,7 +13,7 @@ from gateway.config.source import read
 DESCRIPTION = (
     "Validate a configuration file. All errors are listed at once, with file and line; the exit status is then 2. Valid values"
     " that are probably a mistake (a pattern where a prefix is expected, a price for a model that no pool serves) are warnings."
-    " Variables and files that are not on this machine are notes. A file of keys (`keys.url`) is checked as well, if it is here."
+    " Variables and files that are not on this machine are notes. A file of keys (`keys.url`) is checked, too, if it is here."
 )
 
 

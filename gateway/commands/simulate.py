@@ -148,7 +148,7 @@ def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help=text)
     text = "recordings: replays of each row, each with other chances; the row is their median (default: %(default)s)"
     parser.add_argument("--runs", type=int, metavar="N", default=REPLAYS, help=text)
-    text = "recordings: seconds at the beginning that are not in the numbers (default: a tenth, at least 60, at most 600)"
+    text = "recordings: seconds at the beginning that are not in the numbers (default: a tenth, 60 to 600, at most a third)"
     parser.add_argument("--warm-up", type=float, metavar="S", help=text)
     text = "recordings: tokens of a block of the engine's cache (default: %(default)s)"
     parser.add_argument("--engine-block", type=int, metavar="N", default=DEFAULT_ENGINE_BLOCK, help=text)

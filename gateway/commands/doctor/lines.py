@@ -6,8 +6,9 @@ import gzip
 import sys
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import IO, Final, cast
 
 MAX_LINE: Final = 64 << 20  # bytes
 _GZIP: Final = b"\x1f\x8b"
@@ -24,23 +25,28 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """
     try:
         if str(path) == "-":
-            yield from _lines(sys.stdin.buffer)
+            if sys.stdin is None:
+                raise FileError("it is closed")
+            yield from _unzipped(cast(BufferedReader, sys.stdin.buffer))
             return
         with path.open("rb") as file:
-            zipped = file.read(len(_GZIP)) == _GZIP
-        if zipped:
-            with gzip.open(path) as unzipped:
-                yield from _lines(cast(BinaryIO, unzipped))
-        else:
-            with path.open("rb") as file:
-                yield from _lines(file)
+            yield from _unzipped(file)
     except (zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise FileError(f"a damaged gzip file: {error}") from error
     except OSError as error:
         raise FileError(error.strerror or str(error)) from error
 
 
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+def _unzipped(file: BufferedReader) -> Iterator[tuple[int, bytes | None]]:
+    """A pipe cannot be read twice, so its beginning is looked at and stays there."""
+    if file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP:
+        with gzip.GzipFile(fileobj=file) as unzipped:
+            yield from _lines(unzipped)
+    else:
+        yield from _lines(file)
+
+
+def _lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[int, bytes | None]]:
     number = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1

@@ -80,7 +80,7 @@ class RecordedFleet:
     def compared(self, served: Sequence[Served]) -> tuple[list[Served], list[Served]]:
         """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was.
 
-        By their recorded times, so that they are the same in each replay. Those of the warm-up count only if there are no others.
+        By their recorded times, so that they are the same in each replay. Those of the warm-up count if there are no others.
         """
         waited, reported, later = list[Served](), list[Served](), list[Served]()
         for one in served:

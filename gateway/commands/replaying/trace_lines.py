@@ -1,4 +1,6 @@
-"""Lines of a trace file, gzipped or not, as JSON objects. A file may hold anything, so its lines and its size are bounded."""
+"""Lines of a trace file, gzipped or not, as JSON objects. A file may hold anything, so its lines, their values and its size are
+bounded: a line of short values takes 25 times its size once it is parsed.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
+from gateway.dialects.json_structure import exceeds
 from router.simulation.workloads import TraceError
 
 MAX_LINE_BYTES: Final = 64 << 20  # a session of the agents' traces is one line
+MAX_VALUES: Final = 4_000_000  # of a line
 MAX_BYTES: Final = 4 << 30  # decompressed
 _GZIP: Final = b"\x1f\x8b"
 
 
-def trace_lines(path: Path, max_line: int = MAX_LINE_BYTES, max_bytes: int = MAX_BYTES) -> Iterator[dict[str, Any]]:
+def trace_lines(
+    path: Path, max_line: int = MAX_LINE_BYTES, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
+) -> Iterator[dict[str, Any]]:
     """Raises TraceError."""
     number = 0
     try:
@@ -27,6 +33,8 @@ def trace_lines(path: Path, max_line: int = MAX_LINE_BYTES, max_bytes: int = MAX
                 number += 1
                 if not line.strip():
                     continue
+                if exceeds(line, max_values):
+                    raise TraceError(f"row {number} has more than {max_values} values")
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise TraceError("JSON objects, one a line, are expected")

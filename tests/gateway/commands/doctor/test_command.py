@@ -56,6 +56,18 @@ def test_clean_requests_end_with_status_0(tmp_path: Path, capsys: pytest.Capture
     assert "No prefix is broken." in out
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_standard_input_may_be_gzipped_as_well(packed: bool) -> None:
+    raw = lines(stream(CHAT, causes.TIMESTAMP))
+    command = [sys.executable, "-m", "gateway", "doctor"]
+    sent = gzip.compress(raw) if packed else raw
+    done = subprocess.run([*command, "-"], input=sent, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"18 requests" in done.stdout
+    closed = subprocess.run(["bash", "-c", '"$@" <&-', "_", *command, "-"], capture_output=True, timeout=60, check=False)
+    assert (closed.returncode, closed.stderr) == (2, b"warmroute: -: it is closed\n")
+
+
 @pytest.mark.parametrize("kind", KINDS_OF_STREAMS, ids=lambda kind: kind.name)
 def test_the_api_of_a_bare_body_is_recognised(kind: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = list(stream(kind, causes.TIMESTAMP))

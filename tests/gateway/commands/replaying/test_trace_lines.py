@@ -41,3 +41,13 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     taken = trace_lines(path, max_bytes=1 << 20)
     with pytest.raises(TraceError, match="it has more than 1048576 bytes, decompressed"):
         list(itertools.islice(taken, 10_000))
+
+
+def test_a_line_of_many_values_is_not_parsed(tmp_path: Path) -> None:
+    path, line = tmp_path / "a", '{"a": [' + "[]," * 1000 + '[]], "text": "' + "[," * 5000 + '"}\n'
+    path.write_text('{"b": 1}\n' + line)
+    assert len(list(trace_lines(path, max_values=2100))) == 2, "what is in a text is no value"
+    taken = trace_lines(path, max_values=1900)
+    assert next(taken) == {"b": 1}
+    with pytest.raises(TraceError, match="row 2 has more than 1900 values"):
+        next(taken)
