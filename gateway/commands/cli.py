@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -13,6 +12,7 @@ from gateway.commands.keys import keys
 from gateway.commands.ledger import usage
 from gateway.commands.recording import record
 from gateway.commands.replaying import convert
+from gateway.commands.stdout import OutputError, guarded
 from gateway.config.parse import ConfigError
 
 _DEMO = (
@@ -29,23 +29,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         from replica.cli import main as replica_main
 
         return replica_main(arguments[1:])
+    if argv is not None:  # not a process of its own
+        return _run(arguments)
+    try:
+        with guarded():
+            return _run(arguments)
+    except OutputError as error:
+        print(f"warmroute: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output (`head`) has closed it
+        return 1
+
+
+def _run(arguments: Sequence[str]) -> int:
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of its command
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        status = command(options)
-        sys.stdout.flush()
-        return status
+        return command(options)
     except ConfigError as error:
         for problem in error.problems:
             print(f"warmroute: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output (`head`) has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -63,6 +63,25 @@ class KeyStore:
 
         return await self._database.write(work), secret
 
+    async def take_back(self, id_: str, secret: str) -> Key:
+        """Undo the last rotation, whose secret nobody has got: the former one goes on.
+
+        Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
+        """
+        digest = digest_of(secret)
+
+        def work(connection: Connection) -> Key:
+            _next_revision(connection)
+            key = _one(connection, id_)
+            former = [old for old, _ in key.digests if old != digest]
+            if not former:
+                raise KeyRefusedError(f"The key {id_} has no former secret.")
+            if key.digests[0][0] != digest:  # rotated again meanwhile, or taken back already
+                return key
+            return _save(connection, msgspec.structs.replace(key, digests=((former[0], 0.0),)))
+
+        return await self._database.write(work)
+
     async def revoke(self, id_: str) -> Key:
         """From now on it is of no use. Idempotent. Raises StoreFailed, KeyNotFoundError."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gateway.commands.ledger.output import escaped
+from gateway.commands.stdout import OutputError
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import KeysConfig
@@ -112,8 +113,16 @@ def _create(options: argparse.Namespace) -> int:
         print(f"- {json.dumps({'id': id_, 'sha256': digest_of(secret).hex(), **raw})}", file=sys.stderr)
     else:
         key, secret = _with_store(url, lambda store: store.create(settings), makes=True)
-        print(f"warmroute: the key {key.id} of {settings.tenant}; it is not shown again:", file=sys.stderr)
-    print(secret)
+        id_ = key.id
+        print(f"warmroute: the key {id_} of {settings.tenant}; it is not shown again:", file=sys.stderr)
+    try:
+        _print_secret(secret)
+    except OutputError:
+        if url.startswith("/"):
+            print(f"warmroute: nobody has the key {id_}: do not add it", file=sys.stderr)
+        else:
+            _undo(f"nobody has the key {id_}", "it is revoked", url, lambda store: store.revoke(id_))
+        raise
     return 0
 
 
@@ -168,10 +177,31 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    key, secret = _with_store(_database(options), lambda store: store.rotate(options.id, options.grace))
+    url = _database(options)
+    key, secret = _with_store(url, lambda store: store.rotate(options.id, options.grace))
     print(f"warmroute: another secret for the key {key.id}; it is not shown again:", file=sys.stderr)
-    print(secret)
+    try:
+        _print_secret(secret)
+    except OutputError:
+        done = "the rotation is undone, and the former one goes on"
+        _undo(f"nobody has the new secret of the key {key.id}", done, url, lambda store: store.take_back(key.id, secret))
+        raise
     return 0
+
+
+def _print_secret(secret: str) -> None:
+    """Raises OutputError if it did not get out."""
+    try:
+        print(secret, flush=True)
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {error.strerror or error}") from error
+
+
+def _undo(what: str, done: str, url: str, work: Callable[[KeyStore], Awaitable[object]]) -> None:
+    """What was made for a secret that could not be printed. Raises StoreFailed, KeyNotFoundError, KeyRefusedError."""
+    print(f"warmroute: {what}, for it could not be printed", file=sys.stderr)
+    _with_store(url, work)
+    print(f"warmroute: {done}", file=sys.stderr)
 
 
 def _revoke(options: argparse.Namespace) -> int:

@@ -189,6 +189,26 @@ def test_output_that_is_read_no_more_is_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+SCHEMA = ["check", "--schema"]
+
+
+@pytest.mark.parametrize("arguments", [SCHEMA, ["--help"], ["--version"], ["simulate", "gen:no_reuse", "--hours", "0.01"]])
+@pytest.mark.parametrize(
+    ("to", "reason"),
+    [(">/dev/full", "cannot be written: No space left on device"), (">&-", "is closed")],
+)
+def test_output_that_cannot_be_written_is_one_line_and_a_status(arguments: list[str], to: str, reason: str) -> None:
+    command = ["bash", "-c", f'"$@" {to}', "_", *COMMAND, *arguments]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False, text=True)
+    assert (done.returncode, done.stderr) == (1, f"warmroute: standard output {reason}\n")
+
+
+def test_a_command_that_prints_nothing_needs_no_output(tmp_path: Path) -> None:
+    command = ["bash", "-c", '"$@" >&-', "_", *COMMAND, "check", str(tmp_path / "none.yaml")]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False, text=True)
+    assert (done.returncode, done.stderr) == (2, f"warmroute: {tmp_path}/none.yaml: No such file or directory\n")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_processes_log_in_the_configured_format(workers: int, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import pytest
 
 from gateway.commands.cli import main
 from gateway.identity.file import read_keys
+from gateway.identity.record import Key
 from gateway.identity.secret import SHAPE, digest_of
+from gateway.identity.store import opened
 from tests.gateway.conftest import eventually
 from tests.gateway.identity.conftest import bearer, keyed
 from tests.support.fakes import FakeReplica, answers
@@ -133,3 +137,33 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
             read_keys(file)
         assert expected in str(refused.value)
         assert "wr-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("to", [">/dev/full", ">&-"])
+def test_a_secret_that_cannot_be_printed_is_undone(tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str) -> None:
+    url = f"sqlite:///{tmp_path}/keys.sqlite"
+
+    def command(*arguments: str) -> str:
+        whole = ["bash", "-c", f'"$@" {to}', "_", sys.executable, "-m", "gateway", "keys", *arguments, "--url", url]
+        done = subprocess.run(whole, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("warmroute: standard output ")
+        return done.stderr
+
+    assert main(["keys", "create", "--tenant", "acme", "--url", url]) == 0
+    key = capsys.readouterr().out.strip()
+    id_ = key.split("-")[1]
+    assert "the rotation is undone, and the former one goes on" in command("rotate", id_, "--grace", "0s")
+    assert "it is revoked" in command("create", "--tenant", "lost")
+
+    async def found() -> list[Key]:
+        store = await opened(url, time.time, lambda: None)
+        try:
+            return (await store.listed("", 10))[0]
+        finally:
+            await store.close()
+
+    keys = {each.settings.tenant: each for each in asyncio.run(found())}
+    assert keys["acme"].digests == ((digest_of(key), 0.0),)
+    assert keys["lost"].revoked_at > 0

@@ -1,0 +1,69 @@
+"""Standard output that cannot be written, on a full disk or because it is closed, ends any command with one line and a status.
+
+Python writes what is left in its buffer once more when it ends, and complains then: so that goes nowhere after a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+
+class OutputError(Exception):
+    """Standard output cannot be written; its text says why."""
+
+
+class Output:
+    """In the place of sys.stdout. stream: None: it is closed."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Raises OutputError; BrokenPipeError if its reader has left."""
+        with _named():
+            if self._stream is None:
+                raise OutputError("standard output is closed")
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Raises OutputError; BrokenPipeError if its reader has left."""
+        with _named():
+            if self._stream is not None:
+                self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """What is printed within it is written at its end. Raises OutputError; BrokenPipeError if its reader has left."""
+    stream = sys.stdout
+    output = Output(stream)
+    try:
+        with contextlib.redirect_stdout(cast(TextIO, output)):
+            try:
+                yield
+            finally:
+                output.flush()
+    except (OutputError, BrokenPipeError):
+        if stream is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {error.strerror or error}") from error
