@@ -105,7 +105,8 @@ def database_url(url: str) -> str:
         raise ValueError("a password does not belong in a URL; set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass")
     if re.fullmatch(_DATABASE_URL_PATTERN, url):
         return url
-    raise ValueError(f"{_DATABASE_URL} is expected, got {shown(url.partition('://')[0])}")
+    written = url.partition(":")[0] if "@" in url or "password" in url.lower() else url
+    raise ValueError(f"{_DATABASE_URL} is expected, got {shown(written)}")
 
 
 def _keys_url(url: str) -> str:
@@ -272,7 +273,15 @@ FilePath = Annotated[
 ]
 
 
-Granted = Annotated[str, Meta(min_length=1, max_length=256)]
+def _granted(text: str) -> str:
+    """Raises ValueError."""
+    if "*" in text[:-1]:
+        raise ValueError(f"a name, or the beginning of names with a star at its end, is expected, got {shown(text)}")
+    return text
+
+
+Granted = Annotated[str, Meta(min_length=1, max_length=256, extra={READ: _granted})]
+GrantedPool = Annotated[str, Meta(min_length=1, max_length=256)]  # a pool of all models is called * itself
 ClaimText = Annotated[str, Meta(min_length=1, max_length=256, extra={NAME: True})]
 IssuerName = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{0,64}$", extra={NAME: True})]
 IssuerUrl = Annotated[
@@ -688,7 +697,7 @@ class OidcConfig(_Section, frozen=True):
         tuple[Granted, ...], Meta(max_length=MAX_GRANTED), _about("Models that its callers may use, likewise; none: all.")
     ] = ()
     pools: Annotated[
-        tuple[Granted, ...], Meta(max_length=MAX_GRANTED), _about("Pools that its callers may use; none: all.")
+        tuple[GrantedPool, ...], Meta(max_length=MAX_GRANTED), _about("Pools that its callers may use; none: all.")
     ] = ()
     budget_usd_day: Annotated[Dollars | None, _about("USD for each tenant and day (UTC); null: no limit.")] = None
     budget_usd_month: Annotated[Dollars | None, _about("USD for each tenant and month (UTC); null: no limit.")] = None

@@ -108,6 +108,7 @@ class Keys:
         self._steadiness = Steadiness()
         self._purged = -1  # day
         self._failing = False
+        self._reason = ""  # for which the first reading failed
         if config.keys.on:
             metrics.keys_up.set((), 0)
             for reason in REASONS:
@@ -146,7 +147,8 @@ class Keys:
             await self.refresh()
             await self._exchange()
         except (StoreFailed, ConfigError) as failure:
-            self._failed(str(failure))
+            self._reason = str(failure)
+            self._failed(self._reason)
         else:
             self._metrics.keys_up.set((), 1)
 
@@ -237,7 +239,10 @@ class Keys:
             except ConfigError as error:
                 self._metrics.keys_up.set((), 0)
                 self._metrics.keys_failures.add()
-                log.error("keys not read: the former ones stay", extra={"error": str(error)[:1000]})
+                if str(error) != self._reason:  # it is in the log
+                    state = "the former ones stay" if self.ready else "requests are refused until they are"
+                    log.error(f"keys not read: {state}", extra={"error": str(error)[:1000]})
+                self._reason = ""
 
     # -- what was spent
 

@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from gateway.admission.limits.limiter import Limits
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
-from gateway.config.schema import MAX_GRANTED, Dollars, Granted, OidcConfig, Positive, unix_time
+from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time
 from gateway.identity.grant import Grant
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import DIGEST, ID
@@ -29,6 +29,13 @@ _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
 
 class KeyNotFoundError(Exception):
     """There is no such key."""
+
+
+def no_key(id_: str) -> KeyNotFoundError:
+    """Only what has the form of an id is repeated: it may be the key itself."""
+    if ID.fullmatch(id_):
+        return KeyNotFoundError(f"There is no key {id_!r}.")
+    return KeyNotFoundError("This is no id of a key: give its id, the 8 characters behind `wr-`, not the key.")
 
 
 class KeyRefusedError(Exception):
@@ -89,7 +96,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Annotated[str, Meta(extra={READ: _tenant})]
     name: Annotated[str, Meta(extra={READ: _label})] = ""
     models: Annotated[tuple[Granted, ...], Meta(max_length=MAX_GRANTED)] = ()
-    pools: Annotated[tuple[Granted, ...], Meta(max_length=MAX_GRANTED)] = ()
+    pools: Annotated[tuple[GrantedPool, ...], Meta(max_length=MAX_GRANTED)] = ()
     budget_usd_day: Dollars | None = None
     budget_usd_month: Dollars | None = None
     requests_per_minute: Positive | None = None

@@ -16,7 +16,7 @@ from gateway.admission.limits.calendar import day_of_text, day_text
 from gateway.admission.limits.limiter import Day, Total
 from gateway.database.database import Database
 from gateway.database.driver import SQLITE
-from gateway.identity.record import MAX_GRACE_S, Key, KeyNotFoundError, KeyRefusedError, Settings
+from gateway.identity.record import MAX_GRACE_S, Key, KeyRefusedError, Settings, no_key
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import digest_of, new_id, new_key
 from gateway.identity.tables import TABLES, keys, revisions, spent
@@ -206,7 +206,7 @@ def _one(connection: Connection, id_: str) -> Key:
     """Raises KeyNotFoundError."""
     row = connection.execute(select(keys).where(keys.c.id == id_)).first()
     if row is None:
-        raise KeyNotFoundError(f"There is no key {id_[:40]!r}.")
+        raise no_key(id_)
     return _key(row)
 
 

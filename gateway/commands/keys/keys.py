@@ -64,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one = add(name, text, run)
         one.add_argument("id", metavar="ID", help="of the key, the 8 characters behind `wr-`")
         if name == "rotate":
-            grace = "how long the former secret goes on, such as 30m, 24h or 7d; 0s: not at all (default: %(default)s)"
+            grace = (
+                "how long the former secret goes on, such as 30m, 24h or 7d, at most 30d; 0s: not at all (default: %(default)s)"
+            )
             one.add_argument("--grace", metavar="TIME", type=_seconds, default=_GRACE, help=grace)
 
 
@@ -168,10 +170,11 @@ def _all(url: str) -> list[Key]:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from gateway.identity.record import no_key
+
     keys = {key.id: key for key in _all(_url(options, os.environ))}
     if options.id not in keys:
-        print(f"warmroute: There is no key {escaped(options.id[:40])!r}.", file=sys.stderr)
-        return 1
+        raise no_key(options.id)
     print(json.dumps(keys[options.id].shown(), indent=2))
     return 0
 
@@ -227,6 +230,8 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
         url = convert(KeysConfig, {"url": options.url}).url
         if url == "ledger":
             raise ConfigError("--url: which ledger? Name its URL, or a configuration: --config FILE")
+        if url == OFF:
+            raise ConfigError("--url: off: there are no keys")
         return with_path(url, FILE)
     file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
     if not file:
@@ -264,7 +269,11 @@ async def _nothing(_store: KeyStore) -> None:
 
 
 def _seconds(text: str) -> float:
+    from gateway.identity.record import MAX_GRACE_S
+
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not number.isascii() or not number.isdigit() or len(number) > 9:
         raise argparse.ArgumentTypeError(f"a time such as 30m, 24h or 7d is expected, got {text[:40]!r}")
-    return int(number) * _UNITS[unit]
+    if (seconds := int(number) * _UNITS[unit]) > MAX_GRACE_S:
+        raise argparse.ArgumentTypeError(f"{text} is too long: at most {MAX_GRACE_S / _UNITS['d']:.0f}d")
+    return seconds

@@ -78,16 +78,52 @@ def test_a_file_gets_an_entry_to_be_added(tmp_path: Path, capsys: pytest.Capture
         (["create", "--tenant", "a", "--models", ""], "--models: at least one name"),
         (["create", "--tenant", "a", "--pools", ",,"], "--pools: at least one name"),
         (["create", "--tenant", "a", "--expires", ""], "--expires: a time is expected"),
-        (["revoke", "nothing"], "There is no key"),
-        (["show", "nothing"], "There is no key"),
-        (["rotate", "nothing", "--grace", "0s"], "There is no key"),
+        (
+            ["create", "--tenant", "a", "--models", "b,a*b"],
+            "models[1]: a name, or the beginning of names with a star at its end",
+        ),
+        (["revoke", "abcdefgh"], "There is no key"),
+        (["show", "abcdefgh"], "There is no key"),
+        (["rotate", "abcdefgh", "--grace", "0s"], "There is no key"),
+        (["rotate", "abcdefgh", "--grace", "31d"], "31d is too long: at most 30d"),
     ],
 )
 def test_clear_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str) -> None:
     url = f"sqlite:///{tmp_path}/keys.sqlite"
     assert main(["keys", "create", "--tenant", "acme", "--url", url]) == 0
-    assert main(["keys", *arguments, "--url", url]) in (1, 2)
+    try:
+        status = main(["keys", *arguments, "--url", url])
+    except SystemExit as refused:
+        status = int(refused.code or 0)
+    assert status in (1, 2)
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["show", "rotate", "revoke"])
+def test_a_whole_key_in_the_place_of_its_id_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/keys.sqlite"
+    assert main(["keys", "create", "--tenant", "acme", "--url", url]) == 0
+    key = capsys.readouterr().out.strip()
+    for text in (key, key.split("-", 2)[2]):
+        assert main(["keys", action, text, "--url", url]) == 1
+        out, err = capsys.readouterr()
+        assert text[-10:] not in out + err
+        assert err == "warmroute: This is no id of a key: give its id, the 8 characters behind `wr-`, not the key.\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("off", "warmroute: --url: off: there are no keys\n"),
+        ("sqlite://x", "or off is expected, got 'sqlite://x'\n"),
+        ("mysql://u:secret@h/n", "or off is expected, got 'mysql'\n"),
+    ],
+)
+def test_what_is_no_url_of_keys(capsys: pytest.CaptureFixture[str], url: str, expected: str) -> None:
+    assert main(["keys", "list", "--url", url]) == 2
+    assert capsys.readouterr().err.endswith(expected)
 
 
 @pytest.mark.parametrize(
