@@ -66,6 +66,7 @@ class SettledRequest:
     stays: it could not be given the name that another pool has for its model.
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
+    client: the address of one that was refused for its key, of IPv6 the network.
     code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools. trace: None: it is not traced.
     unread: a session (101) may have used tokens that its `usage` lacks.
     key: the id of the client's API key, "" without one. reservation: of what its limits allow, None: there are none.
@@ -82,6 +83,7 @@ class SettledRequest:
     booking: Booking | None = None
     breakpoint = ""
     cancelled = False
+    client = ""
     code = ""
     complete = False
     consumed: Consumed | None = None

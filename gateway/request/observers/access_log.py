@@ -23,6 +23,8 @@ class AccessLog:
         line = _line(request)
         if request.key:
             line["key"] = request.key
+        if request.client:
+            line["client"] = request.client
         self._requests.write(level, line)
 
 

@@ -15,6 +15,8 @@ from gateway.request.running import Running
 
 JSON_LINE: Final = b"Content-Type: application/json\r\n"
 UNAUTHORIZED: Final = 401
+FORBIDDEN: Final = 403
+TOO_MANY: Final = 429
 STREAM_LINES: Final = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
 
 
@@ -48,6 +50,8 @@ class Replies:
         lines = JSON_LINE + lines
         if dialect.id_header:
             lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
+        if error.status in (UNAUTHORIZED, FORBIDDEN) or (error.status == TOO_MANY and record.key):
+            record.client = request.lease.account.client  # for whoever looks for somebody who guesses
         if error.status == UNAUTHORIZED:
             lines += b"WWW-Authenticate: Bearer\r\n"
         if error.retry_after_s is not None:

@@ -40,6 +40,20 @@ async def test_a_key_lets_in_and_its_tenant_counts(
         assert key.rpartition("-")[2].encode() not in (tmp_path / "keys.sqlite").read_bytes()
 
 
+async def test_the_log_has_the_address_of_whoever_was_refused(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        key = (await made(run, requests_per_minute=1))[1]
+        other = (await made(run, models=["other"]))[1]
+        statuses = [(await run.post(headers=bearer(each)))[0] for each in (key, key, other, "wr-guess")]
+        assert statuses == [200, 429, 403, 401]
+        clients = [line.get("client") for line in request_lines()]
+        assert clients == [None, "127.0.0.1", "127.0.0.1", "127.0.0.1"]
+        assert (await run.post(b"{", headers=bearer(other)))[0] == 400
+        assert "client" not in request_lines()[-1]
+
+
 async def test_all_refusals_read_the_same(tmp_path: Path) -> None:
     """1,000 guesses, some near to a key."""
     async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
