@@ -31,6 +31,7 @@ BATCH_S: Final = 1.0  # that a batch is collected
 PAUSES: Final = 3.0  # rest after some encoding, in times of what it took
 MAX_PAUSE_S: Final = 0.05
 CLOSE_S: Final = 3.0
+MAX_PROBLEM: Final = 600  # characters in the log
 
 Send = Callable[[Iterator[Span], int], str | None]
 """Sends spans (their number is known); returns why that has failed. It may raise. The thread calls it."""
@@ -105,7 +106,7 @@ class Exporter:
         else:
             self.failed += count
             if not self._failing:
-                log.warning("traces are not exported; this is said once", extra={"error": problem[:300]})
+                log.warning("traces are not exported; this is said once", extra={"error": problem[:MAX_PROBLEM]})
         self._failing = problem is not None
 
     def _gently(self, batch: list[Sequence[Span]]) -> Iterator[Span]:

@@ -33,14 +33,21 @@ def is_installed() -> bool:
 
 
 class LastProblem(logging.Handler):
-    """Keeps the last message of the library's logger in place of showing each: it logs every attempt."""
+    """Keeps the last message of the library's logger in place of showing each: it logs every attempt. Its error that no more are
+    made has no reason, which the attempt's warning before it has.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
+        self._warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        former = f"{self.text} " if self._warned and record.levelno >= logging.ERROR else ""
+        self.text, self._warned = former + record.getMessage(), record.levelno == logging.WARNING
+
+    def clear(self) -> None:
+        self.text, self._warned = "", False
 
 
 class Lazily(Sequence[Any]):
@@ -81,14 +88,17 @@ class Otlp:
         logger.propagate = False
         session = requests.Session()
         session.hooks["response"].append(_refuse_redirect)
-        url = endpoint + TRACES_PATH
+        self._url = url = endpoint + TRACES_PATH
         self._exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=session)
         self._good = SpanExportResult.SUCCESS
         self._made = _maker(service, version)
 
     def __call__(self, spans: Iterator[Span], count: int) -> str | None:
+        self._problem.clear()
         result = self._exporter.export(Lazily(map(self._made, spans), count))
-        return None if result is self._good else self._problem.text or "the collector did not take them"
+        if result is self._good:
+            return None
+        return f"{self._url}: {self._problem.text or 'the collector did not take them'}"
 
 
 def _refuse_redirect(response: Any, *_: object, **__: object) -> None:

@@ -14,7 +14,7 @@ from gateway.commands.surroundings import require_libraries
 from gateway.config.parse import ConfigError
 from tests.gateway.conftest import config_over, eventually, running
 from tests.support.collector import Collector
-from tests.support.fakes import FakeReplica, models
+from tests.support.fakes import FakeReplica, answers, models
 from tests.support.paths import ROOT
 
 DROPPED = 'warmroute_spans_dropped_total{reason="%s"}'
@@ -92,6 +92,19 @@ async def test_ten_thousand_requests_with_a_dead_collector() -> None:
     await eventually(lambda: exporter.dropped + exporter.failed == 6 * 10_000)
     assert exporter.exported == 0
     assert metrics["warmroute_spans_exported_total"] == 0
+
+
+async def test_the_log_says_which_collector_is_away_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeReplica(listing=models("m")) as gone:
+        dead = gone.url
+    async with FakeReplica([answers()]) as one, running(one, tracing={"endpoint": dead, "sample": 1}) as run:
+        assert (await run.post())[0] == 200
+        exporter = run.gateway.exporter
+        assert exporter
+        await eventually(lambda: exporter.failed)
+    [problem] = [record.__dict__["error"] for record in caplog.records if record.name == "warmroute.traces"]
+    assert problem.startswith(f"{dead}/v1/traces: ")
+    assert "Connection refused" in problem
 
 
 async def test_the_share_of_the_requests() -> None:
