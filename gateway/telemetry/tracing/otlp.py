@@ -33,8 +33,8 @@ def is_installed() -> bool:
 
 
 class LastProblem(logging.Handler):
-    """Keeps the last message of the library's logger in place of showing each: it logs every attempt. Its error that no more are
-    made has no reason, which the attempt's warning before it has.
+    """Keeps the last message of the library's logger in place of showing each: it logs every attempt. Its last one,
+    after several attempts, has no reason: the warning of the attempt before has it.
     """
 
     def __init__(self) -> None:
