@@ -45,6 +45,7 @@ class Output:
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
     """What is printed within it is written at its end. Raises OutputError; BrokenPipeError if its reader has left."""
+    _fill_standard_descriptors()
     stream = sys.stdout
     output = Output(stream)
     try:
@@ -57,6 +58,15 @@ def guarded() -> Iterator[None]:
         if stream is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise
+
+
+def _fill_standard_descriptors() -> None:
+    """Where one is closed, the next socket or file would get its number, and libuv ends a process that closes such a one."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
 
 
 @contextlib.contextmanager

@@ -203,6 +203,19 @@ def test_output_that_cannot_be_written_is_one_line_and_a_status(arguments: list[
     assert (done.returncode, done.stderr) == (1, f"warmroute: standard output {reason}\n")
 
 
+def test_a_gateway_without_standard_descriptors_ends_well(tmp_path: Path) -> None:
+    """Its sockets would have their numbers."""
+    config = tmp_path / "config.yaml"
+    config.write_text('{pools: [{replicas: ["http://127.0.0.1:9"]}], listen: "127.0.0.1:0", admin_listen: "off"}')
+    command = ["bash", "-c", 'exec "$@" <&- >&-', "_", *COMMAND, "serve", "--config", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        assert any(listening_url(line) for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(60) == 0, rest
+
+
 def test_a_command_that_prints_nothing_needs_no_output(tmp_path: Path) -> None:
     command = ["bash", "-c", '"$@" >&-', "_", *COMMAND, "check", str(tmp_path / "none.yaml")]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False, text=True)
