@@ -51,6 +51,7 @@ CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # of limits
 _PROCESS_BYTES: Final = 6
 _NOWHERE: Final = (-1, "", "", "")  # before the first row of what was spent
 _BEGUN: Final = (0, "", "", "")
+RETURNED_AT_ONCE: Final = 100  # keys that were forgotten, of which each is looked up for all days of a month
 WRITTEN_AT_ONCE: Final = 500  # keys, in one transaction: what is written of many stays written
 
 Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
@@ -250,7 +251,8 @@ class Keys:
         if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purged:
             self._purged = moment.day
             await store.purge_spent(moment.day - KEPT_DAYS)
-        for total in self.limiter.unwritten(moment.day):
+        await self._read_returned(store, moment)
+        for total in self.limiter.unwritten(moment.day):  # without a wait before: an account is not written before it is read
             before = self._unwritten.get(total[0])
             self._unwritten[total[0]] = total if before is None else later(before, total)
         while self._unwritten:
@@ -276,6 +278,20 @@ class Keys:
                 known = process in self.siblings
                 self.limiter.merge(process, totals, moment.now, first=not self._spent_whole, money_only=known)
         self._spent_whole = True
+
+    async def _read_returned(self, store: KeyStore, moment: Moment) -> None:
+        """What is known of keys that the limiter had forgotten. Raises StoreFailed."""
+        month = moment.day // 31 * 31
+        while ids := self.limiter.unread(RETURNED_AT_ONCE):
+            found = await store.spent_of(ids, range(month, month + 31))
+            own = {id_: dict(self._unwritten[id_][4]) if id_ in self._unwritten else {} for id_ in ids}
+            for id_, _, _, _, days in found.pop(self.process, []):
+                for day, amount in days:
+                    own[id_][day] = max(own[id_].get(day, 0), amount)
+            for process, totals in found.items():
+                self.limiter.merge(process, totals, moment.now, first=True, money_only=process in self.siblings)
+            for id_, sums in own.items():
+                self.limiter.restore(id_, sums.items())
 
     def _failed(self, reason: str) -> None:
         self._metrics.keys_up.set((), 0)

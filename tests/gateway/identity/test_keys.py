@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 from gateway.admission.limits.calendar import day_text
+from gateway.admission.limits.limiter import Limiter
 from gateway.config.schema import Config, KeysConfig
 from gateway.database.steadiness import STEADY_S
 from gateway.identity.keys import Keys
@@ -145,3 +146,40 @@ async def test_what_many_processes_have_spent_is_read_in_pieces(tmp_path: Path) 
     assert spent(late, key.id) == 2 * len(rows) + 5
     for each in (keys, late):
         await each.close()
+
+
+async def test_what_a_forgotten_key_had_spent_is_neither_lost_nor_overwritten(tmp_path: Path) -> None:
+    """This gateway remembers one key; what it and another one have spent for others is in the database."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    other, _ = gateway(tmp_path / "keys.sqlite")
+    keys.limiter = Limiter(most=1)
+    await keys.begin()
+    made = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(3)]
+    await other.begin()
+    for each in (keys, other):
+        await each.poll()
+    for id_ in made:
+        await spend(keys, id_, 5)
+        await spend(other, id_, 20)
+    for number, id_ in enumerate(made, 1):
+        await spend(keys, id_, 100)
+        assert len(keys.limiter) == 1
+        assert spent(keys, id_) == 125, number
+    await other.poll()
+    assert [spent(other, id_) for id_ in made] == [125] * 3
+    for each in (keys, other):
+        await each.close()
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert [spent(late, id_) for id_ in made] == [125] * 3
+    await late.close()
+
+
+async def test_a_sum_in_the_database_never_falls(tmp_path: Path) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store, day = await keys.store(), keys.moment().day
+    for amount in (5, 3):
+        await store.write_spent("p", [("k", 1, 1, 0, ((day, amount),))])
+    assert (await store.spent_of(["k"], [day]))["p"] == [("k", 1, 1, 0, ((day, 5),))]
+    await keys.close()

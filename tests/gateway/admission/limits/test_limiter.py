@@ -342,3 +342,33 @@ def test_what_was_reserved_and_not_used_comes_back() -> None:
     assert account is not None
     assert account.tokens is not None
     assert (account.tokens.left(0.0), account.reserved, account.spent(DAY)) == (390, 600, 10)
+
+
+def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
+    """What is still to be written is in memory; what was written is to be read, once."""
+    limiter, limits = Limiter(most=1), Limits(day=1000)
+    limiter.enter("a", limits, at()).settle(0, 0, 400, at())
+    limiter.enter("b", limits, at()).settle(0, 0, 1, at())
+    assert limiter.account("a") is None
+    limiter.enter("a", limits, at()).settle(0, 0, 100, at())
+    assert limiter.unread(9) == []
+    assert {total[0]: total[4] for total in limiter.unwritten(DAY)} == {"a": ((DAY, 500),), "b": ((DAY, 1),)}
+
+    limiter.enter("b", limits, at()).settle(0, 0, 2, at())
+    limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
+    assert limiter.account("c") is None, "nobody's account is forgotten for it"
+    assert limiter.unread(9) == ["b"]
+    for _ in range(2):
+        limiter.restore("b", [(DAY, 1)])
+    assert limiter.unwritten(DAY) == [("b", 1, 0, 0, ((DAY, 3),))]
+    assert limiter.unread(9) == []
+    limiter.check()
+
+
+def test_nothing_is_to_be_read_where_nothing_is_written() -> None:
+    limiter, limits = Limiter(written=False, most=1), Limits(day=1000)
+    for name in ("a", "b", "a"):
+        limiter.enter(name, limits, at()).settle(0, 0, 400, at())
+    limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
+    assert limiter.unread(9) == []
+    assert limiter.account("c") is not None
