@@ -160,11 +160,13 @@ class Keys:
                 await asyncio.sleep(POLL_S)
                 await self.poll()
 
-    async def poll(self) -> None:
-        """One round. It raises nothing."""
+    async def poll(self) -> bool:
+        """One round; whether the keys were read. It raises nothing."""
+        read = False
         try:
             async with self._one_at_a_time:
                 await self._read()
+            read = True
             await self._exchange()
         except StoreFailed as failure:
             self._failed(str(failure))
@@ -176,6 +178,7 @@ class Keys:
             if self._failing:
                 self._failing = False
                 log.warning("keys are read again")
+        return read
 
     async def close(self) -> None:
         """What was spent is written."""
