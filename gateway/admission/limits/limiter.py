@@ -147,10 +147,10 @@ class Account:
         self.requests = Rate(limits.requests) if limits.requests else None
         self.tokens = Rate(limits.tokens) if limits.tokens else None
 
-    def retune(self, limits: Limits, now: float) -> None:
+    def retune(self, limits: Limits) -> None:
         self.limits = limits
-        self.requests = _retuned(self.requests, limits.requests, now)
-        self.tokens = _retuned(self.tokens, limits.tokens, now)
+        self.requests = _retuned(self.requests, limits.requests)
+        self.tokens = _retuned(self.tokens, limits.tokens)
 
     def spent(self, day: Day) -> int:
         """O(1)."""
@@ -311,7 +311,7 @@ class Limiter:
 
     def require(self, id_: str, limits: Limits, moment: Moment) -> Account:
         """Whether `enter` would let a request in now. Raises GatewayError 429; takes nothing."""
-        account, now = self._account(id_, limits, moment.now), moment.now
+        account, now = self._account(id_, limits), moment.now
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
         self._require_budget(account, 0, moment)
@@ -399,14 +399,14 @@ class Limiter:
             )
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=1)
 
-    def _account(self, id_: str, limits: Limits, now: float) -> Account:
+    def _account(self, id_: str, limits: Limits) -> Account:
         account = self._accounts.get(id_) or self._remembered(id_)
         if account is None:
             account = self._add(Account(id_, limits))
         else:
             self._accounts.move_to_end(id_)
             if account.limits is not limits:
-                account.retune(limits, now)
+                account.retune(limits)
         return account
 
     def _remembered(self, id_: str) -> Account | None:
@@ -539,10 +539,10 @@ def later(before: Total, after: Total) -> Total:
     return (*after[:4], tuple({**dict(before[4]), **dict(after[4])}.items()))
 
 
-def _retuned(rate: Rate | None, per_minute: int, now: float) -> Rate | None:
+def _retuned(rate: Rate | None, per_minute: int) -> Rate | None:
     if not per_minute:
         return None
-    return Rate(per_minute) if rate is None else rate.resized(per_minute, now)
+    return Rate(per_minute) if rate is None else rate.resized(per_minute)
 
 
 def _too_fast(what: str, account: Account, wait_s: float) -> GatewayError:

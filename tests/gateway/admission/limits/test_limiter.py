@@ -372,3 +372,48 @@ def test_nothing_is_to_be_read_where_nothing_is_written() -> None:
     limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
     assert limiter.unread(9) == []
     assert limiter.account("c") is not None
+
+
+def test_what_others_did_before_they_were_known_is_no_debt() -> None:
+    """A worker that starts knows what was spent, and not what was used in the last minute."""
+    limiter, limits = Limiter(2), Limits(requests=10, tokens=100, day=1000)
+    limiter.enter("k", limits, at()).settle(0, 0, 0, at())
+    account = limiter.account("k")
+    assert account is not None
+    assert account.requests is not None
+    assert account.tokens is not None
+    limiter.merge("other", [("k", 500, 5000, 0, ((DAY, 7),))], 0.0, first=True)
+    assert (account.requests.left(0.0), account.tokens.left(0.0), account.spent(DAY)) == (9, 100, 7)
+    limiter.merge("other", [("k", 502, 5030, 0, ((DAY, 8),))], 0.0, first=True)
+    assert (account.requests.left(0.0), account.tokens.left(0.0), account.spent(DAY)) == (7, 70, 8)
+
+
+def test_a_database_is_behind_what_workers_say_themselves() -> None:
+    limiter, limits = Limiter(2), Limits(requests=10, day=1000)
+    limiter.enter("k", limits, at()).settle(0, 0, 0, at())
+    limiter.merge("worker", [("k", 5, 0, 300, ((DAY, 70),))], 0.0)
+    limiter.merge("worker", [("k", 1, 0, 0, ((DAY, 40), (DAY - 1, 9)))], 0.0, money_only=True)
+    account = limiter.account("k")
+    assert account is not None
+    assert account.requests is not None
+    assert (account.reserved, account.spent(DAY), account.spent_in_month(DAY)) == (300, 70, 79)
+    assert account.requests.left(0.0) == 4
+
+
+def test_sums_fit_into_a_database() -> None:
+    limiter = Limiter()
+    for _ in range(3):
+        limiter.enter("k", Limits(day=5), at()) if not len(limiter) else None
+        reservation = Reservation(limiter, limiter.account("k"))  # type: ignore[arg-type]
+        reservation.settle(0, 0, 8 * 10**18, at())
+    ((_, _, _, _, days),) = limiter.unwritten(DAY)
+    assert days == ((DAY, 9 * 10**18),)
+    assert 9 * 10**18 < 2**63
+
+
+def test_nobody_is_told_to_wait_for_more_than_a_day() -> None:
+    limiter, limits = Limiter(), Limits(month=10)
+    limiter.enter("k", limits, at()).settle(0, 0, 10, at())
+    with pytest.raises(GatewayError) as over:
+        limiter.enter("k", limits, Moment(0.0, DAY, 100.0, 20 * 86_400.0))
+    assert over.value.retry_after_s == 86_400
