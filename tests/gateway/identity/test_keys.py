@@ -232,3 +232,25 @@ async def test_a_former_secret_goes_on_for_a_bounded_time(tmp_path: Path) -> Non
         rotated, _ = await store.rotate(key.id, grace_s)
         assert max(until for _, until in rotated.digests) == NOON + expected
     await keys.close()
+
+
+async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: Path) -> None:
+    """It was taken to be written, and could not be, when the key is forgotten and is used again."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    keys.limiter = Limiter(most=1)
+    await keys.begin()
+    one, other = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(2)]
+    await keys.poll()
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("CREATE TRIGGER away BEFORE INSERT ON warmroute_keys_spent BEGIN SELECT RAISE(ABORT, 'away'); END")
+    for id_, pico in ((one, 5), (other, 5), (one, 7)):
+        await spend(keys, id_, pico)
+    assert spent(keys, one) == 12
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("DROP TRIGGER away")
+    await keys.poll()
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert (spent(late, one), spent(late, other)) == (12, 5)
+    for each in (keys, late):
+        await each.close()

@@ -417,3 +417,34 @@ def test_nobody_is_told_to_wait_for_more_than_a_day() -> None:
     with pytest.raises(GatewayError) as over:
         limiter.enter("k", limits, Moment(0.0, DAY, 100.0, 20 * 86_400.0))
     assert over.value.retry_after_s == 86_400
+
+
+def test_days_are_bounded() -> None:
+    """Of this process, of another one, and of those that are gone, whatever their clocks say."""
+    limiter, days = Limiter(), range(DAY, DAY + 3 * KEPT_DAYS)
+    for day in days:
+        limiter.enter("k", Limits(day=10**9), at(day=day)).settle(0, 0, 1, at(day=day))
+        limiter.merge("other", [("k", 0, 0, 0, ((day, 1),))], 0.0)
+    account = limiter.account("k")
+    assert account is not None
+    kept = list(days)[-KEPT_DAYS:]
+    assert list(account.own.days) == list(account.elsewhere.days) == kept
+    for number in range(MAX_PROCESSES + len(days)):
+        limiter.merge(f"life {number}", [("k", 0, 0, 0, ((DAY + min(number, len(days)), 1),))], 0.0)
+    assert len(account.gone.days) == KEPT_DAYS
+    account.check()
+
+
+def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
+    limiter, limits = Limiter(2, most=1), Limits(requests=10)
+    for name in ("k", "other key"):
+        limiter.enter(name, limits, at()).settle(0, 0, 0, at())
+        limiter.changes()
+        limiter.unwritten(DAY)
+    limiter.enter("k", limits, at()).settle(0, 0, 0, at())
+    for requests in (500, 501):
+        limiter.merge("worker", [("k", requests, 0, 0, ())], 0.0)
+    account = limiter.account("k")
+    assert account is not None
+    assert account.requests is not None
+    assert account.requests.left(0.0) == 8
