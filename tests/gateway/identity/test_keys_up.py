@@ -8,6 +8,7 @@ from pathlib import Path
 from gateway.database.failures import StoreFailed
 from gateway.identity.keys import CODES, REASONS, Keys, open_store
 from gateway.identity.store import KeyStore
+from gateway.identity.tokens.verdict import EXPIRED, UNDECIDED, UNFIT, UNKNOWN
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.servers import live_of
 
@@ -36,6 +37,7 @@ def test_refusals_are_counted_from_zero_on() -> None:
     Keys(live_of(keys={"url": "/keys.yaml"}).config, metrics, lambda: 0.0, lambda: 0.0)
     assert metrics.keys_refused.values == {(reason,): 0 for reason in REASONS}
     assert metrics.keys_limited.values == {(code,): 0 for code in CODES}
+    assert {UNKNOWN, EXPIRED, UNFIT, UNDECIDED} <= set(REASONS), "tokens too"
     silent = Metrics()
     Keys(live_of().config, silent, lambda: 0.0, lambda: 0.0)
     assert not silent.keys_refused.values
