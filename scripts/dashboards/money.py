@@ -195,8 +195,8 @@ _ROUTING: Final = Row(
         ),
         Panel(
             "Tokens saved today",
-            "Cached tokens since midnight, UTC, or a worker's start, more than under each policy. Below zero: that policy would have"
-            " been better.",
+            "Cached tokens since midnight, UTC, or a worker's start, more than under each policy. Below zero: that"
+            " policy would have been better.",
             "none",
             (Query(_today("routing_saved_tokens_today"), "against {{policy}}"),),
             width=8,

@@ -252,4 +252,4 @@ def test_the_readme_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> No
     commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
     listed = re.findall(r"^\| `warmroute (\w+)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
     assert len(commands) > 10
-    assert sorted(listed) == sorted(commands)
+    assert set(listed) == set(commands)
