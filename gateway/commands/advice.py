@@ -93,7 +93,9 @@ def _budgets(config: Config) -> Iterator[Problem]:
     for number, issuer in enumerate(config.keys.oidc):
         for name in ("budget_usd_day", "budget_usd_month"):
             if getattr(issuer, name) is not None and not config.prices:
-                yield Problem(("keys", "oidc", number, name), "a budget is never reached without prices: nothing costs anything")
+                yield Problem(
+                    ("keys", "oidc", number, name), "a budget is never reached without prices: nothing costs anything"
+                )
 
 
 def _aliases(config: Config) -> Iterator[Problem]:

@@ -177,7 +177,9 @@ class Keys:
             self._metrics.keys_up.set((), 1)
             if self._failing:
                 self._failing = False
-                log.warning("keys are read again")
+                lost, self.limiter.lost = self.limiter.lost, 0
+                extra = {"lost": lost} if lost else {}  # keys whose spending of that time is not known any more
+                log.warning("keys are read again", extra=extra)
         return read
 
     async def close(self) -> None:
@@ -258,6 +260,9 @@ class Keys:
         for total in self.limiter.unwritten(moment.day):  # without a wait before: an account is not written before it is read
             before = self._unwritten.get(total[0])
             self._unwritten[total[0]] = total if before is None else later(before, total)
+        while len(self._unwritten) > 2 * self.limiter.most:
+            del self._unwritten[next(iter(self._unwritten))]
+            self.limiter.lost += 1
         while self._unwritten:
             totals = list(itertools.islice(self._unwritten.values(), WRITTEN_AT_ONCE))
             await store.write_spent(self.process, totals)

@@ -10,7 +10,7 @@ falls. A day is UTC's, and each has a sum of its own: a clock that jumps to anot
 
 Accounts beyond MAX_ACCOUNTS are forgotten. Where a database has their sums, one that comes back begins with what was spent
 since, and is among `unread` until whoever has the database adds what it finds there (`restore`, `merge`); it is not to be
-written before. Without a database it begins anew.
+written before. Without a database it begins anew. What is to be sent or written waits for twice as many.
 
 Several processes serve one key. Each counts what it does itself; totals of the others are merged as they come, by process, so
 that one that is lost, late or double does no harm. Within GUARDED exchanges a process admits at most its share of what is left
@@ -299,7 +299,8 @@ class Limiter:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._changed: dict[str, Account] = {}
         self._unwritten: dict[str, Account] = {}
-        self._most = most
+        self.most = most
+        self.lost = 0  # keys of which what they have spent was forgotten before it was written
         self._partial = False  # there are keys that have spent something, and no account here
         self._unread: dict[str, None] = {}  # keys whose account lacks what it had before it was forgotten
 
@@ -370,8 +371,19 @@ class Limiter:
         """It has changed."""
         if self._share > 1:
             self._changed[account.id] = account
+            if len(self._changed) > 2 * self.most:  # nobody takes them: a later total has all of an earlier one
+                del self._changed[next(iter(self._changed))]
         if self._written:
             self._unwritten[account.id] = account
+            if len(self._unwritten) > 2 * self.most:
+                self._drop_unwritten()
+
+    def _drop_unwritten(self) -> None:
+        """The database is away, and meanwhile more keys were used than are remembered."""
+        id_ = next(iter(self._unwritten))
+        del self._unwritten[id_]
+        if id_ not in self._accounts:
+            self.lost += 1
 
     def _require_budget(self, account: Account, money: int, moment: Moment) -> None:
         """money: to be reserved; 0: is anything left? Raises GatewayError 429."""
@@ -423,7 +435,7 @@ class Limiter:
     def _put(self, account: Account) -> Account:
         """Those that were used longest ago are forgotten; those with open reservations stay. O(1) mostly."""
         self._accounts[account.id] = account
-        while len(self._accounts) > self._most:
+        while len(self._accounts) > self.most:
             id_, oldest = next(iter(self._accounts.items()))
             if oldest.open:
                 self._accounts.move_to_end(id_)
@@ -473,7 +485,7 @@ class Limiter:
         for id_, requests, tokens, reserved, days in totals:
             account = self._accounts.get(id_) or self._remembered(id_)
             if account is None:
-                if self._written and len(self._accounts) >= self._most:
+                if self._written and len(self._accounts) >= self.most:
                     self._partial = True
                     continue
                 account = self._add(Account(id_, self._known(id_) or Limits()))

@@ -6,6 +6,8 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from gateway.admission.limits.calendar import day_text
 from gateway.admission.limits.limiter import Limiter
 from gateway.config.schema import Config, KeysConfig
@@ -252,5 +254,28 @@ async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: P
     late, _ = gateway(tmp_path / "keys.sqlite")
     await late.begin()
     assert (spent(late, one), spent(late, other)) == (12, 5)
+    for each in (keys, late):
+        await each.close()
+
+
+async def test_what_waits_for_the_database_is_bounded_and_what_is_lost_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    keys.limiter = Limiter(most=1)
+    await keys.begin()
+    made = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(4)]
+    await keys.poll()
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("CREATE TRIGGER away BEFORE INSERT ON warmroute_keys_spent BEGIN SELECT RAISE(ABORT, 'away'); END")
+    for id_ in made:
+        await spend(keys, id_, 5)
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("DROP TRIGGER away")
+    await keys.poll()
+    assert [record.__dict__["lost"] for record in caplog.records if record.message == "keys are read again"] == [2]
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert [spent(late, id_) for id_ in made] == [0, 0, 5, 5]
     for each in (keys, late):
         await each.close()

@@ -448,3 +448,18 @@ def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
     assert account is not None
     assert account.requests is not None
     assert account.requests.left(0.0) == 8
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    """A database, or a hub, that is away while an issuer lets in ever new tenants."""
+    limiter, limits = Limiter(2, most=10), Limits(day=1000)
+    for number in range(1000):
+        limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
+    assert len(limiter) == 10
+    assert len(limiter.changes()) == 20
+    assert [total[0] for total in limiter.unwritten(DAY)] == [str(number) for number in range(980, 1000)]
+    assert limiter.lost == 980
+    for _ in range(3):
+        for number in range(10):
+            limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
+    assert limiter.lost == 980
