@@ -51,7 +51,7 @@ CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # of limits
 _PROCESS_BYTES: Final = 6
 _NOWHERE: Final = (-1, "", "", "")  # before the first row of what was spent
 _BEGUN: Final = (0, "", "", "")
-RETURNED_AT_ONCE: Final = 100  # keys that were forgotten, of which each is looked up for all days of a month
+RETURNED_AT_ONCE: Final = 10  # keys that were forgotten: of each, a row for each process and day of a month may be found
 WRITTEN_AT_ONCE: Final = 500  # keys, in one transaction: what is written of many stays written
 
 Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
