@@ -20,7 +20,8 @@ from router import Candidate, Decision
 RECEIVE, PARSE, RECALL, ADMIT, CHOOSE, DELIVER = "receive", "parse", "recall", "admit", "choose", "deliver"
 MAX_SHOWN: Final = 5  # candidates of a decision
 MAX_ATTEMPTS: Final = 64
-_ATTEMPT, _PHASE = 1, 2  # ids of spans below the root: its own, this, and twice their number
+_FIRST_ATTEMPT: Final = 1  # ids of spans below the root: its own, and odd numbers for attempts, even ones for phases
+_FIRST_PHASE: Final = 2
 ROOT_BITS: Final = 62  # of a root's id, so that those below it have no more than 63
 
 
@@ -102,7 +103,7 @@ class Trace:
         return f"{self.root:016x}"
 
     def phase_id(self, number: int) -> str:
-        return f"{self.root + _PHASE + 2 * number:016x}"
+        return f"{self.root + _FIRST_PHASE + 2 * number:016x}"
 
     def enter(self, phase: str, now: float) -> None:
         self.phases.append(Phase(phase, now))
@@ -112,7 +113,7 @@ class Trace:
 
     def attempt(self, replica: str, url: str, engine: str, now: float) -> bytes:
         """One begins. Returns its traceparent for the replica."""
-        span_id = f"{self.root + _ATTEMPT + 2 * self.tried:016x}"
+        span_id = f"{self.root + _FIRST_ATTEMPT + 2 * self.tried:016x}"
         self.tried += 1
         made = Attempt(span_id, replica, url, engine, now)
         made.resumes = bool(self.phases) and self.phases[-1].name == DELIVER
