@@ -50,7 +50,6 @@ from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.phases.callers import Callers
-from gateway.request.phases.limiting import Limiting, LimitSettling
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
 from gateway.request.settle import Observer
@@ -230,8 +229,6 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     watch = observing.watch(parsing.outliner, fleet)
     recall = _recall_of(around, live, metrics, parsing, running)
     keys = _keys_of(around, live, metrics)
-    if keys:
-        observing.observers.append(LimitSettling(keys))
     lifecycle = Lifecycle(
         live=live,
         dialects=around.dialects,
@@ -247,7 +244,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         running=running,
         audience=access,
         callers=Callers(keys, metrics, required=config.keys.required),
-        limiting=Limiting(keys, observing.meter, metrics),
+        limiting=observing.limits(keys),
         loops=loops,
         metrics=metrics,
         clock=clock,

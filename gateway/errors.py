@@ -18,6 +18,8 @@ OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, 
 RETRY_S: Final = 2  # a Retry-After while replicas are probed
 NAMED: Final = 20  # models, replicas or pools, in a text that lists them: there may be thousands
 
+CLIENT_LEFT: Final = 499  # nginx's status of a request whose client left before its answer; never sent
+
 
 class GatewayError(Exception):
     """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them.

@@ -1,8 +1,10 @@
-"""What observes the ends of requests, and what that needs: composed here, for one process.
+"""What observes the ends of requests, and what that needs: composed here, all of it, for one process.
 
-always       router outcome, cache reports, meter, metrics, log (`request/settle.py`)
-if wanted    other policies (`routing.compare`), the ledger (`ledger.url`), traces (`tracing.endpoint`)
+always       router outcome, cache reports, meter, metrics, log (`request/settle.py`), then those of whoever composes
+if wanted    the ledger (`ledger.url`), other policies (`routing.compare`), traces (`tracing.endpoint`), limits (`keys`)
 on demand    the recording of traffic, while somebody records; the watch of the prefix doctor; the live page, while it is open
+
+The order matters in one point: what is always there comes first, for the others read the bill that it has made.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from gateway.config.live import Live
 from gateway.config.schema import TracingConfig
 from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.directory import Fleet
+from gateway.identity.keys import Keys
 from gateway.request.observers.doctor_watch import DoctorWatch
 from gateway.request.observers.ledger_entries import LedgerEntries
 from gateway.request.observers.live_requests import LiveRequests
 from gateway.request.observers.other_policies import OtherPolicies
 from gateway.request.observers.record_traffic import RecordTraffic
 from gateway.request.observers.traces import Traces
+from gateway.request.phases.limiting import Limiting, LimitSettling
 from gateway.request.settle import Observer, observers_of
 from gateway.request.tracing.sampling import Tracer
 from gateway.telemetry.live.feed import Feed
@@ -42,7 +46,7 @@ from router.index import trie
 
 
 class Observing:
-    """See the top of this file. now: Unix seconds. further: of whoever composes, after those that are always there."""
+    """See the top of this file. now: Unix seconds. further: of whoever composes."""
 
     def __init__(
         self,
@@ -81,6 +85,12 @@ class Observing:
         watch = Watch(outliner)
         self.observers.append(DoctorWatch(fleet, watch))
         return watch
+
+    def limits(self, keys: Keys | None) -> Limiting:
+        """What keys may use, and what they have used. None: there are no keys."""
+        if keys is not None:
+            self.observers.append(LimitSettling(keys))
+        return Limiting(keys, self.meter, self._metrics)
 
     def set_gauges(self) -> None:
         """Before the metrics are read."""

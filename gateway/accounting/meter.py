@@ -83,7 +83,7 @@ class Meter:
     def token_savings(self, model: str, prompt: int) -> int:
         """What one cached token of a prompt of this length saves now; 0 without a price."""
         rates = self._rates(model, prompt)
-        return 0 if rates is None else rates.input - rates.cached_input
+        return 0 if rates is None else max(0, rates.input - rates.cached_input)
 
     def _rates(self, model: str, prompt: int) -> Rates | None:
         """Of this moment."""

@@ -85,7 +85,7 @@ class PriceBook:
         return terms
 
     def __repr__(self) -> str:
-        return f"<PriceBook of {len(self._trie)} models>"
+        return f"<PriceBook of {len(self._trie)} models, {len(self._known)} names known>"
 
 
 class _Version:

@@ -23,6 +23,7 @@ from gateway.cluster.snapshots.knowledge import Knowledge
 from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.cluster.store.transport import StoreTransport
+from gateway.config.parse import ConfigError
 from gateway.dialects.prompt.outline import Outliner
 from gateway.fleet.membership import member_of
 from gateway.identity.keys import Keys
@@ -98,9 +99,9 @@ class LocalControl:
                 assert_never(command)
 
     async def _refresh_keys(self) -> None:
-        """What fails is tried again by the keys themselves."""
-        if self.keys is not None:
-            await self.keys.poll()
+        """What fails is tried again by the keys themselves. Raises ConfigError: they were not read."""
+        if self.keys is not None and not await self.keys.poll():
+            raise ConfigError("a worker could not read the database of the keys")
 
     def failing(self, replica: str) -> None:
         """See `Learner`."""

@@ -21,6 +21,7 @@ def warnings_of(loaded: Loaded) -> list[Problem]:
         *_repeated_urls(config),
         *_keys_in_clear(config),
         *_prices(config),
+        *_budgets(config),
         *_aliases(config),
         *_fallbacks(config),
         *_limits(config),
@@ -85,6 +86,16 @@ def _prices(config: Config) -> Iterator[Problem]:
             continue
         if not any(model.startswith(name) or name.startswith(model) for name in served):
             yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")
+
+
+def _budgets(config: Config) -> Iterator[Problem]:
+    """Of issuers' tenants, where nothing costs anything. Those of keys are in a database."""
+    for number, issuer in enumerate(config.keys.oidc):
+        for name in ("budget_usd_day", "budget_usd_month"):
+            if getattr(issuer, name) is not None and not config.prices:
+                yield Problem(
+                    ("keys", "oidc", number, name), "a budget is never reached without prices: nothing costs anything"
+                )
 
 
 def _aliases(config: Config) -> Iterator[Problem]:

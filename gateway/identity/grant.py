@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.admission.limits.limiter import Limits
 from gateway.errors import GatewayError, first_names
 
+NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 _OF_OPERATORS: Final = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 
 

@@ -46,11 +46,12 @@ log = logging.getLogger("warmroute.keys")
 FILE: Final = "keys.sqlite"
 POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two looks for keys that were removed from the database
-REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous")  # of refusals
+REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous", "claims", "issuer")  # of refusals
 CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # of limits
 _PROCESS_BYTES: Final = 6
 _NOWHERE: Final = (-1, "", "", "")  # before the first row of what was spent
 _BEGUN: Final = (0, "", "", "")
+RETURNED_AT_ONCE: Final = 10  # keys that were forgotten: of each, a row for each process and day of a month may be found
 WRITTEN_AT_ONCE: Final = 500  # keys, in one transaction: what is written of many stays written
 
 Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
@@ -161,11 +162,13 @@ class Keys:
                 await asyncio.sleep(POLL_S)
                 await self.poll()
 
-    async def poll(self) -> None:
-        """One round. It raises nothing."""
+    async def poll(self) -> bool:
+        """One round; whether the keys were read. It raises nothing."""
+        read = False
         try:
             async with self._one_at_a_time:
                 await self._read()
+            read = True
             await self._exchange()
         except StoreFailed as failure:
             self._failed(str(failure))
@@ -176,7 +179,10 @@ class Keys:
             self._metrics.keys_up.set((), 1)
             if self._failing:
                 self._failing = False
-                log.warning("keys are read again")
+                lost, self.limiter.lost = self.limiter.lost, 0
+                extra = {"lost": lost} if lost else {}  # keys whose spending of that time is not known any more
+                log.warning("keys are read again", extra=extra)
+        return read
 
     async def close(self) -> None:
         """What was spent is written."""
@@ -255,9 +261,13 @@ class Keys:
         if self._steadiness.steady(self.wall_clock(), moment.now) and moment.day != self._purged:
             self._purged = moment.day
             await store.purge_spent(moment.day - KEPT_DAYS)
-        for total in self.limiter.unwritten(moment.day):
+        await self._read_returned(store, moment)
+        for total in self.limiter.unwritten(moment.day):  # without a wait before: an account is not written before it is read
             before = self._unwritten.get(total[0])
             self._unwritten[total[0]] = total if before is None else later(before, total)
+        while len(self._unwritten) > 2 * self.limiter.most:
+            del self._unwritten[next(iter(self._unwritten))]
+            self.limiter.lost += 1
         while self._unwritten:
             totals = list(itertools.islice(self._unwritten.values(), WRITTEN_AT_ONCE))
             await store.write_spent(self.process, totals)
@@ -281,6 +291,20 @@ class Keys:
                 known = process in self.siblings
                 self.limiter.merge(process, totals, moment.now, first=not self._spent_whole, money_only=known)
         self._spent_whole = True
+
+    async def _read_returned(self, store: KeyStore, moment: Moment) -> None:
+        """What is known of keys that the limiter had forgotten. Raises StoreFailed."""
+        month = moment.day // 31 * 31
+        while ids := self.limiter.unread(RETURNED_AT_ONCE):
+            found = await store.spent_of(ids, range(month, month + 31))
+            own = {id_: dict(self._unwritten[id_][4]) if id_ in self._unwritten else {} for id_ in ids}
+            for id_, _, _, _, days in found.pop(self.process, []):
+                for day, amount in days:
+                    own[id_][day] = max(own[id_].get(day, 0), amount)
+            for process, totals in found.items():
+                self.limiter.merge(process, totals, moment.now, first=True, money_only=process in self.siblings)
+            for id_, sums in own.items():
+                self.limiter.restore(id_, sums.items())
 
     def _failed(self, reason: str) -> None:
         self._metrics.keys_up.set((), 0)

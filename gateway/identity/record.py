@@ -16,14 +16,13 @@ from gateway.admission.limits.limiter import Limits
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time
-from gateway.identity.grant import Grant
+from gateway.identity.grant import NO_TENANT, Grant
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import DIGEST, ID
 
 MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
-DOLLAR: Final = 10**12  # picodollars
+DOLLAR: Final = 10**12  # picodollars, as `accounting/money.py` has it, which is no room to import from here
 _NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII without quotes
-_NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
 
 
@@ -44,14 +43,14 @@ class KeyRefusedError(Exception):
 
 def is_tenant(text: str) -> bool:
     """Whether a tenant may have this name."""
-    return _NAME.fullmatch(text) is not None and text != _NO_TENANT
+    return _NAME.fullmatch(text) is not None and text != NO_TENANT
 
 
 def _tenant(text: str) -> str:
     """Raises ValueError."""
     if not is_tenant(text):
         raise ValueError(
-            f"1 to 64 printable ASCII characters without quotes, not {_NO_TENANT!r}, are expected, got {shown(text)}"
+            f"1 to 64 printable ASCII characters without quotes, not {NO_TENANT!r}, are expected, got {shown(text)}"
         )
     return text
 

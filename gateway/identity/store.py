@@ -5,11 +5,11 @@ Keys that are revoked or expired stay, so that their holders read why, until the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.admission.limits.calendar import day_of_text, day_text
@@ -131,14 +131,18 @@ class KeyStore:
         query = select(spent).where(tuple_(*place) > tuple_(*after)).where(spent.c.day >= day_text(first))
         query = query.where(spent.c.process != but).order_by(*place).limit(SPENT_AT_ONCE)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
-        found = dict[str, list[Total]]()
-        for row in rows:
-            total = (row.key, row.requests, row.tokens, 0, ((day_of_text(row.day), row.pico),))
-            found.setdefault(row.process, []).append(total)
         if rows:
             last = rows[-1]
             after = (last.revision, last.day, last.key, last.process)
-        return found, after, len(rows) == SPENT_AT_ONCE
+        return _by_process(rows), after, len(rows) == SPENT_AT_ONCE
+
+    async def spent_of(self, ids: Sequence[str], days: Sequence[Day]) -> dict[str, list[Total]]:
+        """By process, what these keys have spent on these days. Few of both at once: a look-up for each pair. Raises
+        StoreFailed.
+        """
+        query = select(spent).where(spent.c.day.in_([day_text(day) for day in days])).where(spent.c.key.in_(ids))
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return _by_process(rows)
 
     async def revision(self) -> int:
         """The latest. Less than one that was read before: the database is another one, or from a backup. Raises StoreFailed."""
@@ -217,10 +221,20 @@ def _key(row: Any) -> Key:
     return msgspec.structs.replace(key, digests=digests, revision=row.revision)
 
 
+def _by_process(rows: Iterable[Any]) -> dict[str, list[Total]]:
+    found = dict[str, list[Total]]()
+    for row in rows:
+        total = (row.key, row.requests, row.tokens, 0, ((day_of_text(row.day), row.pico),))
+        found.setdefault(row.process, []).append(total)
+    return found
+
+
 def _put_spent(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """A sum of a day never falls, whatever the process has forgotten."""
     _next_revision(connection)
     revision = _revision(connection)
     statement: Any = (sqlite if connection.dialect.name == SQLITE else postgresql).insert(spent)
-    totals = {name: statement.excluded[name] for name in ("revision", "requests", "tokens", "pico")}
+    totals: dict[str, Any] = {name: statement.excluded[name] for name in ("revision", "requests", "tokens")}
+    totals["pico"] = case((statement.excluded.pico > spent.c.pico, statement.excluded.pico), else_=spent.c.pico)
     statement = statement.on_conflict_do_update(index_elements=["day", "key", "process"], set_=totals)
     connection.execute(statement, [{**row, "revision": revision} for row in rows])

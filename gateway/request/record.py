@@ -16,12 +16,12 @@ from gateway.admission.limits.limiter import Reservation
 from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
+from gateway.errors import CLIENT_LEFT
+from gateway.identity.grant import NO_TENANT
 from gateway.request.tracing.trace import Trace
 from router import Booking
 
-CLIENT_LEFT: Final = 499  # nginx's status for it; never sent
 UNKNOWN: Final = "unknown"
-NO_TENANT: Final = "none"
 # An id has to differ from all others, not to be a secret.
 _BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
 _numbers = itertools.count(1)

@@ -181,7 +181,7 @@ _ROUTING: Final = Row(
         ),
         Panel(
             "Saved today by routing",
-            "Since midnight, UTC, against each policy, by the configured prices.",
+            "Since midnight, UTC, or a worker's start, against each policy, by the configured prices.",
             "currencyUSD",
             (Query(_today("routing_saved_usd_today"), "against {{policy}}"),),
             width=12,
@@ -195,7 +195,8 @@ _ROUTING: Final = Row(
         ),
         Panel(
             "Tokens saved today",
-            "Cached tokens since midnight, UTC, more than under each policy. Below zero: that policy would have been better.",
+            "Cached tokens since midnight, UTC, or a worker's start, more than under each policy. Below zero: that"
+            " policy would have been better.",
             "none",
             (Query(_today("routing_saved_tokens_today"), "against {{policy}}"),),
             width=8,

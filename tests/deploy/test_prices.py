@@ -35,7 +35,9 @@ def config(tmp_path: Path) -> tuple[Config, list[str]]:
         ("claude-haiku-5-5", "2026-11-25T12:00", 100_001, (0.5, 0.05, 0.625, 1, 2.5)),
         ("gpt-6-sol", "2026-11-25T12:00", 272_000, (2, 0.2, 2.5, 2.5, 10)),
         ("gpt-6-sol", "2026-11-25T12:00", 272_001, (4, 0.4, 5, 5, 15)),
-        ("gpt-5.1", "2026-11-25T12:00", 10, (1.25, 0.125, 1.25, 1.25, 10)),
+        ("claude-mythos-5", "2026-11-25T12:00", 10, (10, 1, 12.5, 20, 50)),
+        ("claude-mythos-5-1-20260901", "2026-11-25T12:00", 10, (10, 0.25, 12.5, 20, 50)),
+        ("gpt-5.1-2025-11-13", "2026-11-25T12:00", 10, (1.25, 0.125, 1.25, 1.25, 10)),
         ("deepseek-flash-v4.1", "2026-11-25T12:00", 10, (0.15, 0.003, 0.15, 0.15, 0.6)),
         ("deepseek-flash-v4.1", "2026-11-25T09:59", 10, (0.3, 0.006, 0.3, 0.3, 1.2)),
         ("deepseek-flash-v4.1", "2026-11-28T09:59", 10, (0.15, 0.003, 0.15, 0.15, 0.6)),  # a Saturday
@@ -51,6 +53,12 @@ def test_a_row_costs_what_the_list_says(
     assert rates
     found = (rates.input, rates.cached_input, rates.cache_write, rates.cache_write_1h, rates.output)
     assert [each / 1e6 for each in found] == list(expected)
+
+
+@pytest.mark.parametrize("model", ["gpt-5.6-sol", "gpt-5-mini", "gpt-5-nano-2025-08-07", "gpt-5.1-codex-mini", "o3"])
+def test_what_is_not_listed_is_without_a_price(tmp_path: Path, model: str) -> None:
+    """And so counted and named in the log; not billed as a sibling."""
+    assert PriceBook(config(tmp_path)[0].prices).at(model, 1.8e9).of(10) is None
 
 
 def test_nothing_in_it_is_doubted(tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from typing import Any, Final
 from gateway.accounting.ledger.buffer import Entry
 from gateway.accounting.ledger.sums import DAY_MS, LAST_MS, MILL, MONEY, TOKENS
 from gateway.accounting.money import MOST
+from gateway.errors import CLIENT_LEFT
 from gateway.telemetry.counters import FirstValues
 
 MAX_CHARS: Final = 200  # of a text
 MAX_TENANTS: Final = 20_000  # in a day, of one process
 MAX_COUNT: Final = 10**9  # of tokens, of images
 _SOON_S: Final = 1e10  # before it a time is in range
-_CLIENT_LEFT: Final = 499  # its client's doing, as a cancelled one: neither has failed
 _EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
 Row = tuple[Any, ...]
@@ -94,7 +94,7 @@ class RowMaker:
         (at, request, tenant, key, label, model, alias, pool, replica, endpoint, *others) = entry
         (status, stream, cancelled, resumed, attempts, error, seconds, first, predicted, available, consumed, bill, _) = others
         at_ms = milliseconds(at)
-        failed = not cancelled and status != _CLIENT_LEFT and (status >= 400 or bool(error))
+        failed = not cancelled and status != CLIENT_LEFT and (status >= 400 or bool(error))
         tokens: tuple[int, ...] = _NO_TOKENS
         money: tuple[int, ...] = _NO_MONEY
         estimated = ""

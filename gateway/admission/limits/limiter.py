@@ -8,6 +8,10 @@
 Invariants: what is reserved is the sum over the open reservations of this process, and 0 without any; what was spent never
 falls. A day is UTC's, and each has a sum of its own: a clock that jumps to another day and back finds what was spent there.
 
+Accounts beyond MAX_ACCOUNTS are forgotten. Where a database has their sums, one that comes back begins with what was spent
+since, and is among `unread` until whoever has the database adds what it finds there (`restore`, `merge`); it is not to be
+written before. Without a database it begins anew. What is to be sent or written waits for twice as many.
+
 Several processes serve one key. Each counts what it does itself; totals of the others are merged as they come, by process, so
 that one that is lost, late or double does no harm. Within GUARDED exchanges a process admits at most its share of what is left
 of a budget. So all together do not admit more than there is, if what one has admitted is known to the others within that time,
@@ -20,6 +24,7 @@ reached, and by one request (of each process), which is admitted to what is left
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from typing import Final
@@ -142,10 +147,10 @@ class Account:
         self.requests = Rate(limits.requests) if limits.requests else None
         self.tokens = Rate(limits.tokens) if limits.tokens else None
 
-    def retune(self, limits: Limits, now: float) -> None:
+    def retune(self, limits: Limits) -> None:
         self.limits = limits
-        self.requests = _retuned(self.requests, limits.requests, now)
-        self.tokens = _retuned(self.tokens, limits.tokens, now)
+        self.requests = _retuned(self.requests, limits.requests)
+        self.tokens = _retuned(self.tokens, limits.tokens)
 
     def spent(self, day: Day) -> int:
         """O(1)."""
@@ -276,11 +281,16 @@ class Reservation:
 
 class Limiter:
     """See the top of this file. share: the processes that serve together; 1: nobody calls `changes`. known: the limits of a key
-    that was not used here. written: somebody calls `unwritten`.
+    that was not used here. written: somebody calls `unwritten`, and reads what is `unread`. most: accounts.
     """
 
     def __init__(
-        self, share: int = 1, known: Callable[[str], Limits | None] = lambda _id: None, *, written: bool = True
+        self,
+        share: int = 1,
+        known: Callable[[str], Limits | None] = lambda _id: None,
+        *,
+        written: bool = True,
+        most: int = MAX_ACCOUNTS,
     ) -> None:
         self._share = share
         self._written = written
@@ -289,6 +299,10 @@ class Limiter:
         self._accounts: OrderedDict[str, Account] = OrderedDict()
         self._changed: dict[str, Account] = {}
         self._unwritten: dict[str, Account] = {}
+        self.most = most
+        self.lost = 0  # keys of which what they have spent was forgotten before it was written
+        self._partial = False  # there are keys that have spent something, and no account here
+        self._unread: dict[str, None] = {}  # keys whose account lacks what it had before it was forgotten
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -298,7 +312,7 @@ class Limiter:
 
     def require(self, id_: str, limits: Limits, moment: Moment) -> Account:
         """Whether `enter` would let a request in now. Raises GatewayError 429; takes nothing."""
-        account, now = self._account(id_, limits, moment.now), moment.now
+        account, now = self._account(id_, limits), moment.now
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
         self._require_budget(account, 0, moment)
@@ -357,8 +371,19 @@ class Limiter:
         """It has changed."""
         if self._share > 1:
             self._changed[account.id] = account
+            if len(self._changed) > 2 * self.most:  # nobody takes them: a later total has all of an earlier one
+                del self._changed[next(iter(self._changed))]
         if self._written:
             self._unwritten[account.id] = account
+            if len(self._unwritten) > 2 * self.most:
+                self._drop_unwritten()
+
+    def _drop_unwritten(self) -> None:
+        """The database is away, and meanwhile more keys were used than are remembered."""
+        id_ = next(iter(self._unwritten))
+        del self._unwritten[id_]
+        if id_ not in self._accounts:
+            self.lost += 1
 
     def _require_budget(self, account: Account, money: int, moment: Moment) -> None:
         """money: to be reserved; 0: is anything left? Raises GatewayError 429."""
@@ -386,25 +411,39 @@ class Limiter:
             )
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=1)
 
-    def _account(self, id_: str, limits: Limits, now: float) -> Account:
-        account = self._accounts.get(id_)
+    def _account(self, id_: str, limits: Limits) -> Account:
+        account = self._accounts.get(id_) or self._remembered(id_)
         if account is None:
-            account = self._accounts[id_] = Account(id_, limits)
-            self._forget_oldest()
+            account = self._add(Account(id_, limits))
         else:
             self._accounts.move_to_end(id_)
             if account.limits is not limits:
-                account.retune(limits, now)
+                account.retune(limits)
         return account
 
-    def _forget_oldest(self) -> None:
-        """Those with open reservations stay. O(1) mostly."""
-        while len(self._accounts) > MAX_ACCOUNTS:
-            id_, account = next(iter(self._accounts.items()))
-            if account.open:
+    def _remembered(self, id_: str) -> Account | None:
+        """One that was forgotten, and is still to be sent or written: it lacks nothing."""
+        account = self._unwritten.get(id_) or self._changed.get(id_)
+        return None if account is None else self._put(account)
+
+    def _add(self, account: Account) -> Account:
+        """A new one."""
+        if self._partial:
+            self._unread[account.id] = None
+        return self._put(account)
+
+    def _put(self, account: Account) -> Account:
+        """Those that were used longest ago are forgotten; those with open reservations stay. O(1) mostly."""
+        self._accounts[account.id] = account
+        while len(self._accounts) > self.most:
+            id_, oldest = next(iter(self._accounts.items()))
+            if oldest.open:
                 self._accounts.move_to_end(id_)
-                return
+                break
             del self._accounts[id_]
+            self._unread.pop(id_, None)
+            self._partial = self._written
+        return account
 
     # -- other processes
 
@@ -440,14 +479,17 @@ class Limiter:
         self, process: str, totals: Iterable[Total], now: float, *, first: bool = False, money_only: bool = False
     ) -> None:
         """Another process's totals. first: rates do not count what it did before it was known here. money_only: what it has
-        spent, for the rest is known from elsewhere, and newer. O(totals).
+        spent, for the rest is known from elsewhere, and newer. Where a database has them, totals of a key that was not used
+        here make nobody else's forgotten: they are read when the key is used. O(totals).
         """
         for id_, requests, tokens, reserved, days in totals:
-            account = self._accounts.get(id_)
+            account = self._accounts.get(id_) or self._remembered(id_)
             if account is None:
-                account = self._accounts[id_] = Account(id_, self._known(id_) or Limits())
-                self._forget_oldest()
-            counts = process in account.others or not first
+                if self._written and len(self._accounts) >= self.most:
+                    self._partial = True
+                    continue
+                account = self._add(Account(id_, self._known(id_) or Limits()))
+            counts = process in account.others or not (first or self._partial)
             seen = account.other(process)
             if not money_only:
                 self._merge_rates(account, seen, requests, tokens, now if counts else None)
@@ -462,6 +504,19 @@ class Limiter:
         if now is not None and account.tokens is not None:
             account.tokens.take(tokens - seen.tokens, now)
         seen.requests, seen.tokens = requests, tokens
+
+    def unread(self, most: int) -> list[str]:
+        """Keys that were forgotten and are used again, of which the database knows more. O(most)."""
+        return list(itertools.islice(self._unread, most))
+
+    def restore(self, id_: str, days: Iterable[tuple[Day, int]]) -> None:
+        """What this process had spent for a key before it was forgotten. Once, as long as the key is `unread`. O(days)."""
+        account = self._accounts.get(id_)
+        if account is not None and id_ in self._unread:
+            for day, amount in days:
+                account.spend(day, max(0, amount))
+            self._note(account)
+        self._unread.pop(id_, None)
 
     def ended(self, process: str) -> None:
         """It has reserved nothing any more; what it has spent stays spent. O(accounts)."""
@@ -496,10 +551,10 @@ def later(before: Total, after: Total) -> Total:
     return (*after[:4], tuple({**dict(before[4]), **dict(after[4])}.items()))
 
 
-def _retuned(rate: Rate | None, per_minute: int, now: float) -> Rate | None:
+def _retuned(rate: Rate | None, per_minute: int) -> Rate | None:
     if not per_minute:
         return None
-    return Rate(per_minute) if rate is None else rate.resized(per_minute, now)
+    return Rate(per_minute) if rate is None else rate.resized(per_minute)
 
 
 def _too_fast(what: str, account: Account, wait_s: float) -> GatewayError:

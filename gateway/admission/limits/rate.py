@@ -37,10 +37,10 @@ class Rate:
         """What may be taken now."""
         return max(0, int((PERIOD_S - max(0.0, self._paid_at - now)) / self._unit_s + 1e-6))
 
-    def resized(self, per_minute: int, now: float) -> Rate:
+    def resized(self, per_minute: int) -> Rate:
         """Another rate; what is owed stays the same in time."""
         other = Rate(per_minute)
-        other._paid_at = min(self._paid_at, now + PERIOD_S + MAX_DEBT_S)
+        other._paid_at = self._paid_at
         return other
 
     def __repr__(self) -> str:

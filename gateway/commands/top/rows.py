@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from gateway.commands.top.values import Json, amount, number, objects, share, text
+from gateway.errors import CLIENT_LEFT
 
 MOST_REPLICAS: Final = 256
 MOST_POOLS: Final = 256
@@ -147,7 +148,7 @@ class Request:
         """running, left (its client has), or the status."""
         if not self.ended:
             return "running"
-        return "left" if self.status == 499 else str(self.status or "?")
+        return "left" if self.status == CLIENT_LEFT else str(self.status or "?")
 
     @property
     def failed(self) -> bool:

@@ -12,12 +12,13 @@ from gateway.accounting.consumed import NOTHING_PREDICTED, Consumed, consumed
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.api_request import ApiRequest
+from gateway.errors import CLIENT_LEFT
 from gateway.request.attempts import Attempts
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
 from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.phases.objects import ReplicaObjects
-from gateway.request.record import CLIENT_LEFT, SettledRequest
+from gateway.request.record import SettledRequest
 from gateway.request.running import Running
 from gateway.request.settle import Observer, settle
 from gateway.upstream.client import ReplicaAnswer

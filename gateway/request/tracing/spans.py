@@ -18,7 +18,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.accounting.money import dollars
-from gateway.request.record import CLIENT_LEFT, SettledRequest
+from gateway.errors import CLIENT_LEFT
+from gateway.request.record import SettledRequest
 from gateway.request.tracing.trace import ADMIT, CHOOSE, DELIVER, Attempt, Choice, Trace
 from gateway.telemetry.tracing.span import CLIENT, SERVER, Span, Value
 
@@ -78,7 +79,7 @@ def _attributes(request: SettledRequest, trace: Trace) -> dict[str, Value]:
         found["warmroute.pool"] = trace.choices[-1].pool
     if request.replica:
         found["warmroute.replica"] = request.replica
-        found["warmroute.attempts"] = len(trace.attempts)
+        found["warmroute.attempts"] = trace.tried
     if request.passed:
         found["warmroute.fallback.passed_pools"] = list(request.passed)
     if request.resumed:

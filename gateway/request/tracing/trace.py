@@ -6,7 +6,8 @@
                                                              └── attempt, attempt, ...  from the call to the answer's end
 
 A request that is not traced has no `Trace`: its phases ask for one (`SettledRequest.enter`), find none, and read no clock. What
-is noted is bounded by what a request can do: a few phases and attempts in each of a few pools.
+is noted is bounded: phases by the pools, of which each is passed once, attempts by MAX_ATTEMPTS, for where replicas refuse
+connections a request may try thousands. Of more, the first ones are kept, and the last.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from router import Candidate, Decision
 
 RECEIVE, PARSE, RECALL, ADMIT, CHOOSE, DELIVER = "receive", "parse", "recall", "admit", "choose", "deliver"
 MAX_SHOWN: Final = 5  # candidates of a decision
-_FIRST_ATTEMPT: Final = 1  # ids of spans below the root: its own, and such a number
-_FIRST_PHASE: Final = 1024  # more than there can be attempts
+MAX_ATTEMPTS: Final = 64
+_FIRST_ATTEMPT: Final = 1  # ids of spans below the root: its own, and odd numbers for attempts, even ones for phases
+_FIRST_PHASE: Final = 2
 ROOT_BITS: Final = 62  # of a root's id, so that those below it have no more than 63
 
 
@@ -80,7 +82,7 @@ class Trace:
     time at which the gateway's clock was zero, in nanoseconds.
     """
 
-    __slots__ = ("attempts", "choices", "flags", "method", "origin_ns", "parent_id", "phases", "root", "trace_id")
+    __slots__ = ("attempts", "choices", "flags", "method", "origin_ns", "parent_id", "phases", "root", "trace_id", "tried")
 
     def __init__(self, trace_id: str, parent_id: str, root: int, method: str, origin_ns: int) -> None:
         """root: the id of the request's span, a number of ROOT_BITS."""
@@ -92,6 +94,7 @@ class Trace:
         self.flags = SAMPLED
         self.phases: list[Phase] = []
         self.attempts: list[Attempt] = []
+        self.tried = 0  # attempts in all
         self.choices: list[Choice] = []
 
     @property
@@ -100,7 +103,7 @@ class Trace:
         return f"{self.root:016x}"
 
     def phase_id(self, number: int) -> str:
-        return f"{self.root + _FIRST_PHASE + number:016x}"
+        return f"{self.root + _FIRST_PHASE + 2 * number:016x}"
 
     def enter(self, phase: str, now: float) -> None:
         self.phases.append(Phase(phase, now))
@@ -110,9 +113,12 @@ class Trace:
 
     def attempt(self, replica: str, url: str, engine: str, now: float) -> bytes:
         """One begins. Returns its traceparent for the replica."""
-        span_id = f"{self.root + _FIRST_ATTEMPT + len(self.attempts):016x}"
+        span_id = f"{self.root + _FIRST_ATTEMPT + 2 * self.tried:016x}"
+        self.tried += 1
         made = Attempt(span_id, replica, url, engine, now)
         made.resumes = bool(self.phases) and self.phases[-1].name == DELIVER
+        if len(self.attempts) >= MAX_ATTEMPTS:
+            self.attempts.pop()
         self.attempts.append(made)
         return traceparent(self.trace_id, span_id, self.flags)
 
@@ -123,4 +129,4 @@ class Trace:
             last.ended, last.failure, last.text = now, reason, text
 
     def __repr__(self) -> str:
-        return f"<Trace {self.trace_id}-{self.span_id}, {len(self.attempts)} attempts>"
+        return f"<Trace {self.trace_id}-{self.span_id}, {self.tried} attempts>"

@@ -13,7 +13,7 @@ from gateway.cluster.messages import RefreshKeys
 from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
-from gateway.identity.keys import Keys
+from gateway.identity.keys import POLL_S, Keys
 from gateway.identity.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
 from gateway.server.identity.used import used_of
 from gateway.server.operator import Operator
@@ -60,8 +60,7 @@ class KeyEndpoints:
         except ConfigError as error:
             raise bad_request(str(error)) from error
         key, secret = await self._stored(lambda store: store.create(settings))
-        await self._control.execute(RefreshKeys())
-        return _json({"key": secret, **key.shown()}, status=201)
+        return _json({"key": secret, **key.shown(), **await self._late()}, status=201)
 
     async def rotate(self, request: web.Request) -> web.Response:
         """{"grace_s"}: for how long the former key goes on."""
@@ -74,15 +73,33 @@ class KeyEndpoints:
         if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
             raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")
         key, secret = await self._stored(lambda store: store.rotate(request.match_info["id"], float(grace_s)))
-        await self._control.execute(RefreshKeys())
-        return _json({"key": secret, **key.shown()})
+        return _json({"key": secret, **key.shown(), **await self._late()})
 
     async def revoke(self, request: web.Request) -> web.Response:
-        """From its answer on no worker of this gateway takes the key; one that could not read the database goes on trying."""
+        """From an answer of 200 on no worker of this gateway takes the key."""
         self._operator.allow(request)
         key = await self._stored(lambda store: store.revoke(request.match_info["id"]))
-        await self._control.execute(RefreshKeys())
+        if reason := await self._unread():
+            text = f"The key {key.id} is revoked in the database, but {reason} Until then a worker may take it. Retry."
+            raise GatewayError(503, "keys_unavailable", text, retry_after_s=1)
         return _json(key.shown())
+
+    async def _late(self) -> dict[str, str]:
+        """For an answer that has a secret, which must arrive whatever else fails."""
+        reason = await self._unread()
+        return {"warning": f"The change is in the database, but {reason}"} if reason else {}
+
+    async def _unread(self) -> str:
+        """Have all workers read the change. "": they have; else why not, as the end of a sentence."""
+        try:
+            await self._control.execute(RefreshKeys())
+        except ConfigError as error:
+            why = str(error)
+        except GatewayError as error:
+            why = error.code
+        else:
+            return ""
+        return f"not all workers have read it ({why}). They try again every {POLL_S:.0f} s: see the log."
 
     async def _stored(self, work: Callable[[KeyStore], Awaitable[T]]) -> T:
         """Raises GatewayError 404, 409 or 503."""

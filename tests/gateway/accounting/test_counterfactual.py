@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections import Counter
@@ -15,7 +16,7 @@ from gateway.accounting.savings import DELIVERED, Savings
 from gateway.telemetry.metrics import Metrics
 from router import Prompt, text_keys
 from tests.gateway.conftest import BODY, running
-from tests.support.fakes import FakeReplica, answers
+from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, dies_now, event, usage
 
 BLOCK = 100
 NAMES = ("a", "b", "c")
@@ -110,7 +111,9 @@ def test_decisions_of_other_processes_fill_the_same_shadows() -> None:
     found = other.choose(prompt("x" * 300), NAMES, "c", 300, 5.0)
     assert [cached(found.cached, policy) for policy in (ROUND_ROBIN, SESSION, ACTUAL)] == [300, 300, 300]
     other.ended(found)
-    assert {other.choose(prompt("y"), NAMES, "c", 1, 6.0).replicas[1] for _ in range(3)} == set(NAMES), "they have ended"
+    for now in range(3):
+        other.follow(prompt("z"), ("a",), "a", 1, 6.0 + now)
+    assert {other.choose(prompt("y"), NAMES, "c", 1, 9.0).replicas[1] for _ in range(3)} == set(NAMES), "they have ended"
 
 
 def test_replicas_that_come_and_go_are_bounded() -> None:
@@ -155,7 +158,11 @@ def test_a_day_s_savings_begin_anew_at_midnight() -> None:
     now[0] += 86400
     savings.set_gauges()
     assert set(gauges().values()) == {0}
-    totals = {sample.labels["policy"]: sample.value for sample in metrics.policy_cached_tokens.family().samples}
+    savings.add(1000, 800, [200.0, 100.0, 700.0, 900.0], 0.001, 3_000_000)
+    now[0] -= 86400
+    savings.set_gauges()
+    assert set(gauges().values()) == {0}, "a clock that was put back"
+    totals = {sample.labels["policy"]: sample.value / 2 for sample in metrics.policy_cached_tokens.family().samples}
     assert totals == {ROUND_ROBIN: 200, LEAST_LOADED: 100, SESSION: 700, ACTUAL: 900, DELIVERED: 800}
 
 
@@ -174,6 +181,27 @@ async def test_a_gateway_says_what_it_saves() -> None:
         assert page['warmroute_policy_cached_tokens_total{policy="round_robin"}'] == pytest.approx(300, rel=0.1)
         assert page['warmroute_routing_saved_usd_today{policy="round_robin"}'] == pytest.approx(300e-6, rel=0.1)
         assert page['warmroute_routing_saved_gpu_seconds_today{policy="round_robin"}'] > 0
+
+
+async def test_what_failed_is_not_compared_and_the_engines_count_is_the_measure() -> None:
+    """The second answer has twice the tokens that the router believes in; the third breaks off behind its usage."""
+    script = [answers(prompt=300, completion=1, cached=0), answers(prompt=600, completion=1, cached=600), _breaks_off]
+    async with FakeReplica(script) as one, running(one, routing={"compare": True}) as run:
+        for _ in range(2):
+            assert (await run.post(BODY))[0] == 200
+        async with run.session.post(f"{run.url}/v1/chat/completions", json={**BODY, "stream": True}) as broken:
+            await broken.read()
+        page = await run.metrics()
+        hits = 'warmroute_prompt_tokens_total{cache="hit",model="m",replica="%s"}'
+        assert page[hits % one.name] == 900, "the usage of the third one was read"
+        assert page["warmroute_compared_prompt_tokens_total"] == 900
+        assert page['warmroute_policy_cached_tokens_total{policy="actual"}'] == pytest.approx(600, rel=0.1)
+
+
+async def _breaks_off(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    writer.write(STREAM_HEAD + chunk(event("a", usage=usage(300, 1, 300))))
+    await writer.drain()
+    dies_now(writer)
 
 
 async def test_without_it_nothing_is_followed() -> None:

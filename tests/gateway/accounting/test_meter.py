@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.accounting.consumed import CACHED, Consumed
+from gateway.accounting.consumed import CACHED, OUTPUT, TOKENS, Consumed
 from gateway.accounting.meter import MAX_WARNED, Bill, Meter
 from gateway.accounting.money import DOLLAR, MOST
 from gateway.config.live import Live
@@ -181,6 +181,22 @@ def test_a_model_without_a_price_is_counted_and_named_once(caplog: pytest.LogCap
     assert len(caplog.records) == MAX_WARNED
 
 
+def test_with_new_prices_models_without_one_are_named_again(caplog: pytest.LogCaptureFixture) -> None:
+    live = priced(PRICES)
+    meter, used = Meter(live, Metrics(), lambda: 0.0), Consumed(Usage(100, 10, 50))
+    for prices in ({}, {"n": (PRICES["m"],)}):
+        if prices:
+            live.take(replace(live.config, prices=prices))
+        for _ in range(2):
+            meter.count(used, meter.bill("other", used), model="other", replica="r", tenant="t")
+    assert [record.__dict__["model"] for record in caplog.records] == ["other", "other"]
+
+
+def test_a_price_list_upside_down_saves_nothing() -> None:
+    meter = metering({"m": PriceConfig(input=1.0, output=1.0, cached_input=3.0), "n": PRICES["m"]})
+    assert [meter.token_savings(model, 10) for model in ("m", "n", "other")] == [0, 1_500_000, 0]
+
+
 def test_without_any_prices_nothing_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     metering({}, metrics).count(Consumed(Usage(100, 10, 50)), None, model="m", replica="r", tenant="t")
@@ -191,13 +207,19 @@ def test_without_any_prices_nothing_is_missing(caplog: pytest.LogCaptureFixture)
 def test_estimates_are_counted_as_such() -> None:
     metrics = Metrics()
     meter = metering(PRICES, metrics)
-    for used in (Consumed(Usage(100, 10, 50)), Consumed(Usage(1000, 10, 500), 0, CACHED)):
+    for used in (
+        Consumed(Usage(100, 10, 50)),
+        Consumed(Usage(1000, 10, 500), 0, CACHED),
+        Consumed(Usage(200, 10, 80), 0, TOKENS),
+        Consumed(Usage(200, 10, 7), 0, OUTPUT),
+    ):
         meter.count(used, meter.bill("m", used), model="m", replica="r", tenant="t")
     tokens = {sample.labels["cache"]: sample.value for sample in metrics.prompt_tokens.family().samples}
-    assert tokens == {"miss": 550, "hit": 50, "estimated": 500}
-    assert [(sample.labels["what"], sample.value) for sample in metrics.estimated.family().samples] == [(CACHED, 1)]
+    assert tokens == {"miss": 863, "hit": 57, "estimated": 580}, "of an answer that broke off, the prompt was reported"
+    counted = {sample.labels["what"]: sample.value for sample in metrics.estimated.family().samples}
+    assert counted == {CACHED: 1, TOKENS: 1, OUTPUT: 1}
     estimated = [sample.value for sample in metrics.estimated_cost_usd.family().samples]
-    assert estimated == [(500 * 2 + 500 * 0.5 + 10 * 10) / 1e6]
+    assert estimated == pytest.approx([(813 * 2 + 587 * 0.5 + 30 * 10) / 1e6])
 
 
 def test_tenants_are_bounded() -> None:

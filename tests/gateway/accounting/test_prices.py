@@ -67,11 +67,16 @@ def test_a_clock_that_jumps_finds_the_prices_of_its_time() -> None:
     ],
 )
 def test_peak_hours(now: str, factor: float) -> None:
-    book = PriceBook({"m": [price(peak=(NIGHT,), tiers=(TierConfig(above=100, input=4.0, output=15.0),))]})
+    tier = TierConfig(above=100, input=4.0, output=15.0)
+    book = PriceBook({"m": [price(peak=(NIGHT,), tiers=(tier,), image=0.0025)]})
     assert rate(book, at(now)) == 2 * factor
     assert rate(book, at(now), kind="output") == 10 * factor
     assert rate(book, at(now), kind="cached_input") == pytest.approx(0.2 * factor)
     assert rate(book, at(now), prompt=101) == 4 * factor
+    for prompt in (100, 101):
+        rates = book.at("m", at(now)).of(prompt)
+        assert rates is not None
+        assert rates.image == 2_500_000_000 * factor, "a price as all others"
 
 
 def test_hours_that_pass_midnight_are_those_of_the_day_on_which_they_begin() -> None:
@@ -135,7 +140,7 @@ def test_names_are_remembered_up_to_a_bound() -> None:
     for number in range(3 * MAX_KNOWN):
         assert rate(book, model=f"m-{number}") == 2
         assert rate(book, model=f"x-{number}") == 1
-    assert repr(book) == "<PriceBook of 2 models>"
+    assert repr(book) == f"<PriceBook of 2 models, {MAX_KNOWN} names known>"
 
 
 @pytest.mark.parametrize(

@@ -277,3 +277,12 @@ def test_logs_are_for_people_on_a_terminal_and_json_elsewhere(terminal: bool, tm
     lines = seen.decode().splitlines()
     assert {line.startswith("{") for line in lines} == {not terminal}
     assert "\x1b" not in seen.decode()
+
+
+def test_the_readme_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE)
+    listed = re.findall(r"^\| `warmroute (\w+)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert len(commands) > 10
+    assert set(listed) == set(commands)

@@ -838,6 +838,16 @@ def test_a_variable_that_is_set_but_empty_is_a_warning(tmp_path: Path) -> None:
     assert warning == "the variable WARMROUTE_ADMIN_KEY is set, but empty: it counts as not set"
 
 
+def test_a_budget_where_nothing_has_a_price_is_a_warning(tmp_path: Path) -> None:
+    issuer = "{issuer: 'https://login.example.org', audience: a, tenant_claim: t, budget_usd_month: 5}"
+    text = f"pools: [{{replicas: [{URL}]}}]\nkeys:\n  oidc:\n  - {issuer}\n"
+    path = written(tmp_path, text)
+    (warning,) = map(str, warnings_of(read(path, {}, env={})))
+    where = f"{path}:4: keys.oidc[0].budget_usd_month: "
+    assert warning == f"{where}a budget is never reached without prices: nothing costs anything"
+    assert warnings_of(read(written(tmp_path, text + "prices: {'*': {input: 1, output: 1}}"), {}, env={})) == []
+
+
 def test_prices_are_not_doubted_where_any_model_may_be_served(tmp_path: Path) -> None:
     for models in ("", "models: ['*']"):
         text = f"pools:\n  - {models or 'queue_s: 1'}\n    replicas: [{URL}]\nprices: {{gpt-: {{input: 1, output: 1}}}}"

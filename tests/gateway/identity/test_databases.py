@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admission.limits.calendar import day_number
 from gateway.identity.keys import Keys
 from gateway.identity.record import Settings
 from gateway.identity.store import opened
@@ -95,6 +96,23 @@ async def test_a_change_by_command_holds_at_all_gateways_by_itself(url: str) -> 
             await eventually(lambda ring=ring: ring.grant(created.id).revoked)  # type: ignore[misc]
             assert await status(run, key) == 401
         await store.close()
+
+
+async def test_a_sum_never_falls_and_is_found_by_its_key(url: str) -> None:
+    """Whatever a process has forgotten meanwhile."""
+    store = await opened(url, lambda: 1.8e9, lambda: None)
+    day = day_number(2026, 11, 27)
+    for amount in (5, 3, 7):
+        await store.write_spent("p", [(id_, 1, 1, 0, ((day, amount),)) for id_ in ("a", "b", "c")])
+    await store.write_spent("p", [("a", 2, 2, 0, ((day, 1), (day - 1, 2)))])
+    found = await store.spent_of(["a", "c"], range(day // 31 * 31, day + 31))
+    assert sorted(found.pop("p")) == [
+        ("a", 2, 2, 0, ((day - 1, 2),)),
+        ("a", 2, 2, 0, ((day, 7),)),
+        ("c", 1, 1, 0, ((day, 7),)),
+    ]
+    assert not found
+    await store.close()
 
 
 async def test_a_budget_that_is_spent_at_one_gateway_is_spent_at_the_other(url: str) -> None:

@@ -6,11 +6,14 @@ import contextlib
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from gateway.admission.limits.calendar import day_text
+from gateway.admission.limits.limiter import Limiter
 from gateway.config.schema import Config, KeysConfig
 from gateway.database.steadiness import STEADY_S
 from gateway.identity.keys import Keys
-from gateway.identity.record import Settings
+from gateway.identity.record import MAX_GRACE_S, Settings
 from gateway.identity.store import SPENT_AT_ONCE
 from gateway.telemetry.metrics import Metrics
 
@@ -143,5 +146,136 @@ async def test_what_many_processes_have_spent_is_read_in_pieces(tmp_path: Path) 
     await spend(keys, key.id, 5)
     await late.poll()
     assert spent(late, key.id) == 2 * len(rows) + 5
+    for each in (keys, late):
+        await each.close()
+
+
+async def test_what_a_forgotten_key_had_spent_is_neither_lost_nor_overwritten(tmp_path: Path) -> None:
+    """This gateway remembers one key; what it and another one have spent for others is in the database."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    other, _ = gateway(tmp_path / "keys.sqlite")
+    keys.limiter = Limiter(most=1)
+    await keys.begin()
+    made = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(3)]
+    await other.begin()
+    for each in (keys, other):
+        await each.poll()
+    for id_ in made:
+        await spend(keys, id_, 5)
+        await spend(other, id_, 20)
+    for number, id_ in enumerate(made, 1):
+        await spend(keys, id_, 100)
+        assert len(keys.limiter) == 1
+        assert spent(keys, id_) == 125, number
+    await other.poll()
+    assert [spent(other, id_) for id_ in made] == [125] * 3
+    for each in (keys, other):
+        await each.close()
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert [spent(late, id_) for id_ in made] == [125] * 3
+    await late.close()
+
+
+async def test_a_sum_in_the_database_never_falls(tmp_path: Path) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store, day = await keys.store(), keys.moment().day
+    for amount in (5, 3):
+        await store.write_spent("p", [("k", 1, 1, 0, ((day, amount),))])
+    assert (await store.spent_of(["k"], [day]))["p"] == [("k", 1, 1, 0, ((day, 5),))]
+    await keys.close()
+
+
+async def test_what_is_spent_while_the_database_is_away_is_written_later(tmp_path: Path) -> None:
+    """Also of a key that is not used again."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    key, _ = await (await keys.store()).create(SETTINGS)
+    await keys.poll()
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("CREATE TRIGGER away BEFORE INSERT ON warmroute_keys_spent BEGIN SELECT RAISE(ABORT, 'away'); END")
+    await spend(keys, key.id, 5)
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert spent(late, key.id) == 0
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("DROP TRIGGER away")
+    await keys.poll()
+    await late.poll()
+    assert spent(late, key.id) == 5
+    for each in (keys, late):
+        await each.close()
+
+
+async def test_what_a_sibling_says_itself_is_newer_than_its_rows(tmp_path: Path) -> None:
+    (one, _), (sibling, _) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite")
+    await one.begin()
+    key, _ = await (await one.store()).create(SETTINGS)
+    for keys in (one, sibling):
+        await keys.begin()
+    await spend(sibling, key.id, 5)
+    one.siblings.add(sibling.process)
+    one.limiter.merge(sibling.process, [(key.id, 3, 30, 700, ())], 0.0)
+    await one.poll()
+    account = one.limiter.account(key.id)
+    assert account is not None
+    assert (account.reserved, spent(one, key.id)) == (700, 5)
+    for keys in (one, sibling):
+        await keys.close()
+
+
+async def test_a_former_secret_goes_on_for_a_bounded_time(tmp_path: Path) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store = await keys.store()
+    key, _ = await store.create(SETTINGS)
+    for grace_s, expected in ((1e12, MAX_GRACE_S), (-5.0, 0.0), (60.0, 60.0)):
+        rotated, _ = await store.rotate(key.id, grace_s)
+        assert max(until for _, until in rotated.digests) == NOON + expected
+    await keys.close()
+
+
+async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: Path) -> None:
+    """It was taken to be written, and could not be, when the key is forgotten and is used again."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    keys.limiter = Limiter(most=1)
+    await keys.begin()
+    one, other = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(2)]
+    await keys.poll()
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("CREATE TRIGGER away BEFORE INSERT ON warmroute_keys_spent BEGIN SELECT RAISE(ABORT, 'away'); END")
+    for id_, pico in ((one, 5), (other, 5), (one, 7)):
+        await spend(keys, id_, pico)
+    assert spent(keys, one) == 12
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("DROP TRIGGER away")
+    await keys.poll()
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert (spent(late, one), spent(late, other)) == (12, 5)
+    for each in (keys, late):
+        await each.close()
+
+
+async def test_what_waits_for_the_database_is_bounded_and_what_is_lost_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    keys.limiter = Limiter(most=1)
+    await keys.begin()
+    made = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(4)]
+    await keys.poll()
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("CREATE TRIGGER away BEFORE INSERT ON warmroute_keys_spent BEGIN SELECT RAISE(ABORT, 'away'); END")
+    for id_ in made:
+        await spend(keys, id_, 5)
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+        database.execute("DROP TRIGGER away")
+    await keys.poll()
+    assert [record.__dict__["lost"] for record in caplog.records if record.message == "keys are read again"] == [2]
+    late, _ = gateway(tmp_path / "keys.sqlite")
+    await late.begin()
+    assert [spent(late, id_) for id_ in made] == [0, 0, 5, 5]
     for each in (keys, late):
         await each.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,28 @@ async def test_rotation_and_revocation(tmp_path: Path) -> None:
         assert (status, refused["error"]["message"]) == (401, f"The key {id_} was revoked.")
         assert (await run.post({}, f"/warmroute/keys/{id_}/rotate"))[0] == 409
         assert (await run.post({}, "/warmroute/keys/nothing/rotate"))[0] == 404
+
+
+async def test_a_change_that_a_worker_could_not_read_is_not_said_to_hold(tmp_path: Path) -> None:
+    """The database has a key that cannot be read, so that nothing behind it is."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run)
+        with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+            database.execute("INSERT INTO warmroute_keys (id, revision, digests, body) VALUES ('broken', 100, '', '?')")
+            database.execute("UPDATE warmroute_keys_revision SET revision = 100")
+        url = f"{run.admin_url}/warmroute/keys/{id_}"
+        status, _, rotated = await run.post({"grace_s": 0}, f"/warmroute/keys/{id_}/rotate")
+        assert (status, "not all workers have read it" in rotated["warning"]) == (200, True)
+        async with run.session.delete(url) as revoked:
+            answer = await revoked.json()
+        assert (revoked.status, answer["error"]["code"], revoked.headers["Retry-After"]) == (503, "keys_unavailable", "1")
+        assert f"The key {id_} is revoked in the database" in answer["error"]["message"]
+        assert (await run.post(headers=bearer(key)))[0] == 200, "so it is"
+        with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+            database.execute("DELETE FROM warmroute_keys WHERE id = 'broken'")
+        async with run.session.delete(url) as again:
+            assert again.status == 200
+        assert (await run.post(headers=bearer(key)))[0] == 401
 
 
 async def test_a_stream_that_runs_goes_on_after_the_revocation(tmp_path: Path) -> None:

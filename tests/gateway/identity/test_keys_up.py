@@ -11,6 +11,7 @@ import pytest
 from gateway.database.failures import StoreFailed
 from gateway.identity.keys import CODES, REASONS, Keys, open_store
 from gateway.identity.store import KeyStore
+from gateway.identity.tokens.verdict import EXPIRED, UNDECIDED, UNFIT, UNKNOWN
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.servers import live_of
@@ -64,6 +65,7 @@ def test_refusals_are_counted_from_zero_on() -> None:
     Keys(live_of(keys={"url": "/keys.yaml"}).config, metrics, lambda: 0.0, lambda: 0.0)
     assert metrics.keys_refused.values == {(reason,): 0 for reason in REASONS}
     assert metrics.keys_limited.values == {(code,): 0 for code in CODES}
+    assert {UNKNOWN, EXPIRED, UNFIT, UNDECIDED} <= set(REASONS), "tokens too"
     silent = Metrics()
     Keys(live_of().config, silent, lambda: 0.0, lambda: 0.0)
     assert not silent.keys_refused.values

@@ -9,7 +9,8 @@ import pytest
 
 from bench.agents.dialogues import words
 from gateway.accounting.doctor import causes
-from gateway.accounting.doctor.delivery import MIN_LOST
+from gateway.accounting.doctor.delivery import MIN_LOST, undelivered
+from gateway.accounting.doctor.observed import Observed, Outcome
 from tests.gateway.accounting.doctor.conftest import Doctor
 
 TEXT = words(random.Random(0), 8000)
@@ -55,6 +56,29 @@ def test_each_cause(doctor: Doctor, cause: str, first: dict[str, Any], second: d
 def test_what_is_delivered_or_not_reported_is_no_finding(doctor: Doctor, cached: int | None) -> None:
     """Engines cache whole blocks: a little less is no loss."""
     assert doctor(stream({}, {"replica": "a", "cached_tokens": cached})).sums == {}
+
+
+def test_a_beginning_that_is_not_known_is_not_in_the_future(doctor: Doctor) -> None:
+    second = {"replica": "a", "cached_tokens": 0, "reason": "warm", "available_tokens": 2000, "up": ["a"]}
+    assert set(doctor(stream({"first_byte": None}, second)).sums) == {causes.EVICTED}
+
+
+def test_what_came_later_was_not_concurrent() -> None:
+    """The records of several processes are not in order."""
+    earlier, now = Observed("m", b"", 8000, 256), Observed("m", b"", 8000, 256)
+    earlier.outcome, now.outcome = Outcome("a", first_byte=30.0), Outcome("a", cached_tokens=0)
+    found = list[tuple[str, int] | None]()
+    for earlier.time in (10.0, 20.0):
+        now.time = 15.0
+        found.append(undelivered(now, 2000, earlier))
+    assert found == [(causes.CONCURRENT, 2000), (causes.EVICTED, 2000)]
+
+
+@pytest.mark.parametrize(("expected", "cached", "lost"), [(10_000, 9_001, 0), (10_000, 9_000, 1_000), (2_000, 1_745, 0)])
+def test_a_loss_is_a_tenth_and_a_few_blocks(expected: int, cached: int, lost: int) -> None:
+    earlier, now = Observed("m", b"", 8000, 256), Observed("m", b"", 8000, 256)
+    earlier.outcome, now.outcome = Outcome("a"), Outcome("a", cached_tokens=cached)
+    assert undelivered(now, expected, earlier) == ((causes.EVICTED, lost) if lost else None)
 
 
 @pytest.mark.parametrize("told", [0, 1, 1 << 50])

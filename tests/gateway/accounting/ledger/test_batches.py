@@ -26,7 +26,8 @@ from gateway.accounting.ledger.sums import MILL, MONEY
 from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.dialects.usage import Usage
-from gateway.request.record import CLIENT_LEFT, SettledRequest
+from gateway.errors import CLIENT_LEFT
+from gateway.request.record import SettledRequest
 from tests.gateway.accounting.ledger.conftest import DAY_S, NOON, Entries, maker, record
 
 

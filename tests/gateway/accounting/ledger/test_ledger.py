@@ -175,6 +175,7 @@ async def test_a_row_that_is_refused_goes_alone(caplog: pytest.LogCaptureFixture
     kit.end(29)
     assert await kit.ledger.flush()
     assert len(set(kit.store.ids)) == 99
+    assert kit.store.ids == sorted(kit.store.ids), "the first ones go first"
     assert kit.counted() == (99, 0, 1, 0)
     assert lines(caplog) == ["the ledger cannot take a request"]
     kit.ledger.buffer.check()

@@ -342,3 +342,121 @@ def test_what_was_reserved_and_not_used_comes_back() -> None:
     assert account is not None
     assert account.tokens is not None
     assert (account.tokens.left(0.0), account.reserved, account.spent(DAY)) == (390, 600, 10)
+
+
+def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
+    """What is still to be written is in memory; what was written is to be read, once."""
+    limiter, limits = Limiter(most=1), Limits(day=1000)
+    limiter.enter("a", limits, at()).settle(0, 0, 400, at())
+    limiter.enter("b", limits, at()).settle(0, 0, 1, at())
+    assert limiter.account("a") is None
+    limiter.enter("a", limits, at()).settle(0, 0, 100, at())
+    assert limiter.unread(9) == []
+    assert {total[0]: total[4] for total in limiter.unwritten(DAY)} == {"a": ((DAY, 500),), "b": ((DAY, 1),)}
+
+    limiter.enter("b", limits, at()).settle(0, 0, 2, at())
+    limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
+    assert limiter.account("c") is None, "nobody's account is forgotten for it"
+    assert limiter.unread(9) == ["b"]
+    for _ in range(2):
+        limiter.restore("b", [(DAY, 1)])
+    assert limiter.unwritten(DAY) == [("b", 1, 0, 0, ((DAY, 3),))]
+    assert limiter.unread(9) == []
+    limiter.check()
+
+
+def test_nothing_is_to_be_read_where_nothing_is_written() -> None:
+    limiter, limits = Limiter(written=False, most=1), Limits(day=1000)
+    for name in ("a", "b", "a"):
+        limiter.enter(name, limits, at()).settle(0, 0, 400, at())
+    limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
+    assert limiter.unread(9) == []
+    assert limiter.account("c") is not None
+
+
+def test_what_others_did_before_they_were_known_is_no_debt() -> None:
+    """A worker that starts knows what was spent, and not what was used in the last minute."""
+    limiter, limits = Limiter(2), Limits(requests=10, tokens=100, day=1000)
+    limiter.enter("k", limits, at()).settle(0, 0, 0, at())
+    account = limiter.account("k")
+    assert account is not None
+    assert account.requests is not None
+    assert account.tokens is not None
+    limiter.merge("other", [("k", 500, 5000, 0, ((DAY, 7),))], 0.0, first=True)
+    assert (account.requests.left(0.0), account.tokens.left(0.0), account.spent(DAY)) == (9, 100, 7)
+    limiter.merge("other", [("k", 502, 5030, 0, ((DAY, 8),))], 0.0, first=True)
+    assert (account.requests.left(0.0), account.tokens.left(0.0), account.spent(DAY)) == (7, 70, 8)
+
+
+def test_a_database_is_behind_what_workers_say_themselves() -> None:
+    limiter, limits = Limiter(2), Limits(requests=10, day=1000)
+    limiter.enter("k", limits, at()).settle(0, 0, 0, at())
+    limiter.merge("worker", [("k", 5, 0, 300, ((DAY, 70),))], 0.0)
+    limiter.merge("worker", [("k", 1, 0, 0, ((DAY, 40), (DAY - 1, 9)))], 0.0, money_only=True)
+    account = limiter.account("k")
+    assert account is not None
+    assert account.requests is not None
+    assert (account.reserved, account.spent(DAY), account.spent_in_month(DAY)) == (300, 70, 79)
+    assert account.requests.left(0.0) == 4
+
+
+def test_sums_fit_into_a_database() -> None:
+    limiter = Limiter()
+    for _ in range(3):
+        limiter.enter("k", Limits(requests=10), at()).settle(0, 0, 8 * 10**18, at())
+    ((_, _, _, _, days),) = limiter.unwritten(DAY)
+    assert days == ((DAY, 9 * 10**18),)
+
+
+def test_nobody_is_told_to_wait_for_more_than_a_day() -> None:
+    limiter, limits = Limiter(), Limits(month=10)
+    limiter.enter("k", limits, at()).settle(0, 0, 10, at())
+    with pytest.raises(GatewayError) as over:
+        limiter.enter("k", limits, Moment(0.0, DAY, 100.0, 20 * 86_400.0))
+    assert over.value.retry_after_s == 86_400
+
+
+def test_days_are_bounded() -> None:
+    """Of this process, of another one, and of those that are gone, whatever their clocks say."""
+    limiter, days = Limiter(), range(DAY, DAY + 3 * KEPT_DAYS)
+    for day in days:
+        limiter.enter("k", Limits(day=10**9), at(day=day)).settle(0, 0, 1, at(day=day))
+        limiter.merge("other", [("k", 0, 0, 0, ((day, 1),))], 0.0)
+    account = limiter.account("k")
+    assert account is not None
+    kept = list(days)[-KEPT_DAYS:]
+    assert list(account.own.days) == list(account.elsewhere.days) == kept
+    for number in range(MAX_PROCESSES + len(days)):
+        limiter.merge(f"life {number}", [("k", 0, 0, 0, ((DAY + min(number, len(days)), 1),))], 0.0)
+    assert len(account.gone.days) == KEPT_DAYS
+    account.check()
+
+
+def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
+    limiter, limits = Limiter(2, most=1), Limits(requests=10)
+    for name in ("k", "other key"):
+        limiter.enter(name, limits, at()).settle(0, 0, 0, at())
+        limiter.changes()
+        limiter.unwritten(DAY)
+    limiter.enter("k", limits, at()).settle(0, 0, 0, at())
+    for requests in (500, 501):
+        limiter.merge("worker", [("k", requests, 0, 0, ())], 0.0)
+    account = limiter.account("k")
+    assert account is not None
+    assert account.requests is not None
+    assert account.requests.left(0.0) == 8
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    """A database, or a hub, that is away while an issuer lets in ever new tenants."""
+    limiter, limits = Limiter(2, most=10), Limits(day=1000)
+    for number in range(1000):
+        limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
+    assert len(limiter) == 10
+    assert len(limiter.changes()) == 20
+    assert [total[0] for total in limiter.unwritten(DAY)] == [str(number) for number in range(980, 1000)]
+    assert limiter.lost == 980
+    for _ in range(3):
+        for number in range(10):
+            limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
+    assert limiter.lost == 980

@@ -320,6 +320,14 @@ async def test_a_sampled_trace_goes_on(collector: Collector) -> None:
     assert seen.headers["tracestate"] == "congo=t61rcWkgMzE"
 
 
+async def test_that_an_id_is_random_goes_on_and_unknown_flags_do_not(collector: Collector) -> None:
+    async with FakeReplica() as one, running(one, tracing=collector.tracing()) as run:
+        for flags in ("03", "01", "ff"):
+            await ask(run, traceparent=f"00-{TRACE}-{PARENT}-{flags}")
+        seen = [request.headers["traceparent"][-2:] for request in one.requests]
+    assert seen == ["03", "01", "03"]
+
+
 async def test_a_trace_that_is_not_sampled_passes_unchanged(collector: Collector) -> None:
     async with FakeReplica() as one, running(one, tracing=collector.tracing(sample=1)) as run:
         await ask(run, traceparent=NOT_SAMPLED, tracestate="congo=t61rcWkgMzE")
