@@ -104,7 +104,6 @@ class Keys:
         self._all_at = 0.0
         self._unwritten: dict[str, Total] = {}
         self._spent_place = _NOWHERE  # up to which is known what others have spent
-        self._spent_whole = False  # it is known up to the end, once
         self._spent_month = -1  # that it is of
         self._steadiness = Steadiness()
         self._purged = -1  # day
@@ -284,13 +283,11 @@ class Keys:
             begins = self._spent_place == _NOWHERE
             found, self._spent_place, more = await store.changed_spent(self.process, month * 31, self._spent_place)
             if begins:
-                self._spent_whole = False
                 self._spent_place = max(self._spent_place, _BEGUN)
                 self.limiter.forget_others(self.siblings)
             for process, totals in found.items():
-                known = process in self.siblings
-                self.limiter.merge(process, totals, moment.now, first=not self._spent_whole, money_only=known)
-        self._spent_whole = True
+                # Totals are since a process began, which may be weeks: the first ones of a key say nothing of this minute.
+                self.limiter.merge(process, totals, moment.now, first=True, money_only=process in self.siblings)
 
     async def _read_returned(self, store: KeyStore, moment: Moment) -> None:
         """What is known of keys that the limiter had forgotten. Raises StoreFailed."""

@@ -198,10 +198,12 @@ class Account:
             gone.drop(oldest)
 
     def forget_others(self, but: Container[str]) -> None:
-        """All but these processes."""
-        kept = {name: each for name, each in self.others.items() if name in but}
-        self.others, self.gone, self.elsewhere = kept, _Spent(), _Spent()
-        for each in kept.values():
+        """What all but these processes have spent; not what they had used, from which their next totals count."""
+        self.gone, self.elsewhere = _Spent(), _Spent()
+        for name, each in self.others.items():
+            if name not in but:
+                each.days.clear()
+                each.months.clear()
             self.elsewhere.reserved += each.reserved
             for day, amount in each.days.items():
                 self._add_elsewhere(day, amount)

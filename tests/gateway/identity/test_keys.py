@@ -12,6 +12,7 @@ from gateway.admission.limits.calendar import day_text
 from gateway.admission.limits.limiter import Limiter
 from gateway.config.schema import Config, KeysConfig
 from gateway.database.steadiness import STEADY_S
+from gateway.errors import GatewayError
 from gateway.identity.keys import Keys
 from gateway.identity.record import MAX_GRACE_S, Settings
 from gateway.identity.store import SPENT_AT_ONCE
@@ -222,6 +223,51 @@ async def test_what_a_sibling_says_itself_is_newer_than_its_rows(tmp_path: Path)
     assert account is not None
     assert (account.reserved, spent(one, key.id)) == (700, 5)
     for keys in (one, sibling):
+        await keys.close()
+
+
+async def test_what_was_used_long_ago_is_no_debt_of_this_minute(tmp_path: Path) -> None:
+    """At the turn of a month, all that others have spent is read anew, with totals of requests since they began. Likewise where
+    the other one's first row of a key comes after this one has begun.
+    """
+    month_s = 31 * 24 * HOUR_S
+    (one, clock), (other, others) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite")
+    await one.begin()
+    key, _ = await (await one.store()).create(Settings("acme", requests_per_minute=60))
+    await one.poll()
+    await other.begin()
+
+    async def use(times: int) -> None:
+        for _ in range(times):
+            await spend(other, key.id, 1)
+            others.now += 2.0
+        clock.now = others.now
+        await one.poll()
+
+    await use(150)
+    await spend(one, key.id, 1)  # it is not refused
+    clock.now = others.now = month_s
+    await one.poll()
+    await use(1)
+    await spend(one, key.id, 1)
+    late, late_clock = gateway(tmp_path / "keys.sqlite")
+    clock.now = others.now = late_clock.now = 2 * month_s
+    await late.begin()
+    await use(1)
+    await late.poll()
+    await spend(late, key.id, 1)
+    for _ in range(50):
+        await spend(other, key.id, 1)
+    await late.poll()
+    grant = late.ring.grant(key.id)
+    assert grant is not None
+    assert grant.limits is not None
+    for _ in range(15):
+        with contextlib.suppress(GatewayError):
+            late.limiter.enter(key.id, grant.limits, late.moment())
+    with pytest.raises(GatewayError):  # what is used since then counts
+        late.limiter.enter(key.id, grant.limits, late.moment())
+    for keys in (one, other, late):
         await keys.close()
 
 

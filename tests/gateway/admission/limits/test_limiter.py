@@ -275,7 +275,7 @@ def test_others_are_forgotten_to_be_read_anew() -> None:
     account = limiter.account("k")
     assert account is not None
     account.check()
-    assert (account.spent(DAY), account.reserved) == (7, 3)
+    assert (account.spent(DAY), account.reserved) == (7, 6)
     limiter.merge("a", [("k", 0, 0, 0, ((DAY, 7),))], 0.0, first=True)
     assert account.spent(DAY) == 14
     account.check()
