@@ -3,7 +3,7 @@
     reported                               counted
     all of it                              as reported                                                     estimated: ""
     no cached tokens                       those that the router predicted, as their share of the prompt   CACHED
-    the answer not to its end              the tokens of it that passed                                    OUTPUT
+    the answer not to its end, or early    the tokens of it that passed                                    OUTPUT
     both of these, or nothing at all       the prompt as reported, else as the router estimated it         TOKENS
 
 An engine that is known to have no prefix cache has cached nothing, which is no estimate. A prompt is never cached whole: its

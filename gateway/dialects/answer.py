@@ -90,7 +90,7 @@ def usage_in(text: bytes, parse: ParseUsage) -> Usage | None:
     found: list[bytes] = _USAGE.findall(text)
     for last in reversed(found):
         try:
-            usage = parse({"usage": orjson.loads(last)})
+            usage = parse({"choices": [], "usage": orjson.loads(last)})  # only answers with choices come here in OpenAI's shape
         except orjson.JSONDecodeError:
             continue
         if usage:

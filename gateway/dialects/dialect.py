@@ -56,6 +56,11 @@ class StreamReader:
         """Tokens of the answer that have passed, as far as events show them: for a stream that ends before its usage."""
         return 0
 
+    @property
+    def late(self) -> bool:
+        """Whether more than a token has passed after the usage: then it is not that of the whole answer."""
+        return False
+
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream; returns what may go to the client now."""
         raise NotImplementedError

@@ -76,6 +76,7 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
 )
 ENGINES_OWN: Final = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))  # paths of engines beside the API's
 OTHER_ENDPOINT: Final = "other"
+BATCHES: Final = frozenset(["/v1/batches", "/v1/messages/batches"])  # what they begin names models of its own, and is not seen
 _BELOW: Final = tuple(path for path in ENDPOINTS if path.endswith("/"))
 
 OTHER: Final = PassThrough()  # of all other paths

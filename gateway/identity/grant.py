@@ -85,8 +85,8 @@ class Grant:
         raise GatewayError(403, "model_not_allowed", text, param="model")
 
     def require_endpoint(self, path: str, *, known: bool, counted: bool) -> None:
-        """known: by the gateway. counted: what is used there is. A key with lists or limits may not do what these would not
-        hold for. No key may change what a replica serves. Raises GatewayError 403.
+        """known: what is done there is, by the gateway. counted: what is used there is. A key with lists or limits may not do
+        what these would not hold for. No key may change what a replica serves. Raises GatewayError 403.
         """
         if path in _OF_OPERATORS:
             raise _not_allowed(f"No API key may use {path}: it is for operators, at the replica itself.")

@@ -109,8 +109,8 @@ class Delivered:
 
     status: 0 while there is none. reply: once there is one. first_byte, last_byte: readings of the clock. done_sent: the
     stream's own end went out: a client that leaves then has everything. reader: of the stream. resumed: how often another
-    replica went on with it. passed: tokens of its streams that are over. error: why the answer could not be completed, "" if it
-    was. bill: of a plain answer, made before it went out.
+    replica went on with it. passed: tokens of its streams that are over. late: more of them passed after the usage. error: why
+    the answer could not be completed, "" if it was. bill: of a plain answer, made before it went out.
     """
 
     __slots__ = (
@@ -119,6 +119,7 @@ class Delivered:
         "error",
         "first_byte",
         "last_byte",
+        "late",
         "passed",
         "reader",
         "reply",
@@ -136,6 +137,7 @@ class Delivered:
         self.reader: StreamReader | None = None
         self.resumed = 0
         self.passed = 0
+        self.late = False
         self.error = ""
         self.usage: Usage | None = None
         self.bill: Bill | None = None
@@ -314,7 +316,8 @@ class Exchange:
         decision, trial = self.booking.decision, self.attempts.trial
         caches = trial is None or trial[1].facts.caching is not False
         predicted = Prediction(decision.prompt_tokens, decision.best.matched_tokens, caches=caches)
-        return consumed(reported, predicted, self.delivered.passed, whole=whole, images=self.api.images)
+        delivered = self.delivered
+        return consumed(reported, predicted, delivered.passed, whole=whole and not delivered.late, images=self.api.images)
 
     def give_up(self) -> None:
         """Another pool gets the request: drop the copies of its body, and release what they were charged. Idempotent."""

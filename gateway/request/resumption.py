@@ -125,7 +125,7 @@ async def pump(
         delivered.done_sent = reader.done and not reader.holds
         delivered.passed += reader.passed
         if reader.usage:  # also when the client leaves before the very end
-            delivered.usage = reader.usage
+            delivered.usage, delivered.late = reader.usage, reader.late
     return None
 
 

@@ -120,6 +120,10 @@ class AdaptedReader(StreamReader):
     def passed(self) -> int:
         return self._inner.passed
 
+    @property
+    def late(self) -> bool:
+        return self._inner.late
+
     def feed(self, chunk: bytes) -> bytes:
         return self._passed(self._pieces.feed(chunk))
 

@@ -132,6 +132,10 @@ class EditedReader(StreamReader):
     def passed(self) -> int:
         return self._inner.passed
 
+    @property
+    def late(self) -> bool:
+        return self._inner.late
+
     def raise_failure(self) -> None:
         self._inner.raise_failure()
 

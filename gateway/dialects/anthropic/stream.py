@@ -31,6 +31,7 @@ class MessageReader(NamedReader):
         super().__init__()
         self._counts = dict[str, Any]()
         self._deltas = 0
+        self._counted = 0  # deltas that had come when the answer's tokens were counted last
 
     def feed(self, chunk: bytes) -> bytes:
         if self.are_whole(chunk) and not has_any(chunk, _READ):
@@ -43,6 +44,10 @@ class MessageReader(NamedReader):
     def passed(self) -> int:
         return self._deltas
 
+    @property
+    def late(self) -> bool:
+        return self.usage is not None and self._deltas - self._counted > 1
+
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if unread or self.done:
             return True
@@ -51,11 +56,11 @@ class MessageReader(NamedReader):
         if name == "message_stop":
             self.done = True
         elif name == "message_delta":
-            merge(self._counts, object_of(event).get("usage"))
+            self._merge(object_of(event).get("usage"))
             self._count()
         elif name == "message_start":
             message = object_of(event).get("message")
-            merge(self._counts, message.get("usage") if isinstance(message, dict) else None)
+            self._merge(message.get("usage") if isinstance(message, dict) else None)
             if is_split(self._counts):
                 self._count()
         elif name == "error":
@@ -64,6 +69,10 @@ class MessageReader(NamedReader):
             self.reported = failure_of(event)
             self.done = self.reported is None
         return True
+
+    def _merge(self, usage: Any) -> None:
+        if merge(self._counts, usage):
+            self._counted = self._deltas
 
     def _count(self) -> None:
         self.usage = usage_from(self._counts) or self.usage

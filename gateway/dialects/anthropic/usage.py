@@ -25,14 +25,16 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     return usage_from(usage) if isinstance(usage, dict) else None
 
 
-def merge(counts: dict[str, Any], usage: Any) -> None:
-    """Take over what one more event of a stream reports."""
+def merge(counts: dict[str, Any], usage: Any) -> bool:
+    """Take over what one more event of a stream reports. Whether it counts the answer's tokens."""
     if isinstance(usage, dict):
         if isinstance(usage.get("cache_creation"), dict):
             counts["cache_creation"] = usage["cache_creation"]
         for name in _FIELDS:
             if token_count(usage.get(name)) is not None:
                 counts[name] = usage[name]
+        return token_count(usage.get("output_tokens")) is not None
+    return False
 
 
 def is_split(counts: Mapping[str, Any]) -> bool:

@@ -162,6 +162,10 @@ class SplicedReader(StreamReader):
     def passed(self) -> int:
         return self._events.passed
 
+    @property
+    def late(self) -> bool:
+        return self._events.late
+
     def raise_failure(self) -> None:
         self._events.raise_failure()
 

@@ -47,6 +47,7 @@ class ChunkReader(EventReader):
         super().__init__()
         self.strip_usage = strip_usage
         self._events = -quiet
+        self._counted = 0  # events that had come when the usage came
         self.failure: ReplicaFailure | None = None
         self._watchful = watchful
 
@@ -64,6 +65,10 @@ class ChunkReader(EventReader):
     def passed(self) -> int:
         """One for each event with choices, as engines write them; the first of a chat has the role only."""
         return max(0, self._events)
+
+    @property
+    def late(self) -> bool:
+        return self.usage is not None and self._events - self._counted > 1
 
     def raise_failure(self) -> None:
         if failure := self.failure:
@@ -86,7 +91,7 @@ class ChunkReader(EventReader):
         usage = parse_usage(answer)
         if usage is None:
             return True
-        self.usage = usage
+        self.usage, self._counted = usage, self._events
         return not (self.strip_usage and answer.get("choices") == [])
 
 

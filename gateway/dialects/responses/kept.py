@@ -150,6 +150,10 @@ class KeptReader(StreamReader):
     def passed(self) -> int:
         return self._inner.passed
 
+    @property
+    def late(self) -> bool:
+        return self._inner.late
+
     def feed(self, chunk: bytes) -> bytes:
         return self._read(self._inner.feed(chunk))
 

@@ -120,10 +120,15 @@ class TranslatingReader(StreamReader):
         self._begun = False
         self._reason = ""
         self._deltas = 0
+        self._counted = 0  # deltas that had come when the usage came
 
     @property
     def passed(self) -> int:
         return max(0, self._deltas - QUIET)
+
+    @property
+    def late(self) -> bool:
+        return self.usage is not None and self._deltas - self._counted > 1
 
     @property
     def last_number(self) -> int:
@@ -183,7 +188,7 @@ class TranslatingReader(StreamReader):
     def _count(self, chunk: dict[str, Any]) -> None:
         usage = parse_usage(chunk)
         if usage:
-            self.usage = usage
+            self.usage, self._counted = usage, self._deltas
             self.writer.counted(chunk["usage"])
 
     def _opened(self, chunk: dict[str, Any]) -> bytes:

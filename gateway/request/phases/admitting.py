@@ -9,7 +9,7 @@ from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.table import OTHER_ENDPOINT
+from gateway.dialects.table import BATCHES, OTHER_ENDPOINT
 from gateway.errors import GatewayError, named_model
 from gateway.fleet.directory import Fleet, Target
 from gateway.identity.grant import Grant
@@ -53,7 +53,8 @@ class Admitting:
         record.model, grant = api.model, caller.grant
         if grant is not None and further is None:
             counted = api.metered or not record.generates or request.upgrades  # what a session has used is counted at its end
-            grant.require_endpoint(record.path, known=record.endpoint != OTHER_ENDPOINT, counted=counted)
+            known = record.endpoint != OTHER_ENDPOINT and record.endpoint not in BATCHES
+            grant.require_endpoint(record.path, known=known, counted=counted)
             grant.require_model(api.model)
         target = self._fleet.renewed(further) if further else self._target(api, grant)
         record.label = target.label

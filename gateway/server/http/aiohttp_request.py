@@ -69,4 +69,4 @@ def lease_of(request: web.Request) -> MemoryLease:
 def _target(request: web.Request) -> str:
     """The path with its query, unchanged if it is plain ASCII."""
     raw = request.raw_path
-    return raw if raw.startswith("/") and raw.isascii() and "#" not in raw else request.rel_url.raw_path_qs
+    return raw if raw.startswith("/") and raw.isascii() else request.rel_url.raw_path_qs

@@ -20,6 +20,8 @@ def refusal_of(request: web.Request) -> GatewayError | None:
     # aiohttp's parser in Python, which is used where it was not compiled, quotes nothing.
     if not request.raw_path.isascii() and not request.rel_url.raw_path_qs.isascii():
         return invalid_http("the target is not ASCII")
+    if "#" in request.raw_path:  # servers cut it off, and would take the path for another one than the gateway does
+        return invalid_http("the target has a fragment")
     if has_dot_segment(request.raw_path):
         return invalid_http("the path has a dot segment")
     codings = request.headers.getall("Transfer-Encoding", ())

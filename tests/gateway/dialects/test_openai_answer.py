@@ -54,6 +54,15 @@ def test_the_usage_of_an_answer_is_found_whatever_its_pieces(places: list[int], 
     assert (tail.usage() is not None) == has_usage
 
 
+@pytest.mark.parametrize("counts", [{"prompt_tokens": 10}, {"prompt_tokens": 10, "completion_tokens": -1}])
+def test_a_usage_without_a_count_of_the_answer_is_none(counts: dict[str, Any]) -> None:
+    """Whether the answer is read whole or not: it is not an answer of no tokens."""
+    for size in (10, 2 * MAX_PARSED_ANSWER):
+        assert Chat().usage_of(large(size, usage=counts)) is None
+    tail = tail_of(large(MAX_PARSED_ANSWER, usage=counts))
+    assert tail.usage() is None
+
+
 @pytest.mark.parametrize("behind", [100, TAIL, 3 * TAIL + 7, 40 * TAIL])
 @pytest.mark.parametrize("piece", [1 << 12, TAIL, 1 << 22])
 def test_a_usage_that_is_not_at_the_end_is_found(behind: int, piece: int) -> None:

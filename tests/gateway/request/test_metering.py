@@ -105,6 +105,18 @@ async def test_a_stream_that_is_cut_costs_what_has_passed(request_lines: Lines) 
         assert await cost(run) == pytest.approx(1000 * 2 + 3 * 10)
 
 
+async def test_usage_that_text_follows_is_not_that_of_the_whole_answer(request_lines: Lines) -> None:
+    """An engine that counts too early, or only at its beginning: what has passed counts, if that is more."""
+    early = b'data: {"choices": [{"delta": {}}], "usage": {"prompt_tokens": 500, "completion_tokens": 1}}\n\n'
+    parts = (ROLE, event("a"), early, *(event("b") for _ in range(20)), b"data: [DONE]\n\n")
+    async with FakeReplica([events(*parts)]) as one, running(one, prices=PRICES) as run:
+        await read(run, {**LONG, "stream": True})
+        found = await line(run, request_lines)
+        assert found["prompt_tokens"] == 500
+        assert found["completion_tokens"] in (21, 22)
+        assert found["estimated"] in ("output", "tokens")
+
+
 async def test_cached_tokens_that_are_not_reported_are_those_that_were_predicted(request_lines: Lines) -> None:
     """The router predicts 15 blocks of 256 bytes of a prompt of 4,000, which the engine counts as 2,000 tokens."""
     async with FakeReplica([answers(prompt=2000, completion=0)]) as one, running(one, prices=PRICES) as run:

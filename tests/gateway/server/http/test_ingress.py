@@ -800,6 +800,20 @@ async def test_dot_segments_are_refused(path: bytes, method: bytes) -> None:
         await served(run)
 
 
+@pytest.mark.parametrize(
+    "path", [b"/v1/load_lora_adapter#x", b"/v1/chat/completions#", b"/health#", b"/v1/x?y=#z", b"http://h/v1/x#y"]
+)
+async def test_fragments_are_refused(path: bytes) -> None:
+    """Servers cut them off: the replica would see another path than the one that was examined."""
+    async with FakeReplica() as replica, running(replica) as run:
+        async with dial(run) as (reader, writer):
+            writer.write(b"POST %b HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}" % path)
+            code, _, body = await read_answer(reader)
+            assert (code, error_of(body)["code"]) == (400, "invalid_http")
+        assert not replica.requests
+        await served(run)
+
+
 @pytest.mark.parametrize("path", [b"/v1/a.b", b"/v1/...", b"/v1/..a/x", b"/v1/a../x", b"/v1/x?y=/../z", b"/v1/%41"])
 async def test_dots_that_are_no_segments_pass(path: bytes) -> None:
     async with FakeReplica() as replica, running(replica) as run, dial(run) as (reader, writer):
