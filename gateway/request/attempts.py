@@ -329,10 +329,12 @@ class Attempts:
         call = exchange.traced(call, state, trial.begun)
         try:
             if exchange.dialect.translatable:
+                exchange.attempts.asked = True
                 answer = await self._open_translatable(exchange, state, call, fresh=fresh)
             else:
                 if exchange.dialect.lacking and state.lacked(exchange.dialect.name, self._clock()):
                     raise _unknown_path()
+                exchange.attempts.asked = True
                 answer = await self._open(state, exchange.call_to(state, call), fresh=fresh)
                 if exchange.dialect.lacking and may_be(answer.status):
                     await self._require_path(exchange, state, answer)

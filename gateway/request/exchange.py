@@ -55,6 +55,7 @@ class AttemptLog:
     """
 
     __slots__ = (
+        "asked",
         "body",
         "broken",
         "elsewhere",
@@ -75,6 +76,7 @@ class AttemptLog:
         self.failed = failed  # a tuple, for nearly always it stays empty
         self.sent = sent
         self.trace = trace
+        self.asked = False
         self.elsewhere: Target | None = None
         self.refusal: ReplicaAnswer | None = None
         self.resumptions = 0

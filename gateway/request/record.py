@@ -64,6 +64,7 @@ class SettledRequest:
     placed: where other policies would have sent it, None: nobody asks.
     barred: pools that its key may not use, where it has a list of them: no fallback leads there.
     stays: it could not be given the name that another pool has for its model.
+    asked: some replica was, or was to be reached at least.
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
     client: the address of one that was refused for its key, of IPv6 the network.
@@ -77,6 +78,7 @@ class SettledRequest:
 
     alias = ""
     answered = 0
+    asked = False
     available_cached_tokens = 0
     barred: tuple[str, ...] = ()
     bill: Bill | None = None

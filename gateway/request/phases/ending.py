@@ -109,6 +109,7 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     record.predicted_cached_tokens = chosen.matched_tokens
     record.available_cached_tokens = exchange.booking.decision.available_tokens
     record.failed_attempts = attempts.failed
+    record.asked = record.asked or attempts.asked
     record.answered = delivered.status
     record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
     record.usage, record.resumed, record.bill = exchange.usage, delivered.resumed, delivered.bill

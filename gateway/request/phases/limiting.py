@@ -83,5 +83,4 @@ class LimitSettling:
         uncached = used.usage.prompt - used.cached if used is not None else 0
         output = used.usage.completion if used is not None else 0
         money = bill.total if bill is not None else 0
-        served = request.answered != 0 or used is not None
-        reservation.settle(uncached, output, money, self._keys.moment(), served=served)
+        reservation.settle(uncached, output, money, self._keys.moment(), served=request.asked)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.identity.conftest import PRICES, bearer, keyed, made
-from tests.support.fakes import FakeReplica, answers, models
+from tests.support.fakes import FakeReplica, answers, dies, hangs, models
 from tests.support.fakes import status as refuses
 
 MESSAGES = "/v1/messages"
@@ -385,6 +385,30 @@ async def test_requests_that_are_refused_do_not_count(tmp_path: Path) -> None:
         for _ in range(4):
             assert (await run.post({**BODY, "model": "none"}, headers=bearer(key)))[0] == 404
         assert [(await run.post(headers=bearer(key)))[0] for _ in range(3)] == [400, 200, 429]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
+async def test_requests_whose_clients_leave_count(tmp_path: Path, path: str) -> None:
+    """Else a client could make replicas work without end, by leaving before each answer."""
+    never = asyncio.Event()
+    async with FakeReplica([hangs(never)]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, requests_per_minute=2)
+        for number in (1, 2):
+            post = asyncio.create_task(run.post(path=path, headers=bearer(key)))
+            await eventually(lambda number=number: len(replica.requests) == number)
+            post.cancel()
+            await asyncio.gather(post, return_exceptions=True)
+        assert (await run.post(path=path, headers=bearer(key)))[0] == 429
+        assert len(replica.requests) == 2
+        never.set()
+
+
+async def test_requests_that_break_replicas_count(tmp_path: Path) -> None:
+    async with FakeReplica([dies]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, requests_per_minute=2)
+        statuses = [(await run.post(path="/v1/embeddings", headers=bearer(key)))[0] for _ in range(3)]
+        assert statuses[2] == 429
+        assert statuses[0] >= 500
 
 
 async def test_what_is_not_known_of_a_rotation_is_refused(tmp_path: Path) -> None:
