@@ -105,6 +105,7 @@ PLAIN = (
     "gateway/telemetry/logs.py",
     "gateway/telemetry/tracing/exporter.py",
     "gateway/telemetry/tracing/otlp.py",
+    "gateway/telemetry/tracing/posting.py",
     "replica/",
     "router/events.py",
     "router/native.py",
