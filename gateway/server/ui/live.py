@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -22,6 +23,7 @@ from gateway.cluster.commands import LocalControl
 from gateway.errors import GatewayError, bad_request
 from gateway.server.operator import Operator
 from gateway.server.ui.broadcast import Broadcast
+from gateway.turns import turns_of
 from router.index.picture import Drawn, Picture
 from router.index.tree import MAX_EDGES
 
@@ -96,12 +98,20 @@ class LiveEndpoints:
             _number(query.get("children", "12"), "children", MOST_CHILDREN),
         )
         trie, now = self._router.trie, self._clock()
-        drawn = Picture(trie, now, depth, children, MOST_NODES).draw(_way(query.get("way", "")))
+        drawn = await _drawn(Picture(trie, now, depth, children, MOST_NODES), _way(query.get("way", "")))
         about = {"ttl_s": trie.ttl_s, "bytes": trie.size_bytes, "most_bytes": trie.max_bytes, "evicted": trie.evicted}
         return _json({"node": _node(drawn), **about})
 
     def __repr__(self) -> str:
         return f"<LiveEndpoints, {self._broadcast!r}"
+
+
+async def _drawn(picture: Picture, way: list[bytes]) -> Drawn:
+    """In turns of the event loop, which it shares with other long work."""
+    turns, steps = turns_of(asyncio.get_running_loop()), picture.steps(way)
+    while (drawn := await turns.take(partial(next, steps))) is None:
+        pass
+    return drawn
 
 
 def _way(text: str) -> list[bytes]:
