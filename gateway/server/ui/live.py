@@ -109,8 +109,9 @@ class LiveEndpoints:
 async def _drawn(picture: Picture, way: list[bytes]) -> Drawn:
     """In turns of the event loop, which it shares with other long work."""
     turns, steps = turns_of(asyncio.get_running_loop()), picture.steps(way)
-    while (drawn := await turns.take(partial(next, steps))) is None:
-        pass
+    drawn: Drawn | None = None
+    while drawn is None:
+        drawn = await turns.take(partial(next, steps))
     return drawn
 
 

@@ -11,6 +11,7 @@ const listeners = new Set();
 let stop = () => {};
 export const state = {
   link: "connecting", // connecting, live, lost, or a Refused
+  why: "", // it is lost, if the gateway has said so
   problem: "",
   now: 0,
   frame: null, // the last one: replicas, pools, index, ...
@@ -23,8 +24,9 @@ export const state = {
 export function connect() {
   stop();
   state.link = "connecting";
-  stop = follow(onEvent, (link) => {
+  stop = follow(onEvent, (link, why = "") => {
     state.link = link;
+    state.why = why;
     changed();
   });
   changed();
