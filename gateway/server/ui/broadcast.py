@@ -208,7 +208,8 @@ class Broadcast:
         changed: list[Json] = []
         ended = hidden = 0
         for page in pages:
-            process, now = page["process"], _Answered(*(page[name] for name in _Answered._fields))
+            process = page["process"]
+            now = _Answered(page["ring"], page["last"], page["ended"], page["hidden"], page["replicas"])
             before = known.answered.pop(process, None)
             if before is None or before.ring != now.ring:
                 before = now._replace(ended=0, hidden=0)
