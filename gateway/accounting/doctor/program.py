@@ -36,7 +36,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # a draining gateway still answers; it ends this process itself
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
-    os.nice(NICE)
+    with contextlib.suppress(OSError):  # a filter of system calls may deny it
+        os.nice(NICE)
     report = examine(sys.stdin.buffer)
     sys.stdout.buffer.write(report)
 
