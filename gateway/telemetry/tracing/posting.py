@@ -3,7 +3,7 @@
 The library waits for each *read*, follows no redirect but takes one for success, reads an answer whatever its length, and does
 not look into it. So each answer is read here, within `deadline` for the batch and MAX_ANSWER; what is not a collector's answer
 is an error that the library does not try again. `problem` is the last attempt's, in words; `rejected` is how many spans the
-collector has left out of what it took.
+collector has left out of what it took. (Of an answer's *head* each read has the time that was left, not all of them together.)
 
 Imported when traces are configured: `requests` comes with the library.
 """
