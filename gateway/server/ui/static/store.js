@@ -83,6 +83,7 @@ export function useLive() {
     let number = 0;
     const listener = () => again((number += 1));
     listeners.add(listener);
+    listener(); // what has come before it was there: a refusal comes once
     return () => listeners.delete(listener);
   }, []);
   return state;
