@@ -26,6 +26,7 @@ PACKAGES = ("router", "gateway", "replica")
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (
+    "gateway/accounting/doctor/examiner.py",
     "gateway/accounting/ledger/batches.py",
     "gateway/accounting/ledger/ledger.py",
     "gateway/accounting/ledger/migrations.py",
@@ -105,6 +106,7 @@ PLAIN = (
     "gateway/telemetry/logs.py",
     "gateway/telemetry/tracing/exporter.py",
     "gateway/telemetry/tracing/otlp.py",
+    "gateway/telemetry/tracing/posting.py",
     "replica/",
     "router/events.py",
     "router/native.py",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from gateway.accounting.doctor.watch import Watch
+from gateway.accounting.doctor.watch import Watch, Watched
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RefreshKeys, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
@@ -140,11 +140,11 @@ class LocalControl:
         if isinstance(command, Join):
             await self.membership.probed(command.replica.name)
 
-    def seen(self) -> bytes:
+    def seen(self) -> Watched:
         """What the doctor's watch has seen; it goes on, or begins now."""
         self.watch.expire(self.clock())
         self.watch.begin(self.clock())
-        return self.watch.records()
+        return self.watch.watched()
 
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""
@@ -194,7 +194,7 @@ class ControlPlane(Protocol):
     async def looked(self, question: bytes) -> dict[int, bytes]:
         """The answers of all processes to a watcher's question (`telemetry/live/view.py`), by process."""
 
-    async def seen(self) -> list[bytes]:
+    async def seen(self) -> list[Watched]:
         """What the doctor's watch has seen in each process (`accounting/doctor/watch.py`); it goes on, or begins now."""
 
     async def run(self) -> None:
@@ -246,7 +246,7 @@ class SingleProcess:
     async def looked(self, question: bytes) -> dict[int, bytes]:
         return {0: self._local.looked(question)}
 
-    async def seen(self) -> list[bytes]:
+    async def seen(self) -> list[Watched]:
         return [self._local.seen()]
 
     async def run(self) -> None:

@@ -15,7 +15,6 @@ finishes the requests that run there.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import time
@@ -27,10 +26,8 @@ from aiohttp import web
 from msgspec.structs import asdict
 
 from gateway import __version__
-from gateway.accounting.doctor.examination import Examination
-from gateway.accounting.doctor.prices import Prices
-from gateway.accounting.doctor.report import report
-from gateway.accounting.doctor.watch import WATCH_S, merged, observed
+from gateway.accounting.doctor.examiner import Examiner
+from gateway.accounting.doctor.watch import WATCH_S
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
@@ -52,11 +49,11 @@ from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
 from gateway.server.replica_rows import ReplicaRows
+from gateway.telemetry.exposition import SingleFlight
 from router import Candidate
 
 MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
 _CURSOR: Final = re.compile(r"[0-9a-f]{1,32}:[0-9]{1,18}", re.ASCII)
-_EXAMINED_AT_ONCE: Final = 5  # requests: a few ms, if they have a thousand turns
 
 
 class Operator:
@@ -85,6 +82,8 @@ class Operator:
         self._access = access
         self._kept = kept
         self._clock = local.clock
+        self._examiner = Examiner()
+        self._examinations = SingleFlight(self._examine)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -145,18 +144,19 @@ class Operator:
         return web.Response(body=msgspec.json.encode(about), content_type="application/json")
 
     async def doctor(self, request: web.Request) -> web.Response:
-        """Where the prefixes of what has been asked lately break, and why. The first question begins the watch."""
+        """Where the prefixes of what has been asked lately break, and why. The first question begins the watch.
+
+        All who ask while an examination runs get that one's answer.
+        """
         self.allow(request)
-        since, records = merged(await self._control.seen())
-        examination, prices = Examination(), Prices(self._live.prices)
-        for number, record in enumerate(records):
-            if number % _EXAMINED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # requests go first
-            seen = observed(record)
-            seen.price = prices.of(seen.model, seen.tokens(seen.units), time.time())
-            examination.add(seen)
-        watched = None if since is None else round(max(0.0, self._clock() - since), 1)
-        return _json({"watched_s": watched, "watches_for_s": WATCH_S, **report(examination)})
+        return web.Response(body=await self._examinations.get(), content_type="application/json")
+
+    async def _examine(self) -> bytes:
+        watched = await self._control.seen()
+        begun = [each.since for each in watched if each.since is not None]
+        watched_s = round(max(0.0, self._clock() - min(begun)), 1) if begun else None
+        about = {"watched_s": watched_s, "watches_for_s": WATCH_S}
+        return await self._examiner.examine(about, self._live.prices, watched, time.time())
 
     async def add(self, request: web.Request) -> web.Response:
         """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool

@@ -3,13 +3,15 @@
 Reads only. A node is named by the way to it: the first keys of the edges from the root. The way stays right while nodes below
 it come and go; where an edge on it was split or merged meanwhile, `find` returns the deepest node that is still on it.
 
-Everything is bounded: LOOKED_AT children of a node are looked at, those of the root by their last use where they are more, and
-a picture has `most` nodes. Each step is O(holders), so a picture is O((LOOKED_AT + most) * holders) at each level.
+Everything is bounded: a picture has `most` nodes. Of a node LOOKED_AT children are looked at, the newest, and LOOKED_AT_HOLDS
+of their holders; of the root those that were used last where they are more. A picture of a large tree takes tens of
+milliseconds all the same, so it can be drawn in `steps`, one for each node whose children are looked at, between which the tree
+may change: a node that was removed meanwhile is drawn as it was left, with nobody who holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from router.index.holds import Node
@@ -17,6 +19,7 @@ from router.index.trie import RadixTrie
 from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys
 
 LOOKED_AT: Final = 2048  # children of a node
+LOOKED_AT_HOLDS: Final = 8192  # of these children together, and at least one child's
 MAX_HOLDERS: Final = 32  # of a node, in the picture; those that hold most of it
 
 
@@ -61,8 +64,12 @@ class Picture:
 
     def draw(self, way: Sequence[BlockKeys]) -> Drawn:
         """The node at the end of the way, or the deepest that there is on it."""
+        return next(drawn for drawn in self.steps(way) if drawn is not None)
+
+    def steps(self, way: Sequence[BlockKeys]) -> Iterator[Drawn | None]:
+        """The same in steps: the last is the node. Each O(LOOKED_AT + LOOKED_AT_HOLDS + holders of children shown)."""
         found, node, tokens = self.find(way)
-        return self._draw(found, node, tokens, self._depth)
+        yield (yield from self._draw(found, node, tokens, self._depth))
 
     def find(self, way: Sequence[BlockKeys]) -> tuple[list[BlockKeys], Node, int]:
         """(the way as far as it leads, the node there, the tokens of the edges above that node). O(edges)."""
@@ -77,16 +84,18 @@ class Picture:
             node = child
         return found, node, tokens
 
-    def _draw(self, way: list[BlockKeys], node: Node, above: int, depth: int) -> Drawn:
+    def _draw(self, way: list[BlockKeys], node: Node, above: int, depth: int) -> Generator[None, None, Drawn]:
         self._left -= 1
         tokens = node.length * node.weight // TOKEN_WEIGHT
         holders = self._holders(node)
         shown: list[Drawn] = []
-        if depth > 0:
-            for child in self._recent(node):
+        if depth > 0 and node.children:
+            recent = self._recent(node)
+            yield
+            for child in recent:
                 if self._left <= 0:
                     break
-                shown.append(self._draw([*way, child.edge[:KEY_BYTES]], child, above + tokens, depth - 1))
+                shown.append((yield from self._draw([*way, child.edge[:KEY_BYTES]], child, above + tokens, depth - 1)))
         idle = min([holder.idle_s for holder in holders], default=None)
         few = holders[:MAX_HOLDERS]
         return Drawn(way, node.length, tokens, above, few, len(holders) - len(few), idle, len(node.children), shown)
@@ -95,7 +104,7 @@ class Picture:
         """Those that live and have not expired."""
         trie, stale = self._trie, self._now - self._trie.ttl_s
         found = [
-            Holder(replica, hold.blocks, hold.blocks - hold.confirmed, self._now - hold.used)
+            Holder(replica, hold.blocks, hold.blocks - hold.confirmed, max(0.0, self._now - hold.used))
             for replica, hold in node.holders.items()
             if hold.used > stale and trie.lives(replica, hold)
         ]
@@ -103,14 +112,15 @@ class Picture:
         return found
 
     def _recent(self, node: Node) -> list[Node]:
-        """The most recently used children; below the root, of the LOOKED_AT newest. O(LOOKED_AT * holders)."""
+        """The most recently used children; below the root, of the newest. O(LOOKED_AT + LOOKED_AT_HOLDS)."""
         if node is self._trie.root and len(node.children) > LOOKED_AT:
             looked = self._heads()
         else:
-            looked = []
+            looked, holds = [], 0
             for child in reversed(node.children.values()):  # the newest
                 looked.append(child)
-                if len(looked) == LOOKED_AT:
+                holds += len(child.holders)
+                if len(looked) == LOOKED_AT or holds >= LOOKED_AT_HOLDS:
                     break
         used = [(max([hold.used for hold in child.holders.values()], default=0.0), child) for child in looked]
         used.sort(key=lambda each: -each[0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import orjson
 
 from gateway.accounting.doctor.causes import OF_OUTCOMES, REMEDIES
 from gateway.accounting.doctor.examination import Examination, Finding
@@ -39,6 +41,11 @@ def report(examination: Examination, notes: Sequence[str] = ()) -> dict[str, Any
         "findings": [_finding(each) for each in found.findings],
         "notes": remarks,
     }
+
+
+def encoded(about: Mapping[str, Any], examination: Examination) -> bytes:
+    """As an operator gets it. about: what it begins with."""
+    return orjson.dumps({**about, **report(examination)}, option=orjson.OPT_INDENT_2)
 
 
 def _cause(examination: Examination, cause: str) -> dict[str, Any]:

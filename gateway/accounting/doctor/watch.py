@@ -4,7 +4,7 @@
                          asked again: longer                                        expire: the records are dropped
 
 While nobody has asked, a request costs one look at `Outliner.on`. Requests are examined when the operator asks, not when they
-come: each worker gives its records, and whoever was asked puts them in the order of time, for a conversation's requests may
+come: each worker gives its records, and they are put in the order of time (`program.py`), for a conversation's requests may
 have gone to different workers. Salts leave their worker as digests.
 
 Bounds: MAX_RECORDS, MAX_BYTES, of the last ones. Synchronous; time is an argument.
@@ -13,7 +13,7 @@ Bounds: MAX_RECORDS, MAX_BYTES, of the last ones. Synchronous; time is an argume
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,7 +27,6 @@ from gateway.dialects.prompt.segments import Outline, packed, unpacked
 WATCH_S: Final = 600.0  # after the last question
 MAX_RECORDS: Final = 4000
 MAX_BYTES: Final = 16 << 20
-MAX_EXAMINED: Final = 10_000  # of all workers together, the last ones
 
 
 class Seen(NamedTuple):
@@ -50,6 +49,15 @@ class Seen(NamedTuple):
     reason: str
     ups: Sequence[str]
     first_byte: float | None
+
+
+class Watched(NamedTuple):
+    """What one worker has seen. since: when its watch began, None: there is none. records: of each request, when it came and
+    its record.
+    """
+
+    since: float | None
+    records: Sequence[tuple[float, bytes]]
 
 
 class RecordsError(ValueError):
@@ -97,9 +105,9 @@ class Watch:
         while len(self._records) > self._most or (self._bytes > self._most_bytes and self._records):
             self._bytes -= len(self._records.popleft()[1])
 
-    def records(self) -> bytes:
-        """All that it has, for `examined_of`; since when, in front."""
-        return msgspec.msgpack.encode((self.since, list(self._records)))
+    def watched(self) -> Watched:
+        """All that it has. O(records): they are not copied."""
+        return Watched(self.since, list(self._records))
 
     def check(self) -> None:
         """For tests: raises AssertionError if its books are wrong."""
@@ -112,21 +120,6 @@ class Watch:
 
     def __repr__(self) -> str:
         return f"<Watch, {'on' if self.on else 'off'}, {len(self)} requests>"
-
-
-def merged(workers: Iterable[bytes]) -> tuple[float | None, list[bytes]]:
-    """(since when, records) of several workers, the last MAX_EXAMINED, in the order of time. Raises RecordsError."""
-    begun, timed = list[float](), list[tuple[float, bytes]]()
-    try:
-        for each in workers:
-            since, records = msgspec.msgpack.decode(each)
-            if since is not None:
-                begun.append(since)
-            timed += [(float(time), record) for time, record in records]
-    except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
-        raise RecordsError(str(error)) from error
-    timed.sort()
-    return min(begun, default=None), [record for _, record in timed[-MAX_EXAMINED:]]
 
 
 def observed(record: bytes) -> Observed:

@@ -8,6 +8,7 @@ Structs lose their types in modules that mypyc compiles: this one is not compile
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -243,10 +244,11 @@ class Recorded(Struct, frozen=True, array_like=True, tag=26):
 
 
 class Examined(Struct, frozen=True, array_like=True, tag=28):
-    """What the doctor's watch has seen (`Watch.records`)."""
+    """What the doctor's watch has seen (`Watched`)."""
 
     number: int
-    records: bytes
+    since: float | None
+    records: Sequence[tuple[float, bytes]]
 
 
 class Looked(Struct, frozen=True, array_like=True, tag=42):

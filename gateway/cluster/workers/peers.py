@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec.structs import replace
 
+from gateway.accounting.doctor.watch import Watched
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import Command, Join, Reconfigure, SharingState
 from gateway.cluster.replication import ReplicationTransport, Replicator
@@ -149,7 +150,7 @@ class Peers:
         elif isinstance(question, Look):
             answer = Looked(question.number, self._looked(question.question))
         else:
-            answer = Examined(question.number, self._local.seen())
+            answer = Examined(question.number, *self._local.seen())
         self._channel.send(answer, asker)
 
     def _looked(self, question: bytes) -> bytes:
@@ -221,10 +222,10 @@ class Peers:
         asked = await self._questions.ask(lambda number: Look(number, question), self._limits.scrape_s)
         return {who: answer.answer for who, answer in asked.answers.items() if isinstance(answer, Looked) and answer.answer}
 
-    async def seen(self) -> list[bytes]:
+    async def seen(self) -> list[Watched]:
         """Also raises GatewayError 503: the hub did not forward the question. A worker that does not answer is left out."""
         question = await self._questions.ask(Examine, self._limits.scrape_s)
-        return [answer.records for answer in question.answers.values() if isinstance(answer, Examined)]
+        return [Watched(answer.since, answer.records) for answer in question.answers.values() if isinstance(answer, Examined)]
 
     async def ready(self) -> None:
         await self._current.wait()

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.accounting.doctor.examination import Examination
+from gateway.accounting.doctor.examiner import EXAMINE_S
 from gateway.accounting.doctor.prices import Prices
 from gateway.accounting.doctor.report import report
 from gateway.accounting.doctor.watch import WATCH_S
 from gateway.commands.doctor.printing import print_report, shown
 from gateway.commands.doctor.reading import FileError, Reader
-from gateway.commands.operate import DEFAULT_ADMIN, KEY, OperatorError, ask, whole
+from gateway.commands.operate import ANSWER_S, DEFAULT_ADMIN, KEY, OperatorError, ask, whole
 
+LIVE_S: Final = EXAMINE_S + ANSWER_S  # for an answer: the examination, and what goes before it
 MAX_SECONDS: Final = WATCH_S / 2  # so that the watch does not end before the second question
 DESCRIPTION: Final = (
     "Find where the prefixes of a stream of requests break, and why: a time, an id or a random token near the head, tools in"
@@ -77,10 +79,10 @@ def _live(options: argparse.Namespace) -> int:
         print(f"warmroute: --{given[0]} is for files; a gateway keeps no texts, and has prices of its own", file=sys.stderr)
         return 2
     try:
-        raw = ask(options.admin, "GET", "/warmroute/doctor")
+        raw = ask(options.admin, "GET", "/warmroute/doctor", answer_s=LIVE_S)
         if options.seconds:
             time.sleep(options.seconds)
-            raw = ask(options.admin, "GET", "/warmroute/doctor")
+            raw = ask(options.admin, "GET", "/warmroute/doctor", answer_s=LIVE_S)
         found = whole(options.admin, raw)
     except OperatorError as error:
         print(shown(f"warmroute: {error}"), file=sys.stderr)

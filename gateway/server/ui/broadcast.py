@@ -5,9 +5,11 @@
 
 A watcher begins with everything that is known (`hello`), and then gets what is new (`frame`). It has a queue of QUEUED frames;
 one that does not read for longer is let go, and begins anew when it connects again. Without watchers nothing is asked. What
-there was when the last one left is kept for QUIET_S.
+there was when the last one left is kept for QUIET_S. A worker that is late with an answer is left out of one frame; what it had
+answered before stands, so that its next answer counts only what has come since.
 
-Bounds: MOST_WATCHERS in this process; RECENT rows of requests; SHOWN_REPLICAS rows of replicas, with SHOWN_MODELS models each.
+Bounds: MOST_WATCHERS in this process; RECENT rows of requests; SHOWN_REPLICAS rows of replicas, with SHOWN_MODELS models each;
+MOST_PROCESSES, of which those that have answered last are kept.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -39,6 +41,7 @@ QUEUED: Final = 10  # frames
 RECENT: Final = 200  # requests
 SHOWN_REPLICAS: Final = 256
 SHOWN_MODELS: Final = 8
+MOST_PROCESSES: Final = 256  # workers, those that have ended included
 
 Json = dict[str, Any]
 
@@ -73,21 +76,34 @@ class Watcher:
         return event
 
 
+class _Answered(NamedTuple):
+    """Of a process's last answer. last: the version of its last row. ended, hidden: requests that have ended, and those without
+    a row, since its ring began. replicas: tokens by name, since the process began.
+    """
+
+    ring: str
+    last: int
+    ended: int
+    hidden: int
+    replicas: dict[str, list[float]]
+
+
 @dataclass(slots=True)
 class _Known:
-    """What the workers have answered until now. cursors: by ring. counts: requests that have ended, and those without a row, by
-    ring.
-    """
+    """What the workers have answered until now. answered: by process, the last one last."""
 
     merging: Merging
     at: float
-    cursors: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    answered: OrderedDict[str, _Answered] = field(default_factory=OrderedDict)
     requests: OrderedDict[str, Json] = field(default_factory=OrderedDict)
     replicas: dict[str, list[float]] = field(default_factory=dict)
     pools: dict[str, list[int]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     workers: int = 0
+
+    @property
+    def cursors(self) -> dict[str, int]:
+        return {each.ring: each.last for each in self.answered.values()}
 
 
 class Broadcast:
@@ -181,7 +197,8 @@ class Broadcast:
         pages: list[Json] = [msgspec.msgpack.decode(answer) for answer in answers.values()]
         known.at, known.workers = self._local.clock(), len(pages)
         changed, ended, hidden = self._take(known, pages)
-        known.replicas, known.pools = _summed(pages, "replicas"), _summed(pages, "pools")
+        known.replicas = _summed([each.replicas for each in known.answered.values()])
+        known.pools = _summed([page["pools"] for page in pages])
         known.limits = {name: load[2] for page in pages for name, load in page["pools"].items()}
         points = self._dated(known.merging.advance())
         return {**self._state(known), "points": points, "requests": changed, "ended": ended, "hidden": hidden}
@@ -190,15 +207,18 @@ class Broadcast:
         """(rows that have changed, in the order of time; requests that have ended since the last time; those without a row)"""
         changed: list[Json] = []
         ended = hidden = 0
-        counts: dict[str, tuple[int, int]] = {}
         for page in pages:
-            ring = page["ring"]
-            before = known.counts.get(ring, (0, 0))
-            counts[ring] = page["ended"], page["hidden"]
-            ended, hidden = ended + page["ended"] - before[0], hidden + page["hidden"] - before[1]
+            process = page["process"]
+            now = _Answered(page["ring"], page["last"], page["ended"], page["hidden"], page["replicas"])
+            before = known.answered.pop(process, None)
+            if before is None or before.ring != now.ring:
+                before = now._replace(ended=0, hidden=0)
+            known.answered[process] = now
+            ended, hidden = ended + now.ended - before.ended, hidden + now.hidden - before.hidden
             changed += page["rows"]
-            known.merging.add(page["process"], page["samples"])
-        known.counts, known.cursors = counts, {page["ring"]: page["last"] for page in pages}
+            known.merging.add(process, page["samples"])
+        while len(known.answered) > MOST_PROCESSES:
+            known.answered.popitem(last=False)
         changed.sort(key=lambda row: row["time"])
         for row in changed:
             known.requests[row["key"]] = row
@@ -248,13 +268,13 @@ class Broadcast:
         return f"<Broadcast to {len(self._watchers)}>"
 
 
-def _summed(pages: list[Json], name: str) -> dict[str, Any]:
-    """The values of all workers added up, by name."""
+def _summed(values: Iterable[dict[str, list[Any]]]) -> dict[str, Any]:
+    """Those of all workers added up, by name."""
     sums: dict[str, list[float]] = {}
-    for page in pages:
-        for key, values in page[name].items():
+    for one in values:
+        for key, amounts in one.items():
             known = sums.get(key)
-            sums[key] = list(values) if known is None else [one + other for one, other in zip(known, values, strict=True)]
+            sums[key] = list(amounts) if known is None else [each + other for each, other in zip(known, amounts, strict=True)]
     return sums
 
 

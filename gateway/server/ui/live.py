@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -22,6 +23,7 @@ from gateway.cluster.commands import LocalControl
 from gateway.errors import GatewayError, bad_request
 from gateway.server.operator import Operator
 from gateway.server.ui.broadcast import Broadcast
+from gateway.turns import turns_of
 from router.index.picture import Drawn, Picture
 from router.index.tree import MAX_EDGES
 
@@ -37,11 +39,12 @@ _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosni
 class LiveEndpoints:
     """The handlers; `routes` mounts them."""
 
-    def __init__(self, operator: Operator, local: LocalControl, broadcast: Broadcast) -> None:
+    def __init__(self, operator: Operator, local: LocalControl, broadcast: Broadcast, stall_s: float = STALL_S) -> None:
         self._operator = operator
         self._router = local.router
         self._clock = local.clock
         self._broadcast = broadcast
+        self._stall_s = stall_s
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -64,9 +67,9 @@ class LiveEndpoints:
         response.headers["X-Accel-Buffering"] = "no"  # nginx passes it on as it comes
         try:
             await response.prepare(request)
-            _give_up_soon(request)
+            _give_up_soon(request, self._stall_s)
             while event := await watcher.next():
-                async with asyncio.timeout(STALL_S):
+                async with asyncio.timeout(self._stall_s):
                     await response.write(event)
         except TimeoutError:
             response.force_close()
@@ -96,12 +99,21 @@ class LiveEndpoints:
             _number(query.get("children", "12"), "children", MOST_CHILDREN),
         )
         trie, now = self._router.trie, self._clock()
-        drawn = Picture(trie, now, depth, children, MOST_NODES).draw(_way(query.get("way", "")))
+        drawn = await _drawn(Picture(trie, now, depth, children, MOST_NODES), _way(query.get("way", "")))
         about = {"ttl_s": trie.ttl_s, "bytes": trie.size_bytes, "most_bytes": trie.max_bytes, "evicted": trie.evicted}
         return _json({"node": _node(drawn), **about})
 
     def __repr__(self) -> str:
         return f"<LiveEndpoints, {self._broadcast!r}"
+
+
+async def _drawn(picture: Picture, way: list[bytes]) -> Drawn:
+    """In turns of the event loop, which it shares with other long work."""
+    turns, steps = turns_of(asyncio.get_running_loop()), picture.steps(way)
+    drawn: Drawn | None = None
+    while drawn is None:
+        drawn = await turns.take(partial(next, steps))
+    return drawn
 
 
 def _way(text: str) -> list[bytes]:
@@ -137,10 +149,10 @@ def _json(value: dict[str, Any]) -> web.Response:
     return web.Response(body=orjson.dumps(value), content_type="application/json", headers=_HEADERS)
 
 
-def _give_up_soon(request: web.Request) -> None:
-    """Of a reader that reads nothing little is to wait in the kernel, and for STALL_S: then the connection is gone."""
+def _give_up_soon(request: web.Request, stall_s: float) -> None:
+    """Of a reader that reads nothing little is to wait in the kernel, and for stall_s: then the connection is gone."""
     taken = request.transport.get_extra_info("socket") if request.transport else None
     if taken is not None and taken.family != socket.AF_UNIX:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
-            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,8 +49,13 @@ _HEADERS: Final = {
 }
 
 
+_NEVER: Final = re.compile(r"q\s*=\s*0(?:\.0{0,3})?", re.ASCII)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
+    """packed: the body, zipped. etag: of the body."""
+
     body: bytes
     packed: bytes
     etag: str
@@ -71,12 +77,13 @@ class Pages:
         page = self._pages.get(name)
         if page is None:
             raise GatewayError(404, "not_found", f"The live page has no file {name[:100]!r}; it begins at {ROOT}/.")
-        headers = {**_HEADERS, "ETag": page.etag, "Vary": "Accept-Encoding"}
-        if page.etag in (request.headers.get("If-None-Match") or ""):
+        zipped = _takes_gzip(request.headers.get("Accept-Encoding", ""))
+        etag, body = (f"{page.etag}-gzip", page.packed) if zipped else (page.etag, page.body)
+        headers = {**_HEADERS, "ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
+        if any(each.value in (etag, "*") for each in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
-        body = page.body
-        if "gzip" in (request.headers.get("Accept-Encoding") or ""):
-            headers["Content-Encoding"], body = "gzip", page.packed
+        if zipped:
+            headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, headers={**headers, "Content-Type": page.content_type})
 
     @cached_property
@@ -86,6 +93,15 @@ class Pages:
         return found
 
 
+def _takes_gzip(accepted: str) -> bool:
+    """By an Accept-Encoding header: it names gzip, or else *, and not with q=0."""
+    taken = dict[str, bool]()
+    for part in accepted.lower().split(","):
+        name, _, quality = part.partition(";")
+        taken[name.strip()] = not _NEVER.fullmatch(quality.strip())
+    return taken.get("gzip", taken.get("*", False))
+
+
 def _collect(folder: Traversable, prefix: str, found: dict[str, Page]) -> None:
     for each in folder.iterdir():
         name = prefix + each.name
@@ -93,5 +109,5 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, Page]) -> None:
             _collect(each, name + "/", found)
         elif (suffix := name.rpartition(".")[2]) in TYPES:
             body = each.read_bytes()
-            etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+            etag = hashlib.sha256(body).hexdigest()[:32]
             found[name] = Page(body, gzip.compress(body, mtime=0), etag, TYPES[suffix])

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing.span import Span
@@ -33,8 +33,16 @@ MAX_PAUSE_S: Final = 0.05
 CLOSE_S: Final = 3.0
 MAX_PROBLEM: Final = 600  # characters in the log
 
-Send = Callable[[Iterator[Span], int], str | None]
-"""Sends spans (their number is known); returns why that has failed. It may raise. The thread calls it."""
+
+class Untaken(NamedTuple):
+    """How many spans of a batch the collector has not taken, and why."""
+
+    spans: int
+    why: str
+
+
+Send = Callable[[Iterator[Span], int], Untaken | None]
+"""Sends spans (their number is known); None: all are taken. It may raise. The thread calls it."""
 
 
 class Exporter:
@@ -48,7 +56,8 @@ class Exporter:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing = False
+        self._failing = False  # of the last batch something was not taken
+        self._away = False  # nothing was
         self.exported = 0
         self.failed = 0  # spans that no collector has taken
         self.dropped = 0  # spans for which there was no room
@@ -86,7 +95,7 @@ class Exporter:
             self._news.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-                if self._failing and self._closing.is_set():
+                if self._away and self._closing.is_set():
                     self.failed += sum(map(len, batch))  # there is no time left for a collector that may be back
                 else:
                     self._export(batch)
@@ -96,18 +105,18 @@ class Exporter:
     def _export(self, batch: list[Sequence[Span]]) -> None:
         count = sum(map(len, batch))
         try:
-            problem = self._send(self._gently(batch), count)
+            untaken = self._send(self._gently(batch), count)
         except Exception as error:  # noqa: BLE001  (of a library: it must not end the thread)
-            problem = f"{type(error).__name__}: {error}"
-        if problem is None:
-            self.exported += count
-            if self._failing:
-                log.info("traces are exported again")
-        else:
-            self.failed += count
-            if not self._failing:
-                log.warning("traces are not exported; this is said once", extra={"error": problem[:MAX_PROBLEM]})
-        self._failing = problem is not None
+            untaken = Untaken(count, f"{type(error).__name__}: {error}")
+        missing = untaken.spans if untaken else 0
+        self.exported += count - missing
+        self.failed += missing
+        if untaken and not self._failing:
+            about = {"spans": missing, "of": count, "error": untaken.why[:MAX_PROBLEM]}
+            log.warning("traces are not exported; this is said once", extra=about)
+        elif self._failing and not untaken:
+            log.info("traces are exported again")
+        self._failing, self._away = untaken is not None, missing == count
 
     def _gently(self, batch: list[Sequence[Span]]) -> Iterator[Span]:
         """The spans, with a rest after those of each request, in which the event loop has the interpreter."""

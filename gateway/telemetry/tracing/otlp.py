@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, overload
 
+from gateway.telemetry.tracing.exporter import Untaken
 from gateway.telemetry.tracing.span import CLIENT, INTERNAL, SERVER, Span
 
 TIMEOUT_S: Final = 5.0  # of a batch, attempts and the waits between them included
@@ -33,21 +34,16 @@ def is_installed() -> bool:
 
 
 class LastProblem(logging.Handler):
-    """Keeps the last message of the library's logger in place of showing each: it logs every attempt. Its last one,
-    after several attempts, has no reason: the warning of the attempt before has it.
+    """Keeps the last message of the library's logger in place of showing each: it logs every attempt, and what it cannot
+    encode.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
-        self._warned = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        former = f"{self.text} " if self._warned and record.levelno >= logging.ERROR else ""
-        self.text, self._warned = former + record.getMessage(), record.levelno == logging.WARNING
-
-    def clear(self) -> None:
-        self.text, self._warned = "", False
+        self.text = record.getMessage()
 
 
 class Lazily(Sequence[Any]):
@@ -77,38 +73,31 @@ class Otlp:
     """A `Send` (`exporter.py`). endpoint: the collector's base URL. service: service.name; version: of the gateway."""
 
     def __init__(self, endpoint: str, service: str, version: str) -> None:
-        import requests
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
+
+        from gateway.telemetry.tracing.posting import Posting
 
         self._problem = LastProblem()
         logger = logging.getLogger(OTLPSpanExporter.__module__)
         logger.addHandler(self._problem)
         logger.propagate = False
-        session = requests.Session()
-        session.hooks["response"].append(_refuse_redirect)
-        self._url = url = endpoint + TRACES_PATH
-        self._exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=session)
+        self._posting = Posting()
+        self._url = endpoint + TRACES_PATH
+        self._exporter = OTLPSpanExporter(self._url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=self._posting)
         self._good = SpanExportResult.SUCCESS
         self._made = _maker(service, version)
 
-    def __call__(self, spans: Iterator[Span], count: int) -> str | None:
-        self._problem.clear()
+    def __call__(self, spans: Iterator[Span], count: int) -> Untaken | None:
+        self._problem.text = ""
+        self._posting.begin(TIMEOUT_S)
         result = self._exporter.export(Lazily(map(self._made, spans), count))
-        if result is self._good:
+        posting = self._posting
+        if result is self._good and not posting.rejected:
             return None
-        return f"{self._url}: {self._problem.text or 'the collector did not take them'}"
-
-
-def _refuse_redirect(response: Any, *_: object, **__: object) -> None:
-    """The library follows none, and takes one for success."""
-    if response.is_redirect or response.is_permanent_redirect:
-        response.close()  # else its socket stays
-        where = response.headers.get("Location", "")[:200]
-        raise ConnectionAbortedError(
-            f"the collector redirects ({response.status_code}) to {where!r}: name that in tracing.endpoint"
-        )
+        why = posting.problem or self._problem.text or "the collector did not take them"
+        return Untaken(min(posting.rejected, count) if result is self._good else count, f"{self._url}: {why}")
 
 
 def _maker(service: str, version: str) -> Callable[[Span], Any]:

@@ -81,3 +81,12 @@ async def test_the_command_asks_a_running_gateway(capsys: pytest.CaptureFixture[
         assert "nonce" in out
         assert "What to change" in out
     assert main(["doctor", "--live", "--admin", "http://127.0.0.1:9"]) == 2
+
+
+async def test_who_asks_meanwhile_shares_one_examination() -> None:
+    async with FakeReplica() as one, running(one) as run:
+        await asked(run)
+        await send(run, KINDS[0])
+        answers = await asyncio.gather(*(asked(run) for _ in range(5)))
+        assert answers[0]["requests"] == 12
+        assert all(each == answers[0] for each in answers), "watched_s, too"

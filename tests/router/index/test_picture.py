@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.picture import LOOKED_AT, MAX_HOLDERS, Drawn, Picture
+from router.index.picture import LOOKED_AT, LOOKED_AT_HOLDS, MAX_HOLDERS, Drawn, Picture
 from router.index.trie import RadixTrie
 from router.types import KEY_BYTES, TOKEN_WEIGHT
 
@@ -62,6 +62,37 @@ def test_of_a_node_with_many_branches_the_newest_are_shown() -> None:
     (head,) = Picture(trie, branches / 64, 2, 3, 10).draw([]).shown
     assert head.children == branches
     assert [each.idle_s for each in head.shown] == [1 / 64, 2 / 64, 3 / 64]
+
+
+def test_it_can_be_drawn_in_steps_while_the_tree_changes() -> None:
+    trie = trie_of("a", "b")
+    for number in range(8):
+        trie.insert("a", keys(number, 1), 1.0 + number)
+        trie.insert("a", keys(number, 2), 1.0 + number)
+    whole = list(Picture(trie, 10.0, 3, 10, 100).steps([]))
+    assert whole[:-1] == [None] * 9, "one for the root, and one for each head"
+    assert whole[-1] == Picture(trie, 10.0, 3, 10, 100).draw([])
+    steps = Picture(trie, 10.0, 3, 10, 100).steps([])
+    next(steps)
+    trie.insert("a", keys(7, 1), 12.0)
+    trie.purge("a")
+    trie.insert("b", keys(0, 1, 5), 13.0)
+    root = list(steps)[-1]
+    assert root is not None
+    assert len(root.shown) == 8
+    assert [each.holders[0].replica for each in root.shown if each.holders] == ["b"]
+    assert all((each.idle_s or 0.0) >= 0 for each in every(root))
+
+
+def test_of_children_with_many_holders_fewer_are_looked_at() -> None:
+    trie = trie_of(*(f"r{number}" for number in range(64)))
+    branches = 2 * LOOKED_AT_HOLDS // 64
+    for number in range(branches):
+        for replica in range(64):
+            trie.insert(f"r{replica}", keys(1, number), number / 64)
+    trie.insert("r0", keys(1, 0), branches / 64)  # the oldest child, which is not looked at
+    (head,) = Picture(trie, branches / 64, 2, 300, 400).draw([]).shown
+    assert (head.children, len(head.shown)) == (branches, LOOKED_AT_HOLDS // 64)
 
 
 def test_a_way_that_no_longer_leads_anywhere() -> None:

@@ -1,6 +1,6 @@
 // The page: its head, its tabs by URL fragment, and who may see them.
 import { html, render, useEffect, useState } from "./view.js";
-import { setKey } from "./connection.js";
+import { key, setKey } from "./connection.js";
 import { connect, useLive } from "./store.js";
 import { ThemeButton } from "./theme.js";
 import { Login } from "./login.js";
@@ -37,7 +37,8 @@ function useTab() {
 const LINKS = { connecting: ["wait", "connecting"], live: ["good", "live"], lost: ["bad", "no connection, trying again"] };
 
 function Link({ live }) {
-  const [tone, text] = live.problem ? ["warn", live.problem] : LINKS[live.link] ?? LINKS.lost;
+  const problem = live.link === "lost" && live.why ? `${live.why} Trying again.` : live.problem;
+  const [tone, text] = problem ? ["warn", problem] : LINKS[live.link] ?? LINKS.lost;
   return html`<span class=${`link badge ${tone}`} role="status"><span class="dot" aria-hidden="true"></span>${text}</span>`;
 }
 
@@ -65,7 +66,7 @@ function App() {
       <${Link} live=${live} />
       ${live.frame && html`<${About} frame=${live.frame} />`}
       <span class="tools"><${ThemeButton} />
-        <button type="button" class="quiet" onClick=${leave} title="Forget the admin key in this tab">Sign out</button></span>
+        ${key() && html`<button type="button" class="quiet" onClick=${leave} title="Forget the admin key in this tab">Sign out</button>`}</span>
     </header>
     <nav aria-label="Views"><ul>${TABS.map(([name, text]) => html`
       <li><a href=${`#${name}`} aria-current=${name === tab ? "page" : null}>${text}</a></li>`)}</ul></nav>

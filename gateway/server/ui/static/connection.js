@@ -61,7 +61,8 @@ export async function call(path, { method = "GET", body } = {}) {
   return answer.json();
 }
 
-/** Events of the gateway, until the returned function is called. onState: "live", "lost" or a Refused. */
+/** Events of the gateway, until the returned function is called. onState: "live"; "lost", with the gateway's reason if it has given one; or a
+ * Refused, after which nothing is tried again. */
 export function follow(onEvent, onState) {
   const stop = new AbortController();
   let failures = 0;
@@ -79,6 +80,7 @@ export function follow(onEvent, onState) {
   };
   (async () => {
     while (!stop.signal.aborted) {
+      let why = "";
       attempt = new AbortController();
       watch();
       try {
@@ -92,10 +94,11 @@ export function follow(onEvent, onState) {
           onState(error);
           return;
         }
+        if (error instanceof Refused) why = error.message;
       } finally {
         clearTimeout(watchdog);
       }
-      onState("lost");
+      onState("lost", why);
       const wait = RETRY_S[Math.min(failures, RETRY_S.length - 1)] * (0.75 + Math.random() / 2);
       failures += 1;
       await new Promise((done) => setTimeout(done, wait * 1000));

@@ -40,9 +40,17 @@ export function Doctor() {
   }, []);
   useEffect(() => {
     if (!begun) return undefined;
-    load();
-    const timer = setInterval(load, EVERY_MS);
-    return () => clearInterval(timer);
+    let timer = 0;
+    let left = false;
+    const again = async () => {
+      await load(); // it may take longer than EVERY_MS
+      if (!left) timer = setTimeout(again, EVERY_MS);
+    };
+    again();
+    return () => {
+      left = true;
+      clearTimeout(timer);
+    };
   }, [begun]);
   if (!begun) {
     return html`<section class="panel"><${Empty} title="The doctor is not watching for you">It remembers digests of requests while somebody asks, and ten

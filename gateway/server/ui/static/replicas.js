@@ -30,8 +30,8 @@ function Row({ replica, busy, onDrain }) {
     <td data-label="Holds (tokens)"><${Bar} share=${held} label=${label} /></td>
     <td data-label="Cached" class="number">${percent(share(replica.cached_tokens, replica.prompt_tokens))}
       <span class="under">of ${short(replica.prompt_tokens)}</span></td>
-    <td class="actions">${!replica.leaving && html`<button type="button" disabled=${busy} aria-label=${`${what} ${shown(replica.name)}`}
-      onClick=${() => onDrain(replica)}>${what}</button>`}</td>
+    <td class="actions">${!replica.leaving && html`<button type="button" aria-disabled=${busy} aria-label=${`${what} ${shown(replica.name)}`}
+      onClick=${() => busy || onDrain(replica)}>${what}</button>`}</td>
   </tr>`;
 }
 

@@ -11,6 +11,7 @@ const listeners = new Set();
 let stop = () => {};
 export const state = {
   link: "connecting", // connecting, live, lost, or a Refused
+  why: "", // it is lost, if the gateway has said so
   problem: "",
   now: 0,
   frame: null, // the last one: replicas, pools, index, ...
@@ -23,8 +24,9 @@ export const state = {
 export function connect() {
   stop();
   state.link = "connecting";
-  stop = follow(onEvent, (link) => {
+  stop = follow(onEvent, (link, why = "") => {
     state.link = link;
+    state.why = why;
     changed();
   });
   changed();
@@ -81,6 +83,7 @@ export function useLive() {
     let number = 0;
     const listener = () => again((number += 1));
     listeners.add(listener);
+    listener(); // what has come before it was there: a refusal comes once
     return () => listeners.delete(listener);
   }, []);
   return state;

@@ -36,8 +36,12 @@ export function Dialog({ title, onClose, children, wide = false, stays = false }
   const dialog = useRef(null);
   useEffect(() => {
     const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.focus?.();
+    const shown = dialog.current;
+    shown.showModal();
+    return () => {
+      shown.close(); // while it is open, nothing outside takes the focus
+      (before?.isConnected ? before : document.getElementById("main"))?.focus();
+    };
   }, []);
   const close = (event) => {
     event.preventDefault();

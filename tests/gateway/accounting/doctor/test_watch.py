@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.accounting.doctor.watch import WATCH_S, RecordsError, Seen, Watch, merged, observed
+from gateway.accounting.doctor.watch import WATCH_S, RecordsError, Seen, Watch, observed
 from gateway.dialects.prompt.outline import Outliner
 
 TEXT = b"\x1esystem\x1fToday is 2026-11-27.\x1euser\x1fHello"
@@ -15,22 +15,21 @@ def seen(time: float, outliner: Outliner, salt: str = "", keys: bytes = b"123456
     return Seen(time, "m", salt, "t", "s", keys, len(TEXT), 256, False, outline, "a", 9, None, 5, "warm", ("a", "b"), time + 1)
 
 
-def test_records_come_back_in_the_order_of_time_of_all_workers() -> None:
-    one, two = Watch(Outliner()), Watch(Outliner())
-    for watch, begin in ((one, 5.0), (two, 3.0)):
-        watch.begin(begin)
-    one.saw(seen(12.0, one.outliner))
-    two.saw(seen(11.0, two.outliner, salt="secret"))
-    since, records = merged([one.records(), two.records()])
-    first, second = map(observed, records)
+def test_a_record_comes_back_without_secrets() -> None:
+    watch = Watch(Outliner())
+    watch.begin(3.0)
+    for number, salt in enumerate(("", "secret")):
+        watch.saw(seen(11.0 + number, watch.outliner, salt=salt))
+    since, records = watch.watched()
+    first, second = (observed(record) for _, record in records)
     assert since == 3.0
-    assert (first.time, second.time) == (11.0, 12.0)
+    assert [time for time, _ in records] == [first.time, second.time] == [11.0, 12.0]
     assert first.outline == Outliner().outline(TEXT)
     assert (first.model, first.session, first.tenant, first.keys) == ("m", "s", "t", b"12345678")
     assert first.outcome is not None
     assert (first.outcome.up, first.outcome.available_tokens) == (frozenset({"a", "b"}), 5)
-    assert first.salt != second.salt == ""
-    assert b"secret" not in records[0]
+    assert second.salt != first.salt == ""
+    assert b"secret" not in records[1][1]
 
 
 def test_it_ends_when_nobody_has_asked_for_a_while() -> None:
@@ -58,7 +57,5 @@ def test_a_flood_is_bounded() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"nonsense", b"\x92\xc0\x91\x92\xc0\xc4\x00"])
 def test_broken_records_are_an_error(data: bytes) -> None:
-    with pytest.raises(RecordsError):
-        merged([data])
     with pytest.raises(RecordsError):
         observed(data)

@@ -7,6 +7,7 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.cluster.commands import SingleProcess
@@ -74,6 +75,47 @@ async def test_workers_that_cannot_be_asked_are_a_problem_that_passes() -> None:
             while data(await watcher.next())[0] != "frame":
                 pass
         watcher.end()
+
+
+async def test_a_worker_that_is_late_once_is_not_counted_anew() -> None:
+    async with FakeReplica() as one, running(one) as run:
+
+        class Two(SingleProcess):
+            """One more worker. late: it does not answer."""
+
+            late = False
+            ended = 1000
+            asked: Any = None
+
+            async def looked(self, question: bytes) -> dict[int, bytes]:
+                self.asked = msgspec.msgpack.decode(question)
+                first = await super().looked(question)
+                if self.late:
+                    return first
+                page = msgspec.msgpack.decode(first[0])
+                other = {"ring": "r2", "process": "p2", "last": self.ended, "rows": [], "ended": self.ended, "hidden": 7}
+                other["replicas"] = {one.name: [self.ended, 10.0]}
+                return {**first, 1: msgspec.msgpack.encode({**page, **other})}
+
+        control = Two(run.gateway.local)
+        broadcast = made(run, control)
+        assert (await broadcast.snapshot())["replicas"][0]["prompt_tokens"] == 1000
+        watcher = await broadcast.watch()
+        async with asyncio.timeout(40):
+            await watcher.next()
+
+            async def frame(workers: int) -> tuple[Any, ...]:
+                while (found := data(await watcher.next())[1])["workers"] != workers:
+                    assert found["ended"] == found["hidden"] == 0
+                return found["ended"], found["hidden"], found["replicas"][0]["prompt_tokens"]
+
+            control.late = True
+            assert await frame(workers=1) == (0, 0, 1000)
+            assert control.asked["cursors"]["r2"] == 1000
+            control.late, control.ended = False, 1003
+            assert await frame(workers=2) == (3, 0, 1003)
+        watcher.end()
+        broadcast.leave(watcher)
 
 
 async def test_a_bug_ends_the_streams_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:

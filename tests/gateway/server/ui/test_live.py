@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
+import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gateway.server.ui.broadcast import MOST_WATCHERS, RECENT
+from gateway.server.endpoints import ADMIN, side_runner
+from gateway.server.ui.broadcast import MOST_WATCHERS, RECENT, Broadcast
+from gateway.server.ui.live import LiveEndpoints
 from gateway.telemetry.live.feed import BURST, QUIET_S
 from tests.gateway.cluster.workers.conftest import star
-from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.gateway.conftest import BODY, Running, eventually, running, started
 from tests.support.fakes import FakeReplica, answers, models, status, streams
 
 ENDPOINTS = ["/warmroute/live", "/warmroute/live/events", "/warmroute/live/requests/a:1", "/warmroute/trie"]
@@ -209,6 +214,33 @@ async def test_watchers_are_bounded_and_slow_ones_are_let_go() -> None:
         async with asyncio.timeout(40):
             while not await let_in():  # noqa: ASYNC110  (that they are gone is noticed at the next frame)
                 await asyncio.sleep(0.05)
+
+
+async def test_one_that_reads_nothing_is_disconnected_and_its_place_is_free() -> None:
+    async with FakeReplica() as one, running(one) as run, contextlib.AsyncExitStack() as stack:
+        broadcast = Broadcast(run.gateway.local, run.gateway.control, time.time, every_s=0.001)
+        served = run.gateway.served
+        watched = LiveEndpoints(served.operator, run.gateway.local, broadcast, stall_s=0.5)
+        runner = side_runner(dataclasses.replace(served, watched=watched), ADMIN)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        address = (await started(runner)).removeprefix("http://").split(":")
+        sock = stack.enter_context(socket.socket())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect((address[0], int(address[1])))
+        sock.sendall(b"GET /warmroute/live/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await eventually(lambda: repr(broadcast).endswith("to 1>"))
+        await eventually(lambda: repr(broadcast).endswith("to 0>"))
+
+        def gone() -> bool:
+            """Only what is sent there finds out: who reads nothing does not see the end."""
+            try:
+                sock.sendall(b"x")
+            except ConnectionError:
+                return True
+            return False
+
+        await eventually(gone)
 
 
 async def test_a_flood_is_sampled() -> None:

@@ -87,6 +87,12 @@ async def test_actions_are_refused_without_the_key(browser: Browser) -> None:
         assert not runs[0].gateway.fleet.named(replicas[0].name).draining  # type: ignore[union-attr]
 
 
+async def test_without_a_key_there_is_nothing_to_sign_out_of(browser: Browser) -> None:
+    async with fleet() as (runs, _), opened(browser, runs[0]) as tab:
+        await expect(tab.page.get_by_role("button", name="Colours")).to_be_visible()
+        await expect(tab.page.get_by_role("button", name="Sign out")).to_have_count(0)
+
+
 async def test_without_a_key_another_site_gets_nothing(browser: Browser) -> None:
     """A page of another origin in an operator's own browser, on the gateway's machine."""
     async with fleet() as (runs, replicas), blank(browser, "http://") as foreign:

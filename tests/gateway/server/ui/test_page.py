@@ -14,6 +14,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from bench.measure.ports import free_port
+from gateway.server.ui.broadcast import MOST_WATCHERS
 from tests.chaos.stage import Child
 from tests.gateway.conftest import running
 from tests.gateway.server.ui.conftest import converse, fleet, opened
@@ -28,7 +29,9 @@ TABS = ["Overview", "Replicas", "Requests", "Prefix index", "Keys", "Doctor"]
 
 
 async def focused(page: Page) -> str:
-    return str(await page.evaluate("document.activeElement.textContent.trim() || document.activeElement.name"))
+    """What it says; "": nothing has the focus."""
+    of = "(each) => each === document.body ? '' : each.ariaLabel || each.textContent.trim() || each.name"
+    return str(await page.evaluate(f"({of})(document.activeElement)"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -226,6 +229,39 @@ async def test_everything_is_reached_by_keyboard(browser: Browser) -> None:
         assert page.url.endswith("#replicas")
         await page.go_back()
         await expect(page.locator(".tile").first).to_be_visible()
+
+
+async def test_the_focus_is_back_when_a_dialog_closes(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
+        page, name = tab.page, replicas[0].name
+        button = page.get_by_role("button", name=f"Drain {name}")
+        dialog = page.get_by_role("dialog")
+        for end in ("Escape", "Cancel", "Close"):
+            await button.focus()
+            await page.keyboard.press("Enter")
+            await expect(dialog).to_be_visible()
+            if end == "Escape":
+                await page.keyboard.press("Escape")
+            else:
+                await dialog.get_by_role("button", name=end).press("Enter")
+            await expect(dialog).to_be_hidden()
+            await expect(button).to_be_focused()
+        await button.press("Enter")
+        await dialog.get_by_role("button", name="Drain").press("Enter")
+        await expect(page.get_by_role("button", name=f"Undrain {name}")).to_be_focused()
+
+
+async def test_where_no_watcher_is_taken_the_gateways_reason_is_shown(browser: Browser) -> None:
+    async with fleet() as (runs, _), contextlib.AsyncExitStack() as watchers:
+        for _ in range(MOST_WATCHERS):
+            await watchers.enter_async_context(runs[0].session.get(f"{runs[0].admin_url}/warmroute/live/events"))
+        async with opened(browser, runs[0]) as tab:
+            tab.expected.add(503)
+            state = tab.page.get_by_role("status").first
+            await expect(state).to_contain_text("32 watchers are connected to this worker")
+            await expect(state).to_contain_text("Trying again.")
+            await watchers.aclose()
+            await expect(state).to_have_text("live")
 
 
 async def test_it_comes_back_when_the_gateway_does(browser: Browser) -> None:

@@ -45,11 +45,40 @@ async def test_files_are_packed_and_not_sent_twice() -> None:
             assert answer.headers["Content-Encoding"] == "gzip"
             assert gzip.decompress(await answer.read()) == (STATIC / "app.js").read_bytes()
             etag = answer.headers["ETag"]
-        async with run.session.get(path, headers={"If-None-Match": etag}) as again:
-            assert (again.status, await again.read()) == (304, b"")
-            assert again.headers["ETag"] == etag
-        async with run.session.get(path, headers={"If-None-Match": '"other"'}) as other:
-            assert other.status == 200
+        zipped = {"Accept-Encoding": "gzip"}
+        for known in (etag, f'"other", W/{etag}', "*"):
+            async with run.session.get(path, headers={**zipped, "If-None-Match": known}) as again:
+                assert (again.status, await again.read()) == (304, b"")
+                assert again.headers["ETag"] == etag
+        for known in ('"other"', etag.strip('"')[:8], "nonsense"):
+            async with run.session.get(path, headers={**zipped, "If-None-Match": known}) as other:
+                assert other.status == 200
+        async with run.session.get(path, headers={"Accept-Encoding": "identity", "If-None-Match": etag}) as plain:
+            assert (plain.status, await plain.read()) == (200, (STATIC / "app.js").read_bytes())
+            assert plain.headers["ETag"] != etag, "it has other bytes"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "zipped"),
+    [
+        ("gzip, deflate, br", True),
+        ("br, GZIP;q=0.5", True),
+        ("*", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, *", False),
+        ("*;q=0", False),
+        ("identity", False),
+        ("x-notgzip", False),
+        ("", False),
+    ],
+)
+async def test_a_file_is_packed_for_those_who_take_that(accepted: str, zipped: bool) -> None:
+    async with FakeReplica() as one, running(one) as run:
+        path = run.admin_url + "/warmroute/ui/app.js"
+        async with run.session.get(path, headers={"Accept-Encoding": accepted}, auto_decompress=False) as answer:
+            assert ("Content-Encoding" in answer.headers) is zipped
+            raw = await answer.read()
+        assert (gzip.decompress(raw) if zipped else raw) == (STATIC / "app.js").read_bytes()
 
 
 async def test_a_path_leads_to_its_files_only() -> None:

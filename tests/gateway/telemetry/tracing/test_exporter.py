@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.tracing.exporter import BATCH, Exporter
+from gateway.telemetry.tracing.exporter import BATCH, Exporter, Untaken
 from gateway.telemetry.tracing.span import Span
 from tests.gateway.conftest import eventually
 
@@ -21,22 +21,25 @@ def spans(count: int = 3) -> list[Span]:
 
 
 class Sent:
-    """A `Send` that keeps what it gets. problem: what it returns; gate: waited for first."""
+    """A `Send` that keeps what it gets. problem: why it has not taken any, or `untaken` of them; gate: waited for first."""
 
     def __init__(self) -> None:
         self.batches: list[list[Span]] = []
         self.counts: list[int] = []
         self.problem: str | None = None
+        self.untaken: int | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.busy = threading.Event()
 
-    def __call__(self, made: Iterator[Span], count: int) -> str | None:
+    def __call__(self, made: Iterator[Span], count: int) -> Untaken | None:
         self.busy.set()
         assert self.gate.wait(40)
         self.batches.append(list(made))
         self.counts.append(count)
-        return self.problem
+        if self.problem is None:
+            return None
+        return Untaken(count if self.untaken is None else self.untaken, self.problem)
 
 
 async def test_what_is_put_is_sent_at_the_end_at_the_latest() -> None:
@@ -106,8 +109,20 @@ async def test_a_failure_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptur
     assert vars(caplog.records[0])["error"] == "no such host"
 
 
+async def test_what_is_rejected_of_a_batch_is_not_exported() -> None:
+    sent = Sent()
+    sent.problem, sent.untaken = "too old", 2
+    exporter = Exporter(sent, batch_s=1000)
+    for _ in range(2 * BATCH):
+        exporter.put(spans(1))
+    exporter.start()
+    await exporter.close(40)
+    assert len(sent.batches) == 2, "it is there: the end tries all that is left"
+    assert (exporter.exported, exporter.failed) == (2 * BATCH - 4, 4)
+
+
 async def test_an_error_of_the_library_does_not_end_the_thread() -> None:
-    def broken(made: Iterator[Span], count: int) -> str | None:
+    def broken(made: Iterator[Span], count: int) -> Untaken | None:
         raise ValueError("a bug")
 
     exporter = Exporter(broken, batch_s=0.001)

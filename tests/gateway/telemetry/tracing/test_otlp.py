@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess, ExportTraceServiceResponse
 
 from gateway.commands.surroundings import require_libraries
 from gateway.config.parse import ConfigError
+from gateway.telemetry.tracing.exporter import Untaken
+from gateway.telemetry.tracing.otlp import Otlp
+from gateway.telemetry.tracing.span import Span
 from tests.gateway.conftest import config_over, eventually, running
 from tests.support.collector import Collector
 from tests.support.fakes import FakeReplica, answers, models
@@ -58,6 +63,102 @@ async def test_a_collector_that_refuses_costs_its_spans_only(status: int) -> Non
         metrics = await run.metrics()
         assert metrics[DROPPED % "failed"] == exporter.failed
         assert len(collector.headers) == 2  # it was not asked again for what it has refused
+
+
+PARTIAL = ExportTraceServiceResponse(
+    partial_success=ExportTracePartialSuccess(rejected_spans=1, error_message="too old")
+).SerializeToString()
+ALL = ExportTraceServiceResponse(partial_success=ExportTracePartialSuccess(rejected_spans=1 << 40)).SerializeToString()
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"
+
+
+class Raw:
+    """A collector that answers with given bytes, then with a byte each tenth of a second for ever if it trickles."""
+
+    def __init__(self, answer: bytes, *, trickles: bool = False) -> None:
+        self._answer = answer
+        self._trickles = trickles
+        self.asked = 0
+        self._serving = dict[asyncio.Task[None], asyncio.StreamWriter]()
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._serving.values():
+            writer.close()
+        await asyncio.gather(*self._serving)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._serving[task] = writer
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                self.asked += 1
+                writer.write(self._answer)
+                await writer.drain()
+                while self._trickles and not writer.is_closing():
+                    await asyncio.sleep(0.1)
+                    writer.write(b"1\r\nx\r\n")
+                    await writer.drain()
+
+
+async def sent(url: str, spans: int = 3) -> Untaken | None:
+    made = iter([Span("1" * 32, f"{number + 1:016x}", "", "span", 1, 2) for number in range(spans)])
+    return await asyncio.to_thread(Otlp(url, "edge", "1"), made, spans)
+
+
+@pytest.mark.parametrize(("body", "untaken"), [(PARTIAL, 1), (ALL, 3), (b"", 0), (b"ok", 0)])
+async def test_what_a_collector_rejects_of_a_batch(body: bytes, untaken: int) -> None:
+    async with Raw(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body) as url:
+        found = await sent(url)
+        assert (found.spans if found else 0) == untaken
+        if body == PARTIAL:
+            assert found
+            assert found.why == f"{url}/v1/traces: the collector has rejected spans: too old"
+
+
+async def test_an_answer_that_trickles_ends_at_the_batchs_deadline() -> None:
+    collector = Raw(OK + b"Transfer-Encoding: chunked\r\n\r\n", trickles=True)
+    async with collector as url, asyncio.timeout(40):
+        found = await sent(url)
+        assert found
+        assert found.why.endswith("no whole answer in time")
+        assert collector.asked == 1
+
+
+@pytest.mark.parametrize("framing", [b"", b"Content-Length: 300000000\r\n"])
+async def test_a_huge_answer_is_not_read(framing: bytes) -> None:
+    async with Raw(OK + framing + b"\r\n" + bytes(1 << 20)) as url:
+        found = await sent(url)
+        assert found
+        assert found.why.endswith("an answer of more than 64 KiB: it is no collector's")
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"HTTP/1.1 429 Slow Down\r\nRetry-After: 60\r\nContent-Length: 0", "the collector answers 429 Slow Down"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2", "the collector answers 404 Not Found"),
+        (b"HTTP/1.1 304 Not Modified", "the collector redirects (304)"),
+    ],
+)
+async def test_the_reason_is_in_the_problem(head: bytes, why: str) -> None:
+    async with Raw(head + b"\r\n\r\nno") as url:
+        assert await sent(url) == (3, f"{url}/v1/traces: {why}")
+
+
+async def test_nobody_is_there() -> None:
+    async with Raw(b"") as url:
+        pass
+    found = await sent(url)
+    assert found
+    assert found.why == f"{url}/v1/traces: [Errno 111] Connection refused"
 
 
 async def test_a_collector_that_hangs_holds_nothing_up() -> None:
