@@ -193,7 +193,9 @@ class SplicedReader(StreamReader):
         """Both parts' usage; the text so far was part of the continuation's prompt."""
         so_far = self._so_far
         prompt = so_far.usage.prompt if so_far.usage else max(0, part.prompt - so_far.tokens)
-        return Usage(prompt, so_far.tokens + part.completion, None if part.cached is None else min(part.cached, prompt))
+        cached = None if part.cached is None else min(part.cached, prompt)
+        written = min(part.written, prompt - (cached or 0))
+        return Usage(prompt, so_far.tokens + part.completion, cached, written, min(part.hours, written))
 
 
 def _only_role(choice: Any) -> bool:

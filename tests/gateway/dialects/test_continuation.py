@@ -261,6 +261,13 @@ def test_cached_tokens_are_at_most_the_prompt() -> None:
     assert splice.usage == Usage(10, 5, 10)
 
 
+def test_what_was_written_to_the_cache_is_counted() -> None:
+    splice = SplicedReader(TextSoFar(head={"id": b'"first"'}, text="a b", pieces=2), strip_usage=False)
+    details = {"cached_tokens": 4, "cache_write_tokens": 8}
+    splice.feed(line({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": details}}))
+    assert splice.usage == Usage(10, 5, 4, 6)
+
+
 # What the first replica began with, and each value of the other replica's events with what it has to become.
 FIRST = {"id": b'"c-1"', "created": b"98765432109876543210", "model": b'"m"'}
 HEAD = {

@@ -11,11 +11,14 @@ import pytest
 from gateway.admission.limits.calendar import day_text
 from gateway.admission.limits.limiter import Limiter
 from gateway.config.schema import Config, KeysConfig
+from gateway.database.database import Database, T, Work
 from gateway.database.steadiness import STEADY_S
 from gateway.errors import GatewayError
 from gateway.identity.keys import Keys
 from gateway.identity.record import MAX_GRACE_S, Settings
-from gateway.identity.store import SPENT_AT_ONCE
+from gateway.identity.secret import digest_of
+from gateway.identity.store import SPENT_AT_ONCE, KeyStore
+from gateway.identity.tables import TABLES
 from gateway.telemetry.metrics import Metrics
 
 HOUR_S = 3600.0
@@ -280,6 +283,26 @@ async def test_a_former_secret_goes_on_for_a_bounded_time(tmp_path: Path) -> Non
         rotated, _ = await store.rotate(key.id, grace_s)
         assert max(until for _, until in rotated.digests) == NOON + expected
     await keys.close()
+
+
+class Doubtful(Database):
+    """Each work is done twice, as where the answer to a commit was lost."""
+
+    async def write(self, work: Work[T]) -> T:
+        await super().write(work)
+        return await super().write(work)
+
+
+async def test_a_rotation_that_is_done_twice_keeps_the_former_secret(tmp_path: Path) -> None:
+    database = Doubtful(f"sqlite:///{tmp_path / 'keys.sqlite'}", TABLES, 40.0, lost=lambda: None)
+    await database.open()
+    store = KeyStore(database, lambda: NOON)
+    key, former = await store.create(SETTINGS)
+    rotated, secret = await store.rotate(key.id, 60.0)
+    assert rotated.digests == ((digest_of(secret), 0.0), (digest_of(former), NOON + 60.0))
+    again, third = await store.rotate(key.id, 60.0)
+    assert again.digests == ((digest_of(third), 0.0), (digest_of(secret), NOON + 60.0))
+    await database.close()
 
 
 async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: Path) -> None:
