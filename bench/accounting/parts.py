@@ -14,8 +14,9 @@ from typing import Final
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
+from gateway.admission.limits.account import Limits
 from gateway.admission.limits.calendar import Calendar
-from gateway.admission.limits.limiter import Limiter, Limits, Moment
+from gateway.admission.limits.limiter import Limiter, Moment
 from gateway.config.live import Live
 from gateway.config.schema import LedgerConfig
 from gateway.config.source import load

@@ -11,7 +11,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.admission.limits.limiter import Limits
+from gateway.admission.limits.account import Limits
 from gateway.errors import GatewayError, first_names
 
 NO_TENANT: Final = "none"  # of requests without one, in logs and metrics

@@ -22,8 +22,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gateway.admission.limits.account import KEPT_DAYS, Limits, Total, later
 from gateway.admission.limits.calendar import Calendar
-from gateway.admission.limits.limiter import KEPT_DAYS, Limiter, Limits, Moment, Total, later
+from gateway.admission.limits.limiter import Limiter, Moment
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
 from gateway.config.schema import LEDGER, Config

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct, field
 from msgspec.structs import asdict
 
-from gateway.admission.limits.limiter import Limits
+from gateway.admission.limits.account import Limits
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time

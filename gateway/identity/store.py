@@ -12,8 +12,8 @@ import msgspec
 from sqlalchemy import Connection, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway.admission.limits.account import Day, Total
 from gateway.admission.limits.calendar import day_of_text, day_text
-from gateway.admission.limits.limiter import Day, Total
 from gateway.database.database import Database
 from gateway.database.driver import SQLITE
 from gateway.identity.record import MAX_GRACE_S, Key, KeyRefusedError, Settings, no_key

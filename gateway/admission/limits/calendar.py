@@ -6,7 +6,8 @@ import calendar
 from datetime import UTC, datetime
 from typing import Final
 
-from gateway.admission.limits.limiter import DAY_S, Day, Moment
+from gateway.admission.limits.account import Day
+from gateway.admission.limits.limiter import DAY_S, Moment
 
 _LAST: Final = 253_402_300_799.0  # the last second of the year 9999
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.admission.limits.limiter import Limits
+from gateway.admission.limits.account import Limits
 from gateway.config.schema import OidcConfig
 from gateway.identity.grant import Grant
 from gateway.identity.secret import MAX_CHARS, digest_of

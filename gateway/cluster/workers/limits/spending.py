@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.admission.limits.limiter import Total
+from gateway.admission.limits.account import Total
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.workers.channel import Channel
 from gateway.cluster.workers.messages import Gone, Joined, Message, Spent

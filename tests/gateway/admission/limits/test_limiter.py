@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.admission.limits.account import KEPT_DAYS, MAX_PROCESSES, Limits, later
 from gateway.admission.limits.calendar import Calendar, day_number, day_of_text, day_text
-from gateway.admission.limits.limiter import KEPT_DAYS, MAX_ACCOUNTS, MAX_PROCESSES, Limiter, Limits, Moment, Reservation, later
+from gateway.admission.limits.limiter import MAX_ACCOUNTS, Limiter, Moment, Reservation
 from gateway.admission.limits.rate import MAX_DEBT_S, Rate
 from gateway.errors import GatewayError
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from gateway.admission.limits.limiter import Account
+from gateway.admission.limits.account import Account
 from tests.gateway.cluster.workers.conftest import Worker, star
 from tests.gateway.conftest import eventually
 from tests.gateway.identity.conftest import PRICES, bearer, made
