@@ -65,8 +65,7 @@ def _label(text: str) -> str:
 def _time(text: str) -> str:
     """Raises ValueError."""
     try:
-        if text:
-            unix_time(text)
+        unix_time(text)
     except (ValueError, OverflowError):
         raise ValueError(f"{_TIME} is expected, got {shown(text)}") from None
     return text
@@ -89,13 +88,13 @@ def _digest(text: str) -> str:
 Time = Annotated[str, Meta(max_length=40, extra={READ: _time, EXPECTED: _TIME})]
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an operator says of a key."""
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an operator says of a key. Left out is without a bound; a list of nothing, or an empty time, would be a mistake."""
 
     tenant: Annotated[str, Meta(extra={READ: _tenant})]
     name: Annotated[str, Meta(extra={READ: _label})] = ""
-    models: Annotated[tuple[Granted, ...], Meta(max_length=MAX_GRANTED)] = ()
-    pools: Annotated[tuple[GrantedPool, ...], Meta(max_length=MAX_GRANTED)] = ()
+    models: Annotated[tuple[Granted, ...], Meta(min_length=1, max_length=MAX_GRANTED)] = ()
+    pools: Annotated[tuple[GrantedPool, ...], Meta(min_length=1, max_length=MAX_GRANTED)] = ()
     budget_usd_day: Dollars | None = None
     budget_usd_month: Dollars | None = None
     requests_per_minute: Positive | None = None

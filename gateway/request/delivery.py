@@ -187,6 +187,8 @@ class Delivery:
             self._break_off(exchange, reply, shutting_down(), events=False)
         finally:
             reply.feed_from(None)
+            if delivered.usage is None and tail:
+                delivered.usage = tail.usage()  # some engines write it before the last part
             if delivered.usage is None:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
 

@@ -80,8 +80,10 @@ def _add(found: dict[tuple[str, ...], list[int]], connection: Connection, query:
 
 
 def _incomplete(connection: Connection, at_ms: int) -> Iterator[tuple[str, int, int]]:
-    """Of the day of this moment."""
+    """Of the day of this moment, from it on. Rows are removed in the order of their times."""
     begin, day = at_ms // DAY_MS * DAY_MS, day_of(at_ms)
+    if connection.execute(select(rows.c.at_ms).where(rows.c.at_ms < at_ms).limit(1)).first() is not None:
+        return
     there = select(func.count()).where(rows.c.at_ms >= begin, rows.c.at_ms < begin + DAY_MS)
     were = select(func.sum(daily.c.requests)).where(daily.c.day == day)
     rows_there, requests = connection.execute(there).scalar() or 0, int(connection.execute(were).scalar() or 0)

@@ -91,8 +91,10 @@ class ChunkReader(EventReader):
         usage = parse_usage(answer)
         if usage is None:
             return True
+        no_text = answer.get("choices") == []
+        self._events -= no_text
         self.usage, self._counted = usage, self._events
-        return not (self.strip_usage and answer.get("choices") == [])
+        return not (self.strip_usage and no_text)
 
 
 class Opening(StreamOpening):

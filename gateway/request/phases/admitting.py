@@ -52,7 +52,8 @@ class Admitting:
         record.enter(ADMIT, self._clock)
         record.model, grant = api.model, caller.grant
         if grant is not None and further is None:
-            counted = api.metered or not record.generates or request.upgrades  # what a session has used is counted at its end
+            # A replica's own run in the background (`stores`) has no usage yet; what a session has used is counted at its end.
+            counted = (api.metered and not api.stores) or not record.generates or request.upgrades
             known = record.endpoint != OTHER_ENDPOINT and record.endpoint not in BATCHES
             grant.require_endpoint(record.path, known=known, counted=counted)
             grant.require_model(api.model)

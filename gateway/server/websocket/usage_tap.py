@@ -117,8 +117,8 @@ def usage_of(holder: object) -> Usage | None:
     if not isinstance(holder, dict) or not isinstance(usage, dict):
         return None
     if "input_tokens" not in usage:
-        return parse_usage(holder)
-    prompt, completion = token_count(usage.get("input_tokens")), token_count(usage.get("output_tokens", 0))
+        return parse_usage({"choices": [], "usage": usage})
+    prompt, completion = token_count(usage.get("input_tokens")), token_count(usage.get("output_tokens"))
     if prompt is None or completion is None:
         return None
     cached = _cached(usage)

@@ -387,6 +387,27 @@ async def test_requests_that_are_refused_do_not_count(tmp_path: Path) -> None:
         assert [(await run.post(headers=bearer(key)))[0] for _ in range(3)] == [400, 200, 429]
 
 
+async def test_budgets_hold_for_what_replicas_run_in_the_background(tmp_path: Path) -> None:
+    """Without a database of responses it is the replica's, and its usage comes in an answer that is not metered."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES, state={"url": "off"}) as run:
+        body = {"model": "m", "input": "x", "background": True}
+        _, key = await made(run, budget_usd_day=1.0)
+        status, _, answer = await run.post(body, "/v1/responses", headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (403, "endpoint_not_allowed")
+        assert not replica.requests
+        _, free = await made(run, models=["m"], requests_per_minute=10)
+        await run.post(body, "/v1/responses", headers=bearer(free))
+        assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("settings", [{"models": []}, {"pools": []}, {"expires_at": ""}])
+async def test_a_bound_that_is_empty_is_a_mistake(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        status, _, answer = await run.post({"tenant": "acme", **settings}, "/warmroute/keys")
+        assert (status, answer["error"]["code"]) == (400, "invalid_request")
+        assert next(iter(settings)) in answer["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
 async def test_requests_whose_clients_leave_count(tmp_path: Path, path: str) -> None:
     """Else a client could make replicas work without end, by leaving before each answer."""

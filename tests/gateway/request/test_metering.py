@@ -105,6 +105,27 @@ async def test_a_stream_that_is_cut_costs_what_has_passed(request_lines: Lines) 
         assert await cost(run) == pytest.approx(1000 * 2 + 3 * 10)
 
 
+async def test_a_client_that_leaves_a_large_answer_pays_what_its_engine_has_counted(request_lines: Lines) -> None:
+    """vLLM writes the usage before log probabilities of the prompt, which may be megabytes."""
+    counts = b'{"prompt_tokens": 1000, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 400}}'
+    head = b'{"object": "chat.completion", "choices": [], "usage": ' + counts + b', "prompt_logprobs": "'
+    never = asyncio.Event()
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n" + head + b"x" * 4_000_000
+        )
+        await writer.drain()
+        await never.wait()
+
+    async with FakeReplica([behave]) as one, running(one, prices=PRICES) as run:
+        async with run.session.post(f"{run.url}/v1/chat/completions", json=LONG) as answer:
+            await answer.content.readexactly(3_500_000)
+        found = await line(run, request_lines)
+        assert (found["prompt_tokens"], found["completion_tokens"], found["cost_usd"]) == (1000, 3, 0.00143)
+        never.set()
+
+
 async def test_usage_that_text_follows_is_not_that_of_the_whole_answer(request_lines: Lines) -> None:
     """An engine that counts too early, or only at its beginning: what has passed counts, if that is more."""
     early = b'data: {"choices": [{"delta": {}}], "usage": {"prompt_tokens": 500, "completion_tokens": 1}}\n\n'

@@ -93,6 +93,10 @@ async def test_rows_that_are_past_their_time_are_named(url: str) -> None:
         answer = await database.read(lambda each: usage(each, (), part))
         assert [group["requests"] for group in answer.groups] == [48 - 10]
         assert answer.incomplete == [("2025-11-27", 14, 24)]
+        later = Period(FIRST + 11 * 3_600_000)
+        answer = await database.read(lambda each: usage(each, (), later))
+        assert [group["requests"] for group in answer.groups] == [48 - 11]
+        assert answer.incomplete == [], "what is missing is before it"
         answer = await database.read(lambda each: usage(each, (), Period(FIRST)))
         assert [group["requests"] for group in answer.groups] == [48]
         assert answer.incomplete == []
