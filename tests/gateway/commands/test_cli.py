@@ -19,7 +19,7 @@ from gateway import __version__
 from gateway.cluster.process import memory_bytes
 from gateway.commands.cli import main
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line, ready_url
-from tests.support.compiled import COMPILED
+from tests.support.compiled import COMPILED, documented
 from tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "gateway"]
@@ -279,6 +279,7 @@ def test_logs_are_for_people_on_a_terminal_and_json_elsewhere(terminal: bool, tm
     assert "\x1b" not in seen.decode()
 
 
+@documented
 def test_the_readme_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -29,6 +29,7 @@ from tests.gateway.cluster.store.conftest import sharing
 from tests.gateway.cluster.store.test_link import at, held, together
 from tests.gateway.cluster.store.test_slow_store import Seen
 from tests.gateway.conftest import eventually
+from tests.support.compiled import documented
 from tests.support.fakes import FakeReplica
 from tests.support.paths import ROOT
 from tests.support.redis import RedisServer, Sentinel, make_cluster, serving
@@ -140,13 +141,12 @@ async def test_a_client_is_closed(tmp_path: Path) -> None:
         await eventually(lambda: len(client.client_list()) == before)
 
 
+@documented
 @pytest.mark.parametrize("kind", ["one", "database", "cluster"])
 async def test_the_rights_that_the_documentation_names_are_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     page = ROOT / "docs" / "scaling.md"
-    if not page.exists():
-        pytest.skip("the documentation is not beside these tests")
     named = re.search(
         r"`(xadd [^`]*)` on `warmroute:\*`;\nin a cluster also `([^`]*)`, for a database with a number also `([^`]*)`",
         page.read_text(),

@@ -14,6 +14,7 @@ from gateway.dialects.table import ENDPOINTS
 from gateway.request.tracing.spans import MAX_CHARS, OPERATIONS
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.collector import Collector, Received
+from tests.support.compiled import documented
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, event, hangs, models, status, streams
 from tests.support.paths import ROOT
 
@@ -413,6 +414,7 @@ async def test_an_engines_error_in_a_stream_is_not_quoted(collector: Collector) 
     assert root.error == ""
 
 
+@documented
 def test_the_page_names_every_attribute() -> None:
     spans = (ROOT / "gateway" / "request" / "tracing" / "spans.py").read_text("utf-8")
     written = re.findall(r'"((?:gen_ai|warmroute|http|server|error)\.[\w.]+)"', spans)
