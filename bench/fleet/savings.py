@@ -12,7 +12,7 @@ import asyncio
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,8 @@ PREFILL_RATE = 40_000
 # A prompt has 5,000 tokens on average: room for those that run at once and little more, and for all.
 SIZES = {"small caches": 48_000, "large caches": 400_000}
 SHADOWED = "cost"  # the policy under which the others are compared
-OTHERS = ("round_robin", "least_loaded", "session")
+HASHED = "session"
+OTHERS = ("round_robin", "least_loaded", HASHED)
 
 
 def conversations(count: int, seed: int) -> list[Session]:
@@ -53,10 +54,12 @@ def conversations(count: int, seed: int) -> list[Session]:
     return found
 
 
-async def compared(sessions: list[Session], kv_tokens: int, workers: int = 1) -> tuple[float, dict[str, float]]:
-    """Under the default policy: the share of prompt tokens that were cached, and by the shadows of each policy."""
+async def compared(
+    sessions: list[Session], kv_tokens: int, workers: int = 1, policy: str = SHADOWED
+) -> tuple[float, dict[str, float]]:
+    """Under one policy: the share of prompt tokens that were cached, and by the shadows of each policy."""
     with tempfile.TemporaryDirectory() as folder:
-        routing = {"policy": SHADOWED, "compare": True}
+        routing = {"policy": policy, "compare": True}
         simulated = _simulated(kv_tokens)
         async with staged(
             1, Path(folder), shared=False, fleet=FLEET, simulated=simulated, routing=routing, workers=workers
@@ -65,27 +68,18 @@ async def compared(sessions: list[Session], kv_tokens: int, workers: int = 1) ->
             return sent.share(), await _shadows(made.urls[0])
 
 
-async def really(policy: str, sessions: list[Session], kv_tokens: int, workers: int = 1) -> float:
-    """The share of prompt tokens that are cached where the requests are sent so."""
-    simulated = _simulated(kv_tokens)
-    with tempfile.TemporaryDirectory() as folder:
-        if policy == "session":
-            with replicas(FLEET, Path(folder), simulated) as urls:
-                await ready(urls, "/health")
-                return (await _send(urls, sessions, hashed=True)).share()
-        routing = {"policy": policy}
-        async with staged(
-            1, Path(folder), shared=False, fleet=FLEET, simulated=simulated, routing=routing, workers=workers
-        ) as (made, _):
-            return (await _send(made.urls, sessions)).share()
+async def hashed(sessions: list[Session], kv_tokens: int) -> float:
+    """The share of prompt tokens that are cached where each session has a replica of its own."""
+    with tempfile.TemporaryDirectory() as folder, replicas(FLEET, Path(folder), _simulated(kv_tokens)) as urls:
+        await ready(urls, "/health")
+        return (await _send(urls, sessions, place=partial(_hashed, urls))).share()
 
 
 def _simulated(kv_tokens: int) -> Sequence[str]:
     return ("--engine", "sim", "--kv-tokens", str(kv_tokens), "--prefill-rate", str(PREFILL_RATE), "--decode-rate", "200")
 
 
-async def _send(urls: Sequence[str], sessions: list[Session], *, hashed: bool = False) -> Sent:
-    place = partial(_hashed, urls) if hashed else None
+async def _send(urls: Sequence[str], sessions: list[Session], place: Callable[[Session], str] | None = None) -> Sent:
     sent = await send(urls, sessions, concurrent=CONCURRENT, think_s=THINK_S, seed=1, place=place)
     if sent.failed:
         raise SystemExit(f"requests failed: {sent.failed}")
@@ -113,12 +107,16 @@ HEAD = """# What other policies would have found
 
 - delivered: shadow of the replicas that were chosen, and what their engines reported;
 - the others: shadow, corrected by the error of delivered, while the default policy serves (`routing.compare`), and the same
-  conversations really sent so. Clients wait for their answers, so under a slower policy the requests come in another order,
-  of which a shadow knows nothing.
+  conversations really sent so. Clients wait for their answers, so under a slower policy the same requests come at other
+  times and in another order, of which a shadow knows nothing;
+- same order: the shadow of that policy while it serves itself, so of the very requests that are its truth.
 
-| caches | policy | shadow | truth | points |
-|---|---|--:|--:|--:|
+| caches | policy | shadow | truth | points | same order | points |
+|---|---|--:|--:|--:|--:|--:|
 """
+
+Found = tuple[float, float, float | None]
+"""Shadow and truth; the shadow of the same order, None: not known."""
 
 
 async def main(count: int, workers: int, runs: int, made_by: str) -> str:
@@ -126,20 +124,27 @@ async def main(count: int, workers: int, runs: int, made_by: str) -> str:
     for name, kv_tokens in SIZES.items():
         found = [await _run(conversations(count, 7 + number), kv_tokens, workers) for number in range(runs)]
         for policy in ("delivered", *OTHERS):
-            shadow, truth = sorted((each[policy] for each in found), key=lambda pair: pair[0] - pair[1])[runs // 2]
+            shadow, truth, same = sorted((each[policy] for each in found), key=lambda one: one[0] - one[1])[runs // 2]
             row = f"| {name} | {policy} | {shadow:.1%} | {truth:.1%} | {100 * (shadow - truth):+.1f} |"
+            row += "  |  |" if same is None else f" {same:.1%} | {100 * (same - truth):+.1f} |"
             print(row, flush=True)
             lines.append(row + "\n")
     return "".join(lines)
 
 
-async def _run(sessions: list[Session], kv_tokens: int, workers: int) -> dict[str, tuple[float, float]]:
-    """By policy: what its shadow says, and the truth."""
+async def _run(sessions: list[Session], kv_tokens: int, workers: int) -> dict[str, Found]:
+    """By policy."""
     served, shadows = await compared(sessions, kv_tokens, workers)
     error = shadows["actual"] - served
-    found = {"delivered": (shadows["actual"], served)}
+    found: dict[str, Found] = {"delivered": (shadows["actual"], served, None)}
     for policy in OTHERS:
-        found[policy] = (shadows[policy] - error, await really(policy, sessions, kv_tokens, workers))
+        same: float | None = None
+        if policy == HASHED:
+            truth = await hashed(sessions, kv_tokens)
+        else:
+            truth, own = await compared(sessions, kv_tokens, workers, policy)
+            same = own[policy]
+        found[policy] = (shadows[policy] - error, truth, same)
     return found
 
 
