@@ -183,6 +183,8 @@ class Gateway:
             self.exporter.start()
         try:
             await self.local.membership.first_found(self.around.first_probes_s)
+            if self.ledger:
+                await self.ledger.begun()
             yield
         finally:
             await self.runs.close()

@@ -9,12 +9,14 @@ and are written when it does. One line in the log says that this has begun, one 
 A process that is killed loses what it has not written: at most FLUSH_S, and the time that a transaction takes. Batches are
 small: while a thread makes the rows of one, the event loop has to wait for it.
 
-SQLAlchemy takes half a second and 35 MB: it is loaded by a gateway that has a ledger, in a thread.
+SQLAlchemy takes half a second and 35 MB, under load more: it is loaded by a gateway that has a ledger, in a thread, and before
+requests are served (`begun`), for until the database is open nothing is written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import time
@@ -33,8 +35,10 @@ from gateway.telemetry.metrics import Metrics
 log = logging.getLogger("warmroute.ledger")
 
 FLUSH_S: Final = 0.5
+LEAST_PAUSE_S: Final = 0.05  # between transactions, others write
 RETRY_S: Final = 1.0
 MAX_BATCH: Final = 200  # rows
+BEGIN_S: Final = 3.0  # that a gateway waits for the database at its start
 CLOSE_S: Final = 4.0  # for what is left at the end
 DISCONNECT_S: Final = 1.0
 PURGE_S: Final = 60.0
@@ -83,6 +87,7 @@ class Ledger:
         self._store: Store | None = None
         self._taken = deque[Batch]()  # of the buffer, and not written: the first ones go first
         self._one_at_a_time = asyncio.Lock()
+        self._tried = asyncio.Event()  # to open the database
         self._failing_since: float | None = None
         self._dropped_before = 0  # when it began to fail
         self._refused = 0
@@ -93,6 +98,12 @@ class Ledger:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write())
             group.create_task(self._purge())
+
+    async def begun(self) -> None:
+        """The database is open, or is away and the log says so, or BEGIN_S have passed. With `run`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_S):
+                await self._tried.wait()
 
     async def flush(self) -> bool:
         """Write all that is buffered. False: the database does not take it, and it stays there."""
@@ -113,6 +124,7 @@ class Ledger:
                 self._recovered()
                 return True
             finally:
+                self._tried.set()
                 self._show()
 
     async def close(self) -> None:
@@ -136,8 +148,10 @@ class Ledger:
 
     async def _write(self) -> None:
         while True:
+            begun = self._clock()
             written = await self.flush()
-            await asyncio.sleep(FLUSH_S if written else RETRY_S)
+            took = self._clock() - begun  # else what comes during a long transaction would wait for FLUSH_S beyond it
+            await asyncio.sleep(max(LEAST_PAUSE_S, FLUSH_S - took) if written else RETRY_S)
 
     async def _opened(self) -> Store:
         if self._store is None:
