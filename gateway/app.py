@@ -182,9 +182,7 @@ class Gateway:
         if self.exporter:
             self.exporter.start()
         try:
-            await self.local.membership.first_found(self.around.first_probes_s)
-            if self.ledger:
-                await self.ledger.begun()
+            await self._begun()
             yield
         finally:
             await self.runs.close()
@@ -201,6 +199,12 @@ class Gateway:
             await self.parsing.process.close()
             if self.exporter:
                 await self.exporter.close()
+
+    async def _begun(self) -> None:
+        """What the first requests need is there, or has had its time."""
+        await self.local.membership.first_found(self.around.first_probes_s)
+        if self.ledger:
+            await self.ledger.begun()
 
     async def _sweep(self) -> None:
         """Forget what is past its time also while no request comes, and replicas that have left."""

@@ -99,10 +99,10 @@ class Ledger:
             group.create_task(self._write())
             group.create_task(self._purge())
 
-    async def begun(self) -> None:
-        """The database is open, or is away and the log says so, or BEGIN_S have passed. With `run`."""
+    async def begun(self, within_s: float = BEGIN_S) -> None:
+        """The database is open, or is away and the log says so, or the time has passed. With `run`."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(BEGIN_S):
+            async with asyncio.timeout(within_s):
                 await self._tried.wait()
 
     async def flush(self) -> bool:

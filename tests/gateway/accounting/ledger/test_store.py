@@ -20,6 +20,7 @@ from gateway.accounting.ledger.batches import Batch, Row, sums_of
 from gateway.accounting.ledger.ledger import MAX_BATCH
 from gateway.accounting.ledger.store import PURGED_AT_ONCE, LedgerStore, UnfitError, opened, put
 from gateway.accounting.ledger.sums import MILL, MONEY
+from gateway.accounting.ledger.tables import daily, rows
 from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.database.database import Database
@@ -206,6 +207,17 @@ async def test_rows_and_sums_agree_in_postgres(server: Postgres, seed: int) -> N
     chance = random.Random(seed)
     steps = [(chance.choice(["new", "crash", "again", "part"]), chance.randint(1, 5), chance.randint(0, 2)) for _ in range(25)]
     await follow(server.new(), steps)
+
+
+async def test_a_whole_batch_is_written(url: str) -> None:
+    """SQLite gets it in one statement, whose parameters are bounded."""
+    assert MAX_BATCH * max(len(rows.columns), len(daily.columns)) <= 32_766
+    entries, one = Entries(), maker()
+    async with stored(url) as (store, database):
+        batch = one.batch(entries.of(*(record(tenant=f"t{number}", id=f"r{number}") for number in range(MAX_BATCH))), NOON)
+        await store.write(batch)
+        found = await check(database)
+        assert [tuple(row.values()) for row in found] == batch.rows()
 
 
 async def test_what_is_past_its_time_goes_in_small_steps(url: str) -> None:
