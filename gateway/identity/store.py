@@ -6,16 +6,17 @@ Keys that are revoked or expired stay, so that their holders read why, until the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, case, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Dialect, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.admission.limits.account import Day, Total
 from gateway.admission.limits.calendar import day_of_text, day_text
 from gateway.database.database import Database
-from gateway.database.driver import SQLITE
+from gateway.database.driver import SQLITE, insert_each
 from gateway.identity.record import MAX_GRACE_S, Key, KeyRefusedError, Settings, no_key
 from gateway.identity.ring import MAX_KEYS
 from gateway.identity.secret import digest_of, new_id, new_key
@@ -117,11 +118,11 @@ class KeyStore:
 
     async def write_spent(self, process: str, totals: Sequence[Total]) -> None:
         """Raises StoreFailed."""
-        rows = list[dict[str, Any]]()
-        for id_, requests, tokens, _, days in totals:
-            for day, pico in days:
-                values = {"day": day_text(day), "key": id_, "process": process}
-                rows.append({**values, "requests": requests, "tokens": tokens, "pico": pico})
+        rows = [
+            (day_text(day), id_, process, requests, tokens, pico)
+            for id_, requests, tokens, _, days in totals
+            for day, pico in days
+        ]
         if rows:
             await self._database.write(lambda connection: _put_spent(connection, rows))
 
@@ -231,12 +232,18 @@ def _by_process(rows: Iterable[Any]) -> dict[str, list[Total]]:
     return found
 
 
-def _put_spent(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """A sum of a day never falls, whatever the process has forgotten."""
+def _put_spent(connection: Connection, rows: Sequence[tuple[str, str, str, int, int, int]]) -> None:
+    """rows: day, key, process, requests, tokens, picodollars."""
     _next_revision(connection)
     revision = _revision(connection)
-    statement: Any = (sqlite if connection.dialect.name == SQLITE else postgresql).insert(spent)
+    insert_each(connection, _add_spent(connection.dialect), [(*row[:3], revision, *row[3:]) for row in rows])
+
+
+@cache
+def _add_spent(dialect: Dialect) -> str:
+    """Its parameters are in the order of the columns. A sum of a day never falls, whatever the process has forgotten."""
+    statement: Any = (sqlite if dialect.name == SQLITE else postgresql).insert(spent)
     totals: dict[str, Any] = {name: statement.excluded[name] for name in ("revision", "requests", "tokens")}
     totals["pico"] = case((statement.excluded.pico > spent.c.pico, statement.excluded.pico), else_=spent.c.pico)
-    statement = statement.on_conflict_do_update(index_elements=["day", "key", "process"], set_=totals)
-    connection.execute(statement, [{**row, "revision": revision} for row in rows])
+    updated = statement.on_conflict_do_update(index_elements=["day", "key", "process"], set_=totals)
+    return str(updated.compile(dialect=dialect))

@@ -8,8 +8,7 @@ then all of it is done again, and finds the rows (`ON CONFLICT DO NOTHING` would
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from gateway.accounting.ledger.batches import Batch, sums_of
 from gateway.accounting.ledger.sums import GROUP
 from gateway.accounting.ledger.tables import TABLES, daily, rows
 from gateway.database.database import Database
-from gateway.database.driver import SQLITE, is_of_a_value
+from gateway.database.driver import SQLITE, insert_each, is_of_a_value
 from gateway.database.failures import StoreFailed
 
 PURGED_AT_ONCE: Final = 500  # rows
@@ -72,8 +71,8 @@ def put(connection: Connection, batch: Batch) -> None:
     if present:
         missing = [row for row in missing if row[0] not in present]
     if missing:
-        _insert(connection, _insert_rows(connection.dialect), missing)
-        _insert(connection, _add_sums(connection.dialect), sums_of(missing))
+        insert_each(connection, _insert_rows(connection.dialect), missing)
+        insert_each(connection, _add_sums(connection.dialect), sums_of(missing))
 
 
 def purge(connection: Connection, rows_before_ms: int, days_before: str) -> int:
@@ -89,21 +88,6 @@ def purge(connection: Connection, rows_before_ms: int, days_before: str) -> int:
 
 
 _PRESENT: Final = select(rows.c.id).where(and_(rows.c.id >= bindparam("first"), rows.c.id <= bindparam("last")))
-
-
-def _insert(connection: Connection, statement: str, values: Sequence[tuple[Any, ...]]) -> None:
-    """Without SQLAlchemy's work on each value, which takes longer than SQLite's.
-
-    With SQLite, which is in a thread, in one statement: its driver gives the interpreter up for each, and gets it back from an
-    event loop that is busy after 5 ms. 200 of them took seconds under load.
-    """
-    if connection.dialect.name != SQLITE:
-        connection.exec_driver_sql(statement, list(values))
-        return
-    before, word, behind = statement.partition(" VALUES ")
-    row, end, after = behind.partition(")")
-    text = f"{before}{word}{', '.join([row + end] * len(values))}{after}"
-    connection.exec_driver_sql(text, tuple(itertools.chain.from_iterable(values)))
 
 
 @cache

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admission.limits.account import Total
 from gateway.admission.limits.calendar import day_text
 from gateway.admission.limits.limiter import Limiter
 from gateway.config.schema import Config, KeysConfig
@@ -19,6 +20,7 @@ from gateway.identity.record import MAX_GRACE_S, Settings
 from gateway.identity.secret import digest_of
 from gateway.identity.store import SPENT_AT_ONCE, KeyStore
 from gateway.identity.tables import TABLES
+from gateway.identity.tables import spent as spent_table
 from gateway.telemetry.metrics import Metrics
 
 HOUR_S = 3600.0
@@ -188,6 +190,23 @@ async def test_a_sum_in_the_database_never_falls(tmp_path: Path) -> None:
     for amount in (5, 3):
         await store.write_spent("p", [("k", 1, 1, 0, ((day, amount),))])
     assert (await store.spent_of(["k"], [day]))["p"] == [("k", 1, 1, 0, ((day, 5),))]
+    await keys.close()
+
+
+async def test_totals_of_many_keys_and_days_are_written_whole(tmp_path: Path) -> None:
+    """More than SQLite takes parameters in a statement."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store, first = await keys.store(), keys.moment().day // 31 * 31
+    days = tuple((first + number, number + 1) for number in range(31))
+    totals = [(f"key-{number}", number, 2 * number, 0, days) for number in range(1200)]
+    assert len(totals) * len(days) * len(spent_table.columns) > 250_000
+    await store.write_spent("p", totals)
+    found, place, more = list[Total](), (0, "", "", ""), True
+    while more:
+        some, place, more = await store.changed_spent("another", first, place)
+        found += some.get("p", [])
+    assert sorted(found) == sorted((*total[:4], (day,)) for total in totals for day in days)
     await keys.close()
 
 

@@ -151,6 +151,7 @@ class Crashing:
         self._connection = connection
         self._left = left
         self.dialect = connection.dialect
+        self.connection = connection.connection
 
     def execute(self, *arguments: Any) -> Any:
         return self._counted(self._connection.execute, arguments)
