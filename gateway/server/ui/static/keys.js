@@ -85,6 +85,12 @@ export function Keys() {
   const [asked, ask] = useState(null); // ["rotate" or "revoke", a key], or ["create"]
   const [secret, setSecret] = useState(null);
   const [said, say] = useState("");
+  const acted = useRef(false);
+  useEffect(() => { // what was done may have taken the button away that had the focus
+    if (!acted.current || document.activeElement !== document.body) return;
+    acted.current = false;
+    document.getElementById("main").focus();
+  }, [keys]);
   const act = async (path, options, done) => {
     try {
       const made = await call(path, options);
@@ -95,6 +101,7 @@ export function Keys() {
       say(`Not done: ${error.message}`);
       ask(null);
     }
+    acted.current = true;
     await load();
   };
   const confirmed = () => {

@@ -150,6 +150,7 @@ async def test_keys_are_made_rotated_and_revoked(browser: Browser, tmp_path: Pat
         await page.get_by_role("button", name="Revoke <u>ci</u>").click()
         await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
         await expect(row).to_contain_text("revoked")
+        await expect(page.locator("#main")).to_be_focused()  # the button that had the focus is gone
         assert (await run.post(headers={"Authorization": f"Bearer {newer}"}))[0] == 401
 
 
