@@ -1,4 +1,5 @@
-"""What keys have used at one worker, for the others: every EXCHANGE_S what has changed, and all of it for a new worker.
+"""What keys have used at one worker, for the others: every EXCHANGE_S what has changed, and all of it from and for a new
+worker.
 
 A worker that has ended has nothing reserved any more.
 """
@@ -24,8 +25,9 @@ class Spending:
     def __init__(self, local: LocalControl, channel: Channel) -> None:
         self._local = local
         self._channel = channel
-        self._joined = False
+        self._joined = True  # this worker
         self._processes: dict[int, str] = {}  # of the other workers
+        self._complete = set[int]()  # workers that have sent all of it: what they send now is new
 
     def receive(self, worker: int, message: Message) -> None:
         """A message from the hub; those about other things are ignored."""
@@ -44,10 +46,14 @@ class Spending:
         if worker not in self._processes:
             self._processes[worker] = message.process
             keys.siblings.add(message.process)
-        keys.limiter.merge(message.process, message.totals, self._local.clock(), first=message.whole)
+        first = message.whole or worker not in self._complete
+        keys.limiter.merge(message.process, message.totals, self._local.clock(), first=first)
+        if message.whole:
+            self._complete.add(worker)
 
     def _leave(self, worker: int) -> None:
         process, keys = self._processes.pop(worker, None), self._local.keys
+        self._complete.discard(worker)
         if process is not None and keys is not None:
             keys.siblings.discard(process)
             keys.limiter.ended(process)
@@ -65,7 +71,7 @@ class Spending:
             self._send(keys.process, keys.limiter.totals() if whole else totals, whole=whole)
 
     def _send(self, process: str, totals: Sequence[Total], *, whole: bool) -> None:
-        for at in range(0, len(totals), MAX_SENT):
+        for at in range(0, max(len(totals), int(whole)), MAX_SENT):
             self._channel.send(Spent(process, whole, tuple(totals[at : at + MAX_SENT])))
 
     def __repr__(self) -> str:

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from gateway.admission.limits.account import Account
+from gateway.cluster.commands import LocalControl
+from gateway.cluster.workers.limits.spending import Spending
+from gateway.cluster.workers.messages import Gone, Spent
+from gateway.config.schema import Config, KeysConfig
+from gateway.errors import GatewayError
+from gateway.identity.keys import Keys
+from gateway.identity.record import Settings
+from gateway.telemetry.metrics import Metrics
 from tests.gateway.cluster.workers.conftest import Worker, star
 from tests.gateway.conftest import eventually
 from tests.gateway.identity.conftest import PRICES, bearer, made
@@ -77,3 +88,28 @@ async def test_a_new_worker_knows_what_was_spent(tmp_path: Path) -> None:
         await eventually(lambda: (known := account(third, id_)) is not None and known.others)
         assert (await third.run.post(headers=bearer(key)))[0] == 429
         assert (await third.run.post(headers=bearer(other)))[0] == 200
+
+
+async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(tmp_path: Path) -> None:
+    """What has changed may be on its way to a new worker before the other one knows that there is a new one."""
+    keys = Keys(Config(pools=(), keys=KeysConfig(**keys_in(tmp_path))), Metrics(), lambda: 1.8e9, lambda: 0.0)
+    await keys.begin()
+    key, _ = await (await keys.store()).create(Settings("acme", requests_per_minute=3))
+    await keys.poll()
+    grant = keys.ring.grant(key.id)
+    assert grant is not None
+    assert grant.limits is not None
+    spending = Spending(cast(LocalControl, SimpleNamespace(keys=keys, clock=lambda: 0.0)), cast(Any, None))
+
+    def told(requests: int, *, whole: bool) -> None:
+        spending.receive(7, Spent("p", whole, ((key.id, requests, 0, 0, ()),)))
+
+    told(1000, whole=False)
+    keys.limiter.require(key.id, grant.limits, keys.moment())
+    told(1001, whole=True)
+    told(1003, whole=False)
+    with pytest.raises(GatewayError):
+        keys.limiter.require(key.id, grant.limits, keys.moment())
+    spending.receive(7, Gone())
+    assert not keys.siblings
+    await keys.close()
