@@ -34,8 +34,8 @@ class Replace(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Spent(Struct, frozen=True, array_like=True, tag=30):
-    """Totals of what keys have used, of the process of this name (`admission/limits/limiter.py`). whole: all of them, from or for
-    a new worker.
+    """Totals of what keys have used, of the process of this name (`admission/limits/limiter.py`). whole: all of them, from or
+    for a new worker.
     """
 
     process: str
