@@ -51,12 +51,14 @@ class Placed:
 
 class Shadow:
     """A replica under all policies. names: in the index. capacity: units of prompts, None: not known. scale: units per token of
-    the prompts that went to any of its shadows. turn: when round robin chose it last. inflight: of LEAST_LOADED.
+    the prompts that went to any of its shadows. turn: when round robin chose it last; since: and when it was made, in its turns.
+    inflight: of LEAST_LOADED.
     """
 
-    __slots__ = ("capacity", "inflight", "names", "scale", "turn")
+    __slots__ = ("capacity", "inflight", "names", "scale", "since", "turn")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, since: int) -> None:
+        self.since = since
         self.names = tuple([f"{policy} {name}" for policy in POLICIES])
         self.capacity: int | None = None
         self.scale = Ratio(DEFAULT_UNITS_PER_TOKEN, 1.0, _SCALE_TOKENS)
@@ -90,13 +92,13 @@ class Counterfactual:
         O(candidates), and what the index takes for a match and an insertion by each policy.
         """
         names = candidates if 0 < len(candidates) <= self._most // 2 else [chosen]
-        shadows = {name: self._shadow(name) for name in names}
+        shadows = {name: self._shadow(name, names) for name in names}
         replicas = (self._next(shadows), self._idle(shadows), _hashed(prompt, names), chosen)
         block = tokens * prompt.block_units / prompt.units if prompt.units else 0.0
         cached, trie = list[float](), self._trie
         places = list[str]()
         for policy, name in enumerate(replicas):
-            shadow = shadows.get(name) or self._shadow(name)
+            shadow = shadows.get(name) or self._shadow(name, shadows)
             self._resize(name, shadow, prompt.units, tokens)
             places.append(shadow.names[policy])
         held = trie.matched(places, prompt.keys, now)
@@ -117,17 +119,24 @@ class Counterfactual:
         """Another process has sent a request to `chosen`."""
         self.ended(self.choose(prompt, candidates, chosen, tokens, now))
 
-    def _shadow(self, name: str) -> Shadow:
-        """Made if there is none."""
+    def _shadow(self, name: str, kept: Collection[str]) -> Shadow:
+        """Made if there is none, perhaps in the place of the one whose turn is longest ago; the kept ones, half of all at most,
+        stay. O(1) mostly.
+        """
         shadow = self._shadows.get(name)
         if shadow is None:
             if len(self._shadows) >= self._most:
-                for left in self._shadows.pop(next(iter(self._shadows))).names:
+                oldest = min([each for each in self._shadows if each not in kept], key=self._last_turn)
+                for left in self._shadows.pop(oldest).names:
                     self._trie.remove_replica(left)
-            shadow = self._shadows[name] = Shadow(name)
+            shadow = self._shadows[name] = Shadow(name, self._turn)
             for each in shadow.names:
                 self._trie.add_replica(each)
         return shadow
+
+    def _last_turn(self, name: str) -> int:
+        shadow = self._shadows[name]
+        return max(shadow.turn, shadow.since)
 
     def _resize(self, name: str, shadow: Shadow, units: int, tokens: int) -> None:
         """A prompt goes there, of so many units and tokens."""

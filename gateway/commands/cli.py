@@ -12,7 +12,7 @@ from gateway.commands.keys import keys
 from gateway.commands.ledger import usage
 from gateway.commands.recording import record
 from gateway.commands.replaying import convert
-from gateway.commands.stdout import OutputError, guarded
+from gateway.commands.streams import OutputError, escaped, guarded, messaging
 from gateway.config.parse import ConfigError
 
 _DEMO = (
@@ -31,14 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return replica_main(arguments[1:])
     if argv is not None:  # not a process of its own
         return _run(arguments)
-    try:
-        with guarded():
-            return _run(arguments)
-    except OutputError as error:
-        print(f"warmroute: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # the reader of our output (`head`) has closed it
-        return 1
+    with messaging():
+        try:
+            with guarded():
+                return _run(arguments)
+        except OutputError as error:
+            print(f"warmroute: {error}", file=sys.stderr)
+            return 1
+        except BrokenPipeError:  # the reader of our output (`head`) has closed it
+            return 1
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -50,7 +51,7 @@ def _run(arguments: Sequence[str]) -> int:
         return command(options)
     except ConfigError as error:
         for problem in error.problems:
-            print(f"warmroute: {problem}", file=sys.stderr)
+            print(f"warmroute: {escaped(str(problem))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -180,7 +180,8 @@ class Database:
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         """Raises StoreFailed for all errors of the database, and while it is left alone. Then one operation tries it again."""
-        if self._stalled_until:
+        again = self._stalled_until > 0.0
+        if again:
             now = self._clock()
             if now < self._stalled_until:
                 raise self._silent()
@@ -194,6 +195,13 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             self._stalled_until = 0.0
             raise failed(shown(self._url), error) from error
+        except asyncio.CancelledError:  # it says nothing about the database: another one tries it
+            if again:
+                self._stalled_until = self._clock()
+            raise
+        except Exception:  # the work's: the database has answered
+            self._stalled_until = 0.0
+            raise
         self._stalled_until = 0.0
 
     def _silent(self) -> StoreFailed:

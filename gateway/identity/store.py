@@ -27,6 +27,7 @@ READ_AT_ONCE: Final = 1000  # keys
 SPENT_AT_ONCE: Final = 5000  # rows of what was spent: some 20 ms of the event loop
 Place = tuple[int, str, str, str]
 """Of a row of what was spent, in the order in which they are written: revision, day, key, process."""
+MAX_FORMER: Final = 3  # secrets of a key that were rotated, and go on
 PURGED_S: Final = 90 * 86_400.0
 
 
@@ -46,7 +47,7 @@ class KeyStore:
         return await self._database.write(lambda connection: _create(connection, key, self._now())), secret
 
     async def rotate(self, id_: str, grace_s: float) -> tuple[Key, str]:
-        """Another secret for a key; the former one is valid for grace_s.
+        """Another secret for a key; former ones are valid for grace_s, or for what is left of an earlier grace.
 
         Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
         """
@@ -60,8 +61,8 @@ class KeyStore:
                 raise KeyRefusedError(f"The key {id_} was revoked: make a new one.")
             if any(known == digest for known, _ in key.digests):
                 return key  # this work was done already
-            before = next((old for old, ends in key.digests if not ends), None)
-            kept = () if before is None else ((before, until),)
+            former = [(old, min(ends or until, until)) for old, ends in key.digests if not ends or ends > self._now()]
+            kept = former[:MAX_FORMER]
             return _save(connection, msgspec.structs.replace(key, digests=((digest, 0.0), *kept)))
 
         return await self._database.write(work), secret
@@ -76,12 +77,12 @@ class KeyStore:
         def work(connection: Connection) -> Key:
             _next_revision(connection)
             key = _one(connection, id_)
-            former = [old for old, _ in key.digests if old != digest]
+            former = [each for each in key.digests if each[0] != digest]
             if not former:
                 raise KeyRefusedError(f"The key {id_} has no former secret.")
             if key.digests[0][0] != digest:  # rotated again meanwhile, or taken back already
                 return key
-            return _save(connection, msgspec.structs.replace(key, digests=((former[0], 0.0),)))
+            return _save(connection, msgspec.structs.replace(key, digests=((former[0][0], 0.0), *former[1:])))
 
         return await self._database.write(work)
 

@@ -224,6 +224,8 @@ class Ledger:
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
                 log.warning("what is past its time could not be removed from the ledger", extra={"reason": str(failure)})
+            except Exception:  # a bug must not end the writing, which is beside this
+                log.exception("what is past its time could not be removed from the ledger")
             await asyncio.sleep(PURGE_S)
 
     async def purge(self) -> bool:

@@ -15,9 +15,10 @@ from gateway.accounting.doctor.examiner import EXAMINE_S
 from gateway.accounting.doctor.prices import Prices
 from gateway.accounting.doctor.report import report
 from gateway.accounting.doctor.watch import WATCH_S
-from gateway.commands.doctor.printing import print_report, shown
+from gateway.commands.doctor.printing import print_report
 from gateway.commands.doctor.reading import FileError, Reader
 from gateway.commands.operate import ANSWER_S, DEFAULT_ADMIN, KEY, OperatorError, ask, whole
+from gateway.commands.streams import escaped
 
 LIVE_S: Final = EXAMINE_S + ANSWER_S  # for an answer: the examination, and what goes before it
 MAX_SECONDS: Final = WATCH_S / 2  # so that the watch does not end before the second question
@@ -85,10 +86,10 @@ def _live(options: argparse.Namespace) -> int:
             raw = ask(options.admin, "GET", "/warmroute/doctor", answer_s=LIVE_S)
         found = whole(options.admin, raw)
     except OperatorError as error:
-        print(shown(f"warmroute: {error}"), file=sys.stderr)
+        print(escaped(f"warmroute: {error}"), file=sys.stderr)
         return 2
     if not isinstance(found, dict) or "causes" not in found:
-        print(shown(f"warmroute: {options.admin} is no admin listener of a gateway of this release"), file=sys.stderr)
+        print(escaped(f"warmroute: {options.admin} is no admin listener of a gateway of this release"), file=sys.stderr)
         return 2
     show(found, as_json=options.json)
     return int(bool(found["causes"]))
@@ -101,12 +102,12 @@ def _file(options: argparse.Namespace) -> int:
             if options.session is None or prompt.session == options.session:
                 examination.add(prompt)
     except FileError as error:
-        print(shown(f"warmroute: {options.file}: {error}"), file=sys.stderr)
+        print(escaped(f"warmroute: {options.file}: {error}"), file=sys.stderr)
         return 2
     _complain(options, reader)
     if not examination.requests:
         what = f"no request of the session {options.session!r}" if options.session else "no request"
-        print(shown(f"warmroute: {options.file}: {what}"), file=sys.stderr)
+        print(escaped(f"warmroute: {options.file}: {what}"), file=sys.stderr)
         return 2
     found = report(examination, reader.notes)
     found["skipped_lines"] = reader.skipped
@@ -132,6 +133,6 @@ def _prices(options: argparse.Namespace) -> Prices:
 
 def _complain(options: argparse.Namespace, reader: Reader) -> None:
     for problem in reader.problems:
-        print(shown(f"warmroute: {options.file}, {problem}"), file=sys.stderr)
+        print(escaped(f"warmroute: {options.file}, {problem}"), file=sys.stderr)
     if more := reader.skipped - len(reader.problems):
-        print(shown(f"warmroute: {options.file}: {more} more lines are not understood"), file=sys.stderr)
+        print(escaped(f"warmroute: {options.file}: {more} more lines are not understood"), file=sys.stderr)

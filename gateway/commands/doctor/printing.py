@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from gateway.commands.streams import escaped
 from gateway.commands.tables import number, print_table, text
 
 _CLEAN: Final = "No prefix is broken."
-
-
-def shown(value: str) -> str:
-    """For a terminal, which obeys some characters; line ends and the like are written out."""
-    return "".join([char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in value])
 
 
 def print_report(found: Mapping[str, Any]) -> None:
@@ -26,7 +22,7 @@ def print_report(found: Mapping[str, Any]) -> None:
         print("\nFirst examples")
         for cause in causes:
             for line in _example(cause["first"]):
-                print(shown(line))
+                print(escaped(line))
         print("\nWhat to change")
         for cause in causes:
             print(f"  {cause['cause']}: {cause['remedy']}")

@@ -209,18 +209,26 @@ def _row(line: bytes | None) -> dict[str, Any]:
 def _request_in(row: dict[str, Any]) -> tuple[str, bytes, _Headers]:
     """(path, body, headers). Raises LineError."""
     if "body" not in row:
-        return _path_of(row), orjson.dumps(row), _Headers(None)
+        return _path_of(row), _encoded(row), _Headers(None)
     body, path = row["body"], row.get("path")
     if isinstance(body, str):
         raw = body.encode()
     elif isinstance(body, dict):
-        raw = orjson.dumps(body)
+        raw = _encoded(body)
         path = _path_of(body) if path is None else path
     else:
         raise LineError("'body' must be an object")
     if not isinstance(path, str):
         raise LineError("'path' must be a string such as '/v1/chat/completions'")
     return path, raw, _Headers(row.get("headers"))
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """Raises LineError: orjson reads what is nested deeper than what it writes."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise LineError("nested too deep") from error
 
 
 def _path_of(body: Mapping[str, Any]) -> str:

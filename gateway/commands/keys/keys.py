@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from gateway.commands.ledger.output import escaped
-from gateway.commands.stdout import OutputError
+from gateway.commands.streams import OutputError, escaped
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import KeysConfig

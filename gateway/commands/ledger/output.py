@@ -14,6 +14,7 @@ from typing import Any, Final, TextIO
 
 from gateway.accounting.ledger.sums import MONEY, Period, Sums, Usage, total
 from gateway.accounting.money import decimal
+from gateway.commands.streams import escaped
 
 TOTAL: Final = "total"
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # as ASCII, and in full width
@@ -107,11 +108,6 @@ def micro_dollars(amount: int) -> str:
     sign, amount = ("-", -amount) if amount < 0 else ("", amount)
     whole, rest = divmod((amount + _MICRO // 2) // _MICRO, 10**6)
     return f"{sign if whole or rest else ''}{whole:,}.{rest:06d}"
-
-
-def escaped(text: str) -> str:
-    """On one line, with nothing that a terminal obeys."""
-    return "".join([char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text])
 
 
 def safe_cell(text: str) -> str:

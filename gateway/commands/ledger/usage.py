@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gateway.accounting.ledger.sums import GROUP, Period, Usage
-from gateway.commands.ledger.output import as_json, escaped, print_usage, write_csv
+from gateway.commands.ledger.output import as_json, print_usage, write_csv
 from gateway.commands.ledger.period import EXPECTED, Moment, PeriodError, moment, period
+from gateway.commands.streams import escaped
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
 from gateway.config.schema import database_url
@@ -99,7 +100,7 @@ async def _read(url: str, by: Sequence[str], within: Period) -> Usage:
 def _print_notes(found: Usage) -> None:
     for day, rows, requests in found.incomplete:
         kept = f"{rows:,} of its {requests:,} requests have rows (ledger.retention_d)"
-        print(f"warmroute: note: {day} is counted in part, and not all of that part is there: {kept}", file=sys.stderr)
+        print(f"warmroute: note: {day} is counted in part, and some of that part may be missing: {kept}", file=sys.stderr)
     if unpriced := sum(group["unpriced"] for group in found.groups):
         print(f"warmroute: note: {unpriced:,} requests are of models without a price, and cost nothing here", file=sys.stderr)
 

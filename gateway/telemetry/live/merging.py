@@ -2,8 +2,9 @@
 
 Each process samples its counters when it comes to it (`sums.py`), on a clock that all of them share. Here they are put on one
 grid of STEP_S: a process's count between two of its samples is taken to grow evenly, so what it counts in a step is the
-difference at the step's ends, and the gateway's is the sum over its processes. A step is made when every process that still
-reports has a sample behind it. Nothing is counted twice, nor lost, whenever samples come; a count that falls stands still.
+difference at the step's ends, and the gateway's is the sum over its processes. A step is made when every process that is not
+late has a sample behind it; what a late one has counted meanwhile is in the step that is made next after its samples come. So
+nothing is counted twice, nor lost, whenever they come, within ENDED_S. A count that falls stands still.
 
 The median and the 90th percentile of the time to the first token are interpolated in the buckets of the last TTFT_STEPS steps.
 """
@@ -18,6 +19,7 @@ from typing import Any, Final
 from gateway.telemetry.live.sums import FIELDS, GAUGES, MOST, STEP_S, Sample
 
 LATE_S: Final = 3 * STEP_S  # a process without a sample for so long is not waited for
+ENDED_S: Final = 60.0  # and after this it is forgotten
 TTFT_STEPS: Final = 5
 
 Point = dict[str, Any]
@@ -30,6 +32,7 @@ class Merging:
         self.points: deque[Point] = deque(maxlen=MOST)
         self._bounds = tuple(bounds)
         self._processes: dict[str, list[Sample]] = {}
+        self._counted: dict[str, Sample] = {}  # what of each process is in the steps
         self._made: float | None = None  # the end of the last step
         self._ttft: deque[list[float]] = deque(maxlen=TTFT_STEPS)
 
@@ -43,7 +46,9 @@ class Merging:
         for sample in samples:
             if not known or sample[0] > known[-1][0]:
                 known.append(sample)
-        if not known:
+        if known:
+            self._counted.setdefault(process, known[0])
+        else:
             del self._processes[process]
 
     def advance(self) -> list[Point]:
@@ -56,19 +61,21 @@ class Merging:
         if self._made is None:
             oldest = min([samples[0][0] for samples in self._processes.values()])
             self._made = max(math.floor(oldest / STEP_S) * STEP_S, until - MOST * STEP_S)
+            self._counted = {name: _at(samples, self._made) for name, samples in self._processes.items()}
         made: list[Point] = []
         while self._made < until:
-            made.append(self._step(self._made, self._made + STEP_S))
+            made.append(self._step(self._made + STEP_S))
             self._made += STEP_S
         self.points.extend(made)
         self._forget()
         return made
 
-    def _step(self, begin: float, end: float) -> Point:
+    def _step(self, end: float) -> Point:
         fields, gauges = [0.0] * len(FIELDS), [0.0] * len(GAUGES)
         buckets = [0.0] * (len(self._bounds) + 1)
-        for samples in self._processes.values():
-            before, after = _at(samples, begin), _at(samples, end)
+        for name, samples in self._processes.items():
+            before, after = self._counted[name], _at(samples, end)
+            self._counted[name] = after
             for at in range(len(fields)):
                 fields[at] += max(0.0, after[1][at] - before[1][at])
             for at in range(len(buckets)):
@@ -91,8 +98,8 @@ class Merging:
             while keep > 0 and samples[keep][0] > made:
                 keep -= 1
             del samples[:keep]
-            if samples[-1][0] < made - LATE_S:
-                del self._processes[name]  # it has ended
+            if samples[-1][0] < made - ENDED_S:
+                del self._processes[name], self._counted[name]
 
     def __repr__(self) -> str:
         return f"<Merging {len(self._processes)} processes, {len(self.points)} points>"

@@ -125,6 +125,15 @@ def test_replicas_that_come_and_go_are_bounded() -> None:
     assert other.choose(prompt("x" * 100), many, "n7", 100, 1e6).replicas == ("n7",) * 4, "too many to compare"
 
 
+def test_replicas_that_come_and_go_do_not_take_the_place_of_those_that_stay() -> None:
+    other = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, most=16)
+    for number in range(200):
+        other.choose(prompt("x" * 300), NAMES, NAMES[number % 3], 300, 2.0 * number)
+        other.choose(prompt("y" * 300), (f"s{number}",), f"s{number}", 300, 2.0 * number + 1)
+    assert other.choose(prompt("x" * 300), NAMES, NAMES[0], 300, 500.0).cached == (300,) * 4
+    other.check()
+
+
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_prompt_without_a_block_is_placed_too(text: str) -> None:
     other = shadows()

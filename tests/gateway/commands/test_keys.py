@@ -175,6 +175,26 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         assert "wr-secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("to", ["2>/dev/full", "2>&-"])
+def test_a_message_that_cannot_be_printed_costs_no_secret(tmp_path: Path, to: str) -> None:
+    """Nor is it among what is printed."""
+    url = f"sqlite:///{tmp_path}/keys.sqlite"
+
+    def printed(*arguments: str) -> str:
+        whole = ["bash", "-c", f'"$@" {to}', "_", sys.executable, "-m", "gateway", "keys", *arguments, "--url", url]
+        return subprocess.run(whole, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+
+    first = printed("create", "--tenant", "acme")
+    second = printed("rotate", first.split("-")[1], "--grace", "0s")
+    assert re.fullmatch(rf"wr-{first.split('-')[1]}-\S+\n", second)
+    whole = ["bash", "-c", '"$@" >/dev/full 2>/dev/full', "_", sys.executable, "-m", "gateway", "keys", "create", "--url", url]
+    assert subprocess.run([*whole, "--tenant", "lost"], check=False, timeout=60).returncode == 1
+    [kept, lost] = sorted(json.loads(printed("list", "--json")), key=lambda key: str(key["tenant"]))
+    assert (kept["id"], lost["tenant"]) == (first.split("-")[1], "lost")
+    assert lost["revoked_at"]
+    assert not kept.get("revoked_at")
+
+
 @pytest.mark.parametrize("to", [">/dev/full", ">&-"])
 def test_a_secret_that_cannot_be_printed_is_undone(tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str) -> None:
     url = f"sqlite:///{tmp_path}/keys.sqlite"

@@ -18,7 +18,7 @@ from gateway.errors import GatewayError
 from gateway.identity.keys import Keys
 from gateway.identity.record import MAX_GRACE_S, Settings
 from gateway.identity.secret import digest_of
-from gateway.identity.store import SPENT_AT_ONCE, KeyStore
+from gateway.identity.store import MAX_FORMER, SPENT_AT_ONCE, KeyStore
 from gateway.identity.tables import TABLES
 from gateway.identity.tables import spent as spent_table
 from gateway.telemetry.metrics import Metrics
@@ -320,8 +320,33 @@ async def test_a_rotation_that_is_done_twice_keeps_the_former_secret(tmp_path: P
     rotated, secret = await store.rotate(key.id, 60.0)
     assert rotated.digests == ((digest_of(secret), 0.0), (digest_of(former), NOON + 60.0))
     again, third = await store.rotate(key.id, 60.0)
-    assert again.digests == ((digest_of(third), 0.0), (digest_of(secret), NOON + 60.0))
+    assert again.digests == ((digest_of(third), 0.0), (digest_of(secret), NOON + 60.0), (digest_of(former), NOON + 60.0))
     await database.close()
+
+
+async def test_former_secrets_go_on_for_what_is_left_of_their_time(tmp_path: Path) -> None:
+    """As after a rotation whose answer was lost, so that it is done once more. Without a grace, all of them end."""
+    keys, clock = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store = await keys.store()
+    key, first = await store.create(SETTINGS)
+    _, lost = await store.rotate(key.id, 3600.0)
+    clock.now = 60.0
+    again, third = await store.rotate(key.id, 7200.0)
+    ends = {first: NOON + 3600.0, lost: NOON + 7260.0, third: 0.0}
+    assert dict(again.digests) == {digest_of(secret): until for secret, until in ends.items()}
+    taken, _ = await store.rotate(key.id, 600.0)
+    assert {until for _, until in taken.digests} == {0.0, NOON + 660.0}, "none goes on for longer than what was said last"
+    for _ in range(3):
+        many, newest = await store.rotate(key.id, 60.0)
+    assert len(many.digests) == 1 + MAX_FORMER
+    back = await store.take_back(key.id, newest)
+    assert back.digests[0] == (many.digests[1][0], 0.0)
+    assert back.digests[1:] == many.digests[2:]
+    ended, _ = await store.rotate(key.id, 0.0)
+    await keys.poll()
+    assert [keys.ring.find(digest, keys.wall_clock()) is not None for digest, _ in ended.digests] == [True] + [False] * 3
+    await keys.close()
 
 
 async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: Path) -> None:

@@ -97,6 +97,12 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
     with pytest.raises(StoreFailed):
         await store.get("o", "a")
     clock.now += STALL_S
+    given_up = asyncio.create_task(store.get("o", "a"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    with pytest.raises(Unknown):  # what the database has not got is an answer of the database's
+        await store.get("o", "unknown")
     assert await store.get("o", "a")
     await store.put(response("d"))
     await store.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.telemetry.live.merging import LATE_S, Merging, quantile
+from gateway.telemetry.live.merging import ENDED_S, LATE_S, Merging, quantile
 from gateway.telemetry.live.sums import FIELDS, GAUGES, MOST, STEP_S, Sample
 
 BOUNDS = (0.1, 1.0)
@@ -35,9 +35,30 @@ def test_processes_are_added_up_and_late_ones_are_not_waited_for() -> None:
     assert [each["requests"] for each in merging.advance()] == [5.0], "b has not come to the second step yet"
     merging.add("a", [sample(6.0 + LATE_S, 8)])
     assert sum(each["requests"] for each in merging.advance()) == 4.0
-    merging.add("a", [sample(20.0 + LATE_S, 8)])
+    merging.add("a", [sample(20.0 + ENDED_S, 8)])
     merging.advance()
     assert merging.last().keys() == {"a"}, "b has ended"
+    merging.add("b", [sample(20.0 + ENDED_S, 500), sample(22.0 + ENDED_S, 501)])
+    merging.add("a", [sample(22.0 + ENDED_S, 8)])
+    assert [each["requests"] for each in merging.advance()] == [1.0]
+
+
+def test_what_a_late_process_has_counted_is_in_the_next_step() -> None:
+    merging = Merging(BOUNDS)
+    for name in "ab":
+        merging.add(name, [sample(0.0, 0)])
+    last = 3 * LATE_S
+    for at in range(1, int(last / STEP_S) + 1):
+        merging.add("a", [sample(at * STEP_S, at)])
+        merging.advance()
+    assert merging.points[-1]["time"] == last
+    at = len(merging.points)
+    late = [sample(at * STEP_S, 10 * at, buckets=(10.0 * at, 0.0, 0.0)) for at in range(1, int(last / STEP_S) + 2)]
+    merging.add("b", late)
+    merging.add("a", [sample(last + STEP_S, at)])
+    [point] = merging.advance()
+    assert sum(each["requests"] for each in merging.points) == at + late[-1][1][0]
+    assert point["ttft_p50_s"] is not None
 
 
 def test_what_falls_stands_still() -> None:
@@ -50,6 +71,7 @@ def test_a_history_is_bounded() -> None:
     merging = Merging(BOUNDS)
     merging.add("a", [sample(0.0, 0), sample(1e9, 1e6)])
     assert len(merging.advance()) == len(merging.points) == MOST
+    assert merging.points[0]["requests"] == pytest.approx(1e6 * STEP_S / 1e9)
 
 
 def test_quantiles() -> None:

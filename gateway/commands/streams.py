@@ -1,6 +1,7 @@
-"""Standard output that cannot be written, on a full disk or because it is closed, ends any command with one line and a status.
+"""Standard output and standard error of commands, on a full disk, or closed.
 
-Python writes what is left in its buffer once more when it ends, and complains then: so that goes nowhere after a failure.
+Output that cannot be written ends any command with one line and a status. Python writes what is left in its buffer once more
+when it ends, and complains then: so that goes nowhere after a failure. A message that cannot be written ends nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +43,43 @@ class Output:
         return getattr(self._stream, name)
 
 
+class Messages:
+    """In the place of sys.stderr: what cannot be written there is lost."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def escaped(text: str) -> str:
+    """On one line, with nothing that a terminal obeys."""
+    return "".join([char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text])
+
+
+@contextlib.contextmanager
+def messaging() -> Iterator[None]:
+    """Within it messages fail nothing. Without it, those for a closed standard error would go to standard output."""
+    _fill_standard_descriptors()
+    with contextlib.ExitStack() as ends:
+        stream = sys.stderr or ends.enter_context(open(os.devnull, "w"))
+        ends.enter_context(contextlib.redirect_stderr(cast(TextIO, Messages(stream))))
+        yield
+
+
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """What is printed within it is written at its end. Raises OutputError; BrokenPipeError if its reader has left."""
-    _fill_standard_descriptors()
+    """Within `messaging`. What is printed is written at its end. Raises OutputError; BrokenPipeError if its reader has left."""
     stream = sys.stdout
     output = Output(stream)
     try:
