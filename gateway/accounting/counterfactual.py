@@ -51,7 +51,7 @@ class Placed:
 
 class Shadow:
     """A replica under all policies. names: in the index. capacity: units of prompts, None: not known. scale: units per token of
-    the prompts that went to any of its shadows. turn: when round robin chose it last; since: and when it was made, in its turns.
+    the prompts that went to any of its shadows. turn: when round robin chose it last; since: when it was made, in its turns.
     inflight: of LEAST_LOADED.
     """
 

@@ -2,8 +2,9 @@
 
     credentials ── sha256 ──► digest ──► (grant, until)
 
-Invariants: every digest belongs to one key; a key that was revoked is so for the requests that wait with its former grant
-as well; other changes are for those that come later. The ring has digests only, and how long a look-up takes does not depend on which bytes of a guess are right.
+Invariants: every digest belongs to one key; a key that was revoked is so for the requests that wait with its former grant as
+well, other changes are for those that come later. The ring has digests only, and how long a look-up takes does not depend on
+which bytes of a guess are right.
 """
 
 from __future__ import annotations

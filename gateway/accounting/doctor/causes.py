@@ -50,7 +50,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     MODEL_CHANGED: "Keep a conversation on one model: each has a cache of its own. Look at `fallback` pools and model aliases.",
     ADAPTER_CHANGED: "Keep a conversation on one adapter: its prefixes are its own.",
-    REPLICA_LOST: "Find out why replicas restart or leave; drain them before maintenance (`warmroute drain`); scale in slowly.",
+    REPLICA_LOST: "Find out why replicas restart, drain or leave; drain few at a time, when it is quiet; scale in slowly.",
     EVICTED: (
         "Give the replicas more KV cache (or more replicas), keep long conversations within `routing.ttl_s`, and compare"
         " predicted with reported cached tokens (metrics)."

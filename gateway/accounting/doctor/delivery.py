@@ -6,7 +6,7 @@ upwards.
 
     spilled         the router chose another replica, for the one with the prefix had too much to do
     concurrent      the earlier request's answer had not begun yet: there was nothing in the cache
-    replica_lost    its replica was not up any more
+    replica_lost    its replica took no requests any more: it was down, drained or gone
     evicted         the same replica, or one that was believed to have it, had it no more
 """
 

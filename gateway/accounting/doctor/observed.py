@@ -21,8 +21,8 @@ _VOLATILE_BYTES: Final = 150
 class Outcome(NamedTuple):
     """What became of a request, as far as is known. Tokens: None: not reported.
 
-    available: tokens of the longest match of all replicas, None: not known. up: names of the replicas that were up, None: not
-    known. first_byte: when the answer began, None: it did not, or that is not known.
+    available: tokens of the longest match of all replicas, None: not known. up: names of the replicas that took requests,
+    None: not known. first_byte: when the answer began, None: it did not, or that is not known.
     """
 
     replica: str

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 16 << 20
 
 
 class Seen(NamedTuple):
-    """A request that has ended. time: when it came. ups: the replicas that were up, in any order."""
+    """A request that has ended. time: when it came. ups: the replicas that took requests, in any order."""
 
     time: float
     model: str
@@ -98,7 +98,13 @@ class Watch:
     def saw(self, seen: Seen) -> None:
         """A request has ended. O(segments)."""
         own, head = parts_of_salt(seen.salt)
-        fields = seen._replace(salt=join_salt(digest_of(own), head), keys=seen.keys[:MAX_KEYS])
+        fields = seen._replace(
+            model=_valid(seen.model),
+            salt=join_salt(digest_of(own), _valid(head)),
+            tenant=_valid(seen.tenant),
+            session=_valid(seen.session),
+            keys=seen.keys[:MAX_KEYS],
+        )
         record = msgspec.msgpack.encode((*fields[:9], packed(seen.outline), *fields[10:]))
         self._records.append((seen.time, record))
         self._bytes += len(record)
@@ -120,6 +126,11 @@ class Watch:
 
     def __repr__(self) -> str:
         return f"<Watch, {'on' if self.on else 'off'}, {len(self)} requests>"
+
+
+def _valid(name: str) -> str:
+    """A header's bytes that are no text are lone surrogates, which no encoding has."""
+    return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
 def observed(record: bytes) -> Observed:

@@ -8,14 +8,14 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gateway.accounting.doctor.examination import Examination
 from gateway.accounting.doctor.examiner import EXAMINE_S
 from gateway.accounting.doctor.prices import Prices
 from gateway.accounting.doctor.report import report
 from gateway.accounting.doctor.watch import WATCH_S
-from gateway.commands.doctor.printing import print_report
+from gateway.commands.doctor.printing import Report, is_report, print_report
 from gateway.commands.doctor.reading import FileError, Reader
 from gateway.commands.operate import ANSWER_S, DEFAULT_ADMIN, KEY, OperatorError, ask, whole
 from gateway.commands.streams import escaped
@@ -88,7 +88,7 @@ def _live(options: argparse.Namespace) -> int:
     except OperatorError as error:
         print(escaped(f"warmroute: {error}"), file=sys.stderr)
         return 2
-    if not isinstance(found, dict) or "causes" not in found:
+    if not is_report(found):
         print(escaped(f"warmroute: {options.admin} is no admin listener of a gateway of this release"), file=sys.stderr)
         return 2
     show(found, as_json=options.json)
@@ -119,7 +119,7 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
     else:
-        print_report(found)
+        print_report(cast(Report, found))
 
 
 def _prices(options: argparse.Namespace) -> Prices:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, TypedDict
+
+import msgspec
 
 from gateway.commands.streams import escaped
 from gateway.commands.tables import number, print_table, text
@@ -11,8 +13,58 @@ from gateway.commands.tables import number, print_table, text
 _CLEAN: Final = "No prefix is broken."
 
 
-def print_report(found: Mapping[str, Any]) -> None:
-    """found: as `gateway.accounting.doctor.report` makes it."""
+class First(TypedDict):
+    """The first example of a cause, as the report has it; what is not shown is left out here, and below."""
+
+    cause: str
+    request: int
+    place: str
+    session: str
+    after_request: int
+    after_place: str
+    where: str
+    offset: int | None
+    before: str
+    now: str
+    text: bool
+    lost_tokens: int
+
+
+class Cause(TypedDict):
+    cause: str
+    requests: int
+    lost_tokens: int
+    lost_usd: float | None
+    first: First
+    remedy: str
+
+
+class Report(TypedDict):
+    """As `gateway.accounting.doctor.report` makes it."""
+
+    requests: int
+    sessions: int
+    seconds: float
+    prompt_tokens: int
+    reusable_tokens: int
+    lost_tokens: int
+    lost_usd: float | None
+    reported_prompt_tokens: int
+    cached_tokens: int
+    causes: list[Cause]
+    notes: list[str]
+
+
+def is_report(found: Any) -> bool:
+    """Whether an answer can be shown."""
+    try:
+        msgspec.convert(found, Report)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def print_report(found: Report) -> None:
     for line in _summary(found):
         print(line)
     causes = found["causes"]
@@ -25,14 +77,14 @@ def print_report(found: Mapping[str, Any]) -> None:
                 print(escaped(line))
         print("\nWhat to change")
         for cause in causes:
-            print(f"  {cause['cause']}: {cause['remedy']}")
+            print(escaped(f"  {cause['cause']}: {cause['remedy']}"))
     else:
         print(_CLEAN)
     for note in found["notes"]:
-        print(f"\nNote: {note}")
+        print(f"\nNote: {escaped(note)}")
 
 
-def _summary(found: Mapping[str, Any]) -> Iterator[str]:
+def _summary(found: Report) -> Iterator[str]:
     seconds = f" in {found['seconds']:,.0f} s" if found["seconds"] else ""
     yield f"{found['requests']:,} requests{seconds}, {found['sessions']:,} sessions, {found['prompt_tokens']:,} prompt tokens"
     lost, usd = found["lost_tokens"], found["lost_usd"]
@@ -44,24 +96,24 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _print_causes(found: Mapping[str, Any]) -> None:
+def _print_causes(found: Report) -> None:
     priced = found["lost_usd"] is not None
     columns = [text("cause"), number("requests"), number("tokens lost"), number("share"), *([number("USD")] if priced else [])]
     total = max(1, found["prompt_tokens"])
     rows = [
         [
-            cause["cause"],
+            escaped(cause["cause"]),
             f"{cause['requests']:,}",
             f"{cause['lost_tokens']:,}",
             f"{cause['lost_tokens'] / total:.1%}",
-            *([_usd(cause["lost_usd"]).removesuffix(" USD")] if priced else []),
+            *([_usd(cause["lost_usd"] or 0.0).removesuffix(" USD")] if priced else []),
         ]
         for cause in found["causes"]
     ]
     print_table(columns, rows)
 
 
-def _example(first: Mapping[str, Any]) -> Iterator[str]:
+def _example(first: First) -> Iterator[str]:
     after = f"after request {first['after_request']}{_place(first['after_place'])}"
     named = f", session {first['session']}" if first["session"] else ""
     yield f"  {first['cause']}: request {first['request']}{_place(first['place'])}{named}, {after}"

@@ -37,7 +37,7 @@ class DoctorWatch:
                 cached_tokens=counted.cached if counted else None,
                 available_tokens=decision.available_tokens,
                 reason=decision.reason,
-                ups=tuple([state.name for state in self._fleet.replicas if state.up]),
+                ups=tuple([state.name for state in self._fleet.replicas if state.live]),
                 first_byte=request.first_byte,
             )
         )

@@ -13,7 +13,7 @@ from gateway.accounting.doctor import causes
 from gateway.commands.cli import main
 from gateway.parser.parsing import OUTLINED_INLINE_BYTES
 from tests.gateway.conftest import Running, running
-from tests.support.fakes import FakeReplica
+from tests.support.fakes import FakeReplica, answers
 from tests.support.streams import CHATS, stream
 
 
@@ -52,6 +52,19 @@ async def test_a_planted_cause_is_found(kind: Kind, cause: str) -> None:
         assert breaks == ([cause] if cause else [])
         assert found["requests"] == 12
         assert all(not each["text"] for each in found["findings"])
+
+
+async def test_a_conversation_that_a_drained_replica_had_is_not_said_to_be_evicted() -> None:
+    text = " ".join(str(number) for number in range(4000))
+    script = [answers(prompt=9000, cached=0)]
+    async with FakeReplica(script) as one, FakeReplica(script) as two, running(one, two) as run:
+        await asked(run)
+        for _ in range(2):
+            _, headers, _ = await run.post({"model": "m", "messages": [{"role": "user", "content": text}]})
+            name = headers["X-Warmroute-Replica"]
+            await run.post({"name": name}, "/warmroute/drain")
+        found = await asked(run)
+        assert [each["cause"] for each in found["causes"]] == [causes.REPLICA_LOST]
 
 
 async def test_large_bodies_are_outlined_in_the_parser_process() -> None:

@@ -32,6 +32,17 @@ def test_a_record_comes_back_without_secrets() -> None:
     assert b"secret" not in records[1][1]
 
 
+def test_bytes_of_a_header_that_are_no_text_are_no_trouble() -> None:
+    """A server has them as lone surrogates."""
+    watch = Watch(Outliner())
+    watch.begin(0.0)
+    one = seen(1.0, watch.outliner)
+    watch.saw(one._replace(model="\udcff", salt="\udcff", tenant="\udcff", session="caf\udce9"))
+    watch.saw(one._replace(session="café"))
+    first, second = (observed(record) for _, record in watch.watched().records)
+    assert (first.model, first.tenant, first.session, second.session) == ("?", "?", "caf?", "café")
+
+
 def test_it_ends_when_nobody_has_asked_for_a_while() -> None:
     watch = Watch(Outliner())
     assert not watch.outliner.on

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import io
 import json
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +185,64 @@ def test_missing_files_and_wrong_options(tmp_path: Path, capsys: pytest.CaptureF
             main(["doctor", *([str(tmp_path)] if wrong else []), *wrong])
         assert error.value.code == 2
     assert told(capsys, "--live", "--text")[0] == 2
+
+
+@pytest.fixture
+def canned() -> Iterator[Callable[[Any], str]]:
+    """The URL of a server that gives one answer, whatever it is asked."""
+    answer = b""
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    def url(body: Any) -> str:
+        nonlocal answer
+        answer = json.dumps(body).encode()
+        return f"http://127.0.0.1:{server.server_port}"
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield url
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("body", [{"causes": []}, {"causes": 5}, {"causes": [{}]}, [], "causes"])
+def test_what_answers_without_a_report_is_no_gateway(
+    canned: Callable[[Any], str], capsys: pytest.CaptureFixture[str], body: Any
+) -> None:
+    status, out, err = told(capsys, "--live", "--seconds", "0", "--admin", canned(body))
+    assert (status, out) == (2, "")
+    assert "is no admin listener of a gateway of this release" in err
+
+
+def test_what_answers_cannot_steer_a_terminal(
+    tmp_path: Path, canned: Callable[[Any], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = as_json(capsys, write(tmp_path / "a.jsonl", lines(stream(CHAT, causes.TIMESTAMP))))
+    found["notes"] = ["\x1b[2J\ud800"]
+    found["causes"][0] |= {"cause": "\x1b]0;x\x07", "remedy": "\x1b[31m"}
+    status, out, _ = told(capsys, "--live", "--seconds", "0", "--admin", canned(found))
+    assert status == 1
+    assert "What to change" in out
+    assert "\x1b" not in out
+
+
+def test_what_is_nested_deep_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = b'{"model": "m", "messages": [{"role": "user", "content": ' + b"[" * 300 + b"]" * 300 + b"}]}\n"
+    file = write(tmp_path / "a.jsonl", deep + b'{"body": ' + deep.strip() + b"}\n" + lines(list(stream(CHAT))))
+    status, out, err = told(capsys, file)
+    assert status == 0
+    assert "18 requests" in out
+    assert err.count("nested too deep") == 2
 
 
 def test_names_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
