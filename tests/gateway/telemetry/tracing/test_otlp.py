@@ -73,9 +73,9 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"
 
 
 class Raw:
-    """A collector that answers with given bytes, then with a byte each tenth of a second for ever if it trickles."""
+    """A collector that answers with given bytes, then for ever with further ones each tenth of a second, if there are any."""
 
-    def __init__(self, answer: bytes, *, trickles: bool = False) -> None:
+    def __init__(self, answer: bytes, trickles: bytes = b"") -> None:
         self._answer = answer
         self._trickles = trickles
         self.asked = 0
@@ -104,7 +104,7 @@ class Raw:
                 await writer.drain()
                 while self._trickles and not writer.is_closing():
                     await asyncio.sleep(0.1)
-                    writer.write(b"1\r\nx\r\n")
+                    writer.write(self._trickles)
                     await writer.drain()
 
 
@@ -123,8 +123,17 @@ async def test_what_a_collector_rejects_of_a_batch(body: bytes, untaken: int) ->
             assert found.why == f"{url}/v1/traces: the collector has rejected spans: too old"
 
 
-async def test_an_answer_that_trickles_ends_at_the_batchs_deadline() -> None:
-    collector = Raw(OK + b"Transfer-Encoding: chunked\r\n\r\n", trickles=True)
+@pytest.mark.parametrize(
+    ("head", "trickles"),
+    [
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (OK + b"X: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+    ids=["body", "head", "interim"],
+)
+async def test_an_answer_that_trickles_ends_at_the_batchs_deadline(head: bytes, trickles: bytes) -> None:
+    collector = Raw(head, trickles)
     async with collector as url, asyncio.timeout(40):
         found = await sent(url)
         assert found
