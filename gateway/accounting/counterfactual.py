@@ -8,7 +8,7 @@ capacities of the real ones, but in units of prompts (bytes), of which a block h
 ones before the first answers, and a path of the index keeps the weight that its first prompt had. A match ends within a block,
 anywhere: half a block counts.
 
-- ROUND_ROBIN; LEAST_LOADED (requests in flight, as they would be, if each took as long as it did); SESSION (rendezvous hash of
+- ROUND_ROBIN; LEAST_LOADED (requests in flight of this process, if each took as long as it did); SESSION (rendezvous hash of
   the session, else of the prompt's head, without a bound on load);
 - ACTUAL: the replica that was chosen. What its shadow finds, against what the engines have reported, is the error of them all.
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gateway.commands.advice import warnings_of
+from gateway.commands.streams import escaped
 from gateway.config.source import read
 
 DESCRIPTION = (
@@ -36,15 +37,15 @@ def run(options: argparse.Namespace) -> int:
     loaded = read(options.file, {})
     require_libraries(loaded.config)
     for note in notes_of(loaded):
-        print(f"warmroute: note: {note}", file=sys.stderr)
+        print(escaped(f"warmroute: note: {note}"), file=sys.stderr)
     warnings = warnings_of(loaded)
     for problem in warnings:
-        print(f"warmroute: warning: {problem}", file=sys.stderr)
+        print(escaped(f"warmroute: warning: {problem}"), file=sys.stderr)
     config = loaded.config
     replicas = sum(len(pool.replicas) for pool in config.pools)
     refused = bool(options.strict and warnings)
     result = "refused for its warnings (--strict)" if refused else "good"
     sources = f", sources: {len(config.discovery)}" if config.discovery else ""
     what = f"pools: {len(config.pools)}, replicas: {replicas}{sources}, policy: {config.routing.policy}"
-    print(f"{options.file}: {result}: {what}")
+    print(escaped(f"{options.file}: {result}: {what}"))
     return int(refused)

@@ -88,11 +88,16 @@ def _of_the_keys(loaded: Loaded) -> Iterator[Problem]:
         yield Problem(("keys", "url"), f"not on this machine: {url} is not a regular file")
         return
     try:
-        read_keys(path)
+        keys = read_keys(path)
     except ConfigError as error:
         if not isinstance(error.__cause__, OSError):
             raise
         yield Problem(("keys", "url"), f"not on this machine: {error}")
+        return
+    limited = [key for key in keys if key.settings.budget_usd_day is not None or key.settings.budget_usd_month is not None]
+    if limited and not loaded.config.prices:
+        text = f"{len(limited)} of its keys have a budget, which is never reached without prices: nothing costs anything"
+        yield Problem(("keys", "url"), text)
 
 
 def _of_the_databases(loaded: Loaded) -> Iterator[Problem]:

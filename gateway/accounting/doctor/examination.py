@@ -134,8 +134,9 @@ class Examination:
         if prompt.session and len(self._sessions) < SESSIONS:
             self._sessions.add((prompt.tenant, prompt.session))
         if prompt.outcome and prompt.outcome.cached_tokens is not None:
-            self.reported += prompt.tokens(prompt.units)
-            self.cached += prompt.outcome.cached_tokens
+            whole = prompt.tokens(prompt.units)
+            self.reported += whole
+            self.cached += min(prompt.outcome.cached_tokens, whole)  # a count of an engine's may be absurd
 
     def _broken(self, prompt: Observed, kin: list[Observed]) -> Break | None:
         """The break that has cost the most."""

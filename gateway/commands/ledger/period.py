@@ -6,7 +6,7 @@ import datetime
 import re
 from typing import Final
 
-from gateway.accounting.ledger.sums import DAY_MS, Period
+from gateway.accounting.ledger.sums import DAY_MS, LAST_MS, Period
 
 EXPECTED: Final = "a duration such as 7d, 24h, 90m or 2w, or a moment such as 2026-11-01 or 2026-11-01T12:00 (UTC)"
 _DURATION: Final = re.compile(r"([0-9]{1,9})([mhdw])")
@@ -45,7 +45,7 @@ def period(since: Moment, until: Moment | None, now: float) -> Period:
 
 
 def _milliseconds(moment: Moment, now: float) -> int:
-    """What is before 1970 is its beginning: nothing is older."""
+    """What is before 1970 is its beginning, and what is after the year 9999 its end: nothing is older, or later."""
     if isinstance(moment, datetime.datetime):
-        return max(0, (moment - _EPOCH) // datetime.timedelta(milliseconds=1))
+        return min(max(0, (moment - _EPOCH) // datetime.timedelta(milliseconds=1)), LAST_MS)
     return max(0, int(now * 1000) - moment * 1000)

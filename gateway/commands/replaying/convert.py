@@ -40,14 +40,15 @@ def run(options: argparse.Namespace) -> int:
     path: Path = options.output
     sessions = requests = 0
     try:
-        with path.open("xb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) if path.suffix == ".gz" else raw as out:
-            try:
+        raw = path.open("xb")
+        try:
+            with raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) if path.suffix == ".gz" else raw as out:
                 for session in _converted(options.traces):
                     out.write(json.dumps(session, separators=(",", ":")).encode() + b"\n")
                     sessions, requests = sessions + 1, requests + _count(session)
-            except TraceError:
-                path.unlink()
-                raise
+        except BaseException:  # a part of it would be taken for all, and be in the way of the next attempt
+            path.unlink()
+            raise
     except FileExistsError:
         return _failed(f"{path} exists already: name another file")
     except OSError as error:

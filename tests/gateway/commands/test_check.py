@@ -96,6 +96,18 @@ def test_lists_of_replicas_that_are_not_here_or_are_invalid_are_notes(
     ]
 
 
+def test_names_of_a_file_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(GOOD + '"\\e[31m": 1\n')
+    assert main(["check", str(file)]) == 2
+    assert "\\x1b[31m" in capsys.readouterr().err
+    file.write_text(GOOD + 'prices: {"\\e[31m*": {input: 1, output: 1}}\n')
+    assert main(["check", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "[31m*" in said
+
+
 def test_the_file_of_keys_is_checked_where_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, keys = tmp_path / "config.yaml", tmp_path / "keys.yaml"
     file.write_text(f"{GOOD}keys:\n  url: {keys}\n")
@@ -112,6 +124,11 @@ def test_the_file_of_keys_is_checked_where_it_is(tmp_path: Path, capsys: pytest.
     assert all(any(line.startswith(each) for line in err.splitlines()) for each in wanted), err
     keys.write_text(f"keys:\n- {{id: abcdefgh, sha256: {'a' * 64}, tenant: acme}}\n")
     assert checked() == (0, "")
+    keys.write_text(f"keys:\n- {{id: abcdefgh, sha256: {'a' * 64}, tenant: acme, budget_usd_month: 5}}\n")
+    assert "3: keys.url: 1 of its keys have a budget, which is never reached without prices" in checked()[1]
+    file.write_text(f"{GOOD}keys:\n  url: {keys}\nprices: {{default: {{input: 1, output: 1}}}}\n")
+    assert checked() == (0, "")
+    file.write_text(f"{GOOD}keys:\n  url: {keys}\n")
     keys.unlink()
     os.mkfifo(keys)
     assert checked() == (0, f"{missing} is not a regular file\n")

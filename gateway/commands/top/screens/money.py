@@ -66,16 +66,16 @@ SERIES: Final[Sequence[Series]] = (
     ),
     Series("Cached tokens", "green", _hits, lambda totals, _, _most: f"{percent(totals.hits)} of {short(totals.prompt)}"),
     Series(
-        "USD/min spent",
+        "USD spent",
         "magenta",
         lambda points, seconds: _sum(points, "cost_usd") * 60 / seconds,
-        lambda totals, _, most: f"{money(totals.cost)}, most {money(most)}",
+        lambda totals, _, most: f"{money(totals.cost)}, most {money(most)} a minute",
     ),
     Series(
-        "USD/min saved",
+        "USD saved",
         "cyan",
         lambda points, seconds: _sum(points, "saved_usd") * 60 / seconds,
-        lambda totals, _, most: f"{money(totals.saved)}, most {money(most)}",
+        lambda totals, _, most: f"{money(totals.saved)}, most {money(most)} a minute",
     ),
     Series(
         "TTFT p90",

@@ -53,6 +53,9 @@ function App() {
   const refused = live.link?.status ? live.link : null;
   useEffect(() => {
     document.title = `${title} · Warmroute`;
+    const link = document.querySelector("nav [aria-current]"); // on a phone, not all of them have room
+    const list = link?.closest("ul");
+    if (list) list.scrollLeft = link.offsetLeft - list.offsetLeft - (list.clientWidth - link.offsetWidth) / 2;
   }, [title]);
   if (refused) return html`<${Login} refused=${refused} />`;
   const leave = () => {

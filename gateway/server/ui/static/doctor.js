@@ -4,6 +4,12 @@ import { call } from "./connection.js";
 import { age, count, money, percent, share, short, shown } from "./format.js";
 
 const EVERY_MS = 15000;
+const WATCH_MS = 600000; // for which the gateway watches then
+let asked = -Infinity; // when the gateway was asked last, which makes it watch
+
+function Prose({ text }) {
+  return text.split("`").map((part, at) => (at % 2 ? html`<code>${part}</code>` : part));
+}
 
 function Cause({ cause }) {
   return html`<tr>
@@ -12,7 +18,7 @@ function Cause({ cause }) {
     <td data-label="Tokens lost" class="number">${short(cause.lost_tokens)}</td>
     <td data-label="USD lost" class="number">${money(cause.lost_usd)}</td>
     <td data-label="First seen"><bdi>${shown(cause.first.where)}</bdi></td>
-    <td data-label="What to change" class="prose">${cause.remedy}</td>
+    <td data-label="What to change" class="prose"><${Prose} text=${shown(cause.remedy)} /></td>
   </tr>`;
 }
 
@@ -27,12 +33,13 @@ function Facts({ found }) {
 }
 
 export function Doctor() {
-  const [begun, begin] = useState(false);
+  const [begun, begin] = useState(performance.now() - asked < WATCH_MS);
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState("");
   const load = useCallback(async () => {
     try {
       setFound(await call("doctor"));
+      asked = performance.now();
       setProblem("");
     } catch (error) {
       setProblem(error.message);

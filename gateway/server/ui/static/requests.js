@@ -24,7 +24,7 @@ function Row({ row, onOpen }) {
     <td data-label="Model"><${Name} of=${row.model} /></td>
     <td data-label="Tenant"><${Name} of=${row.tenant} /></td>
     <td data-label="Replica"><${Name} of=${row.replica} /></td>
-    <td data-label="Why"><span class=${`why ${row.reason}`}>${row.reason || row.code || "–"}${retried}</span></td>
+    <td data-label="Why"><span class=${`why ${row.reason}`}>${(row.status >= 400 && row.code) || row.reason || row.code || "–"}${retried}</span></td>
     <td data-label="Prompt" class="number">${prompt === undefined ? "–" : guess + short(prompt)}</td>
     <td data-label="Cached" class="number">${cached === undefined || !prompt ? "–" : guess + percent(share(cached, prompt))}</td>
     <td data-label="First token" class="number">${duration(row.ttft_s)}</td>

@@ -91,6 +91,7 @@ export function Tree({ root, nodes, open, heads, tone, selected, onSelect, onTog
   const place = useRef(null);
   const focus = useRef(""); // the way of the node that Tab leads to
   const wants = useRef(false); // the focus is to follow
+  const within = place.current?.contains(document.activeElement) ?? false;
   const whole = hierarchy(grown(root, nodes));
   layout().nodeSize([ROW, COLUMN])(whole);
   const items = [];
@@ -105,7 +106,8 @@ export function Tree({ root, nodes, open, heads, tone, selected, onSelect, onTog
     onSelect(way);
   };
   useEffect(() => {
-    if (!wants.current) return;
+    const lost = within && !place.current.contains(document.activeElement); // a node that changes its place loses it
+    if (!wants.current && !lost) return;
     wants.current = false;
     place.current.querySelector(`[data-way="${focus.current}"]`)?.focus();
   });

@@ -94,7 +94,13 @@ def test_a_day_whose_rows_are_gone_is_named(ledger: str, capsys: pytest.CaptureF
     assert main(["usage", "--url", ledger, "--since", "2025-11-27T10:00", "--until", "2025-11-29"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1].split()[1] == "3"
-    assert "2025-11-27 is counted in part, and not all of that part is there: 0 of its 3 requests have rows" in shown.err
+    assert "2025-11-27 is counted in part, and some of that part may be missing: 0 of its 3 requests have rows" in shown.err
+
+
+def test_no_time_is_too_late(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for until in ("9999-12-31T23:59:59-14:00", "9999-12-31"):
+        assert main(["usage", "--url", ledger, *SINCE, "--until", until, "--by", "day"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith("total")
 
 
 def test_a_ledger_that_cannot_be_read_is_status_1_and_is_not_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,19 @@ def test_a_session_keeps_all_but_the_lists_of_ids(tmp_path: Path, capsys: pytest
     assert sub == {"t": 3.0, "type": "subagent", "requests": [{"in": 128, "out": 5, "keep": 0, "new": [[1, 1], [9, 1]]}]}
     assert (last["keep"], last["new"], last["think_time"]) == (2, [[7, 2]], 2.5)
     assert main(["simulate", str(out), "--replicas", "2", "--json"]) == 0
+
+
+def test_what_could_not_be_written_whole_is_not_left(tmp_path: Path) -> None:
+    """A disk that is full, as a limit on the size of files."""
+    sessions = tmp_path / "s.jsonl"
+    sessions.write_text("".join(json.dumps({**SESSION, "id": f"{number:0500}"}) + "\n" for number in range(2000)))
+    for name, kib in (("out.jsonl", 100), ("out.jsonl.gz", 1)):
+        out = tmp_path / name
+        command = ["bash", "-c", f'ulimit -f {kib}; exec "$@"', "_", sys.executable, "-m", "gateway", "convert"]
+        done = subprocess.run([*command, str(sessions), "--output", str(out)], stderr=subprocess.PIPE, check=False, timeout=60)
+        assert done.returncode == 2
+        assert b"File too large" in done.stderr
+        assert not out.exists()
 
 
 def test_folders_lines_and_indented_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,6 +140,37 @@ async def test_the_index_is_opened_by_mouse_and_keyboard(browser: Browser, worke
             assert await tab.violations() == []
 
 
+async def test_the_focus_stays_with_a_node_that_changes_its_place(browser: Browser) -> None:
+    async with fleet() as (runs, _):
+        for head in (0, 1):
+            await converse(runs[0], head)
+        async with opened(browser, runs[0], "#index") as tab:
+            items = tab.page.get_by_role("treeitem")
+            await expect(items).to_have_count(2)
+            ways = [await items.nth(place).get_attribute("data-way") for place in (0, 1)]
+            await items.last.click()
+            await tab.page.keyboard.press("ArrowLeft")
+            await expect(items).to_have_count(2)
+            await expect(items.last).to_be_focused()
+            for tail in range(3):
+                for head in (0, 1):
+                    await converse(runs[0], head, str(tail))
+            await expect(items.first).to_have_attribute("data-way", str(ways[1]))
+            await expect(items.first).to_be_focused()
+
+
+async def test_on_a_phone_the_view_and_ends_of_names_are_seen(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#doctor", size=PHONE) as tab:
+        links = tab.page.get_by_role("navigation").get_by_role("link")
+        await expect(links.last).to_be_in_viewport(ratio=1)
+        await links.first.click()
+        await tab.page.goto(f"{runs[0].admin_url}/warmroute/ui/#requests")
+        await converse(runs[0])
+        name = tab.page.get_by_role("row").locator("[data-label=Replica] .name")
+        await expect(name).to_have_text(re.compile("|".join(each.name for each in replicas)))
+        assert await name.evaluate("(name) => name.scrollWidth <= name.clientWidth"), "it is not cut"
+
+
 async def test_many_children_are_shown_by_and_by(browser: Browser) -> None:
     async with fleet() as (runs, _):
         for number in range(20):
