@@ -144,9 +144,12 @@ def _private(path: Path) -> None:
 
 
 def _require(path: Path, mode: int = os.R_OK) -> None:
-    """Raises OSError. SQLite says only that it cannot be opened."""
-    if stat.S_ISDIR(os.stat(path).st_mode):
+    """Raises OSError. SQLite says only that it cannot be opened, and waits for whoever writes into a pipe."""
+    kind = os.stat(path).st_mode
+    if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
     if not os.access(path, mode):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
 

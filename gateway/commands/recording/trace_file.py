@@ -36,7 +36,9 @@ class TraceFile:
         self._most = most_bytes
         self._lines: list[bytes] = []
         self._waiting = 0  # bytes of lines
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | (0 if replace else os.O_EXCL), 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK  # a pipe without a reader is an error
+        self._file = os.open(path, flags | (0 if replace else os.O_EXCL), 0o600)
+        os.set_blocking(self._file, True)
         self._is_device = not stat.S_ISREG(os.fstat(self._file).st_mode)
         try:
             if not self._is_device:

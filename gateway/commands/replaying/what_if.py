@@ -13,6 +13,7 @@ from router.simulation.fleet import Result
 
 MAX_REPLICAS: Final = 10_000
 MOST: Final = 1e15
+LEAST: Final = 1e-3
 SUFFIXES: Final = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 KEYS: Final = {
     "replicas": "replicas",
@@ -79,9 +80,11 @@ def _number(key: str, text: str, *, whole: bool) -> int | float:
         number = math.nan
     kind = "whole number" if whole else "number"
     most = MAX_REPLICAS if key == "replicas" else MOST
-    if not 0 < number <= most or (whole and number != int(number)):
+    least = 1 if whole else LEAST
+    if not least <= number <= most or (whole and number != int(number)):
         example = "such as 12, 250k or 2M"
-        raise argparse.ArgumentTypeError(f"--what-if: {key}={text[:60]!r} is not a {kind} above 0, at most {most:g}, {example}")
+        wanted = f"a {kind} from {least:g} to {most:g}, {example}"
+        raise argparse.ArgumentTypeError(f"--what-if: {key}={text[:60]!r} is not {wanted}")
     return int(number) if whole else number
 
 

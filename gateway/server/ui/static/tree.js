@@ -91,7 +91,7 @@ export function Tree({ root, nodes, open, heads, tone, selected, onSelect, onTog
   const place = useRef(null);
   const focus = useRef(""); // the way of the node that Tab leads to
   const wants = useRef(false); // the focus is to follow
-  const within = place.current?.contains(document.activeElement) ?? false;
+  const before = place.current?.contains(document.activeElement) ? document.activeElement.dataset.way : undefined;
   const whole = hierarchy(grown(root, nodes));
   layout().nodeSize([ROW, COLUMN])(whole);
   const items = [];
@@ -106,8 +106,9 @@ export function Tree({ root, nodes, open, heads, tone, selected, onSelect, onTog
     onSelect(way);
   };
   useEffect(() => {
-    const lost = within && !place.current.contains(document.activeElement); // a node that changes its place loses it
+    const lost = before !== undefined && !place.current.contains(document.activeElement); // a node that changes its place loses it
     if (!wants.current && !lost) return;
+    if (!wants.current && items.some((item) => wayOf(item) === before)) focus.current = before;
     wants.current = false;
     place.current.querySelector(`[data-way="${focus.current}"]`)?.focus();
   });

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -48,6 +49,19 @@ def test_much_is_written_without_being_asked(tmp_path: Path) -> None:
     trace.add({"text": "x" * PIECE_BYTES})
     assert trace.size > PIECE_BYTES
     trace.close({})
+
+
+def test_a_pipe_has_a_reader_or_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="No such device or address"):
+        TraceFile(path, 1 << 20, replace=True)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        TraceFile(path, 1 << 20, replace=True).close({"end": 1})
+        assert os.read(reading, 100) == b'{"end":1}\n'
+    finally:
+        os.close(reading)
 
 
 def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.support.browser import Scheme, Tab, browsing, tab
 from tests.support.fakes import FakeReplica, answers
 
 PRICES = {"*": {"input": 1.0, "cached_input": 0.1, "output": 2.0}}
-HEADS = ["You are a coding agent. " * 80, "You answer customers of a shop. " * 60]
+HEADS = ["You are a coding agent. " * 80, "You answer customers of a shop. " * 60, "You review changes of code. " * 70]
 
 
 @pytest.fixture
