@@ -58,5 +58,4 @@ REMEDIES: Final[Mapping[str, str]] = {
     SPILLED: "The replica that had the prefix was too busy: add replicas, or look for one hot prefix that all requests share.",
     CONCURRENT: "Send the first request of a batch alone, and the others when its answer has begun.",
 }
-CAUSES: Final = tuple(REMEDIES)
 OF_OUTCOMES: Final = frozenset([REPLICA_LOST, EVICTED, SPILLED, CONCURRENT])

@@ -1,6 +1,6 @@
 """What each key has used and reserved, against its limits. Pure: time is an argument.
 
-    enter ──► expect ──► settle         each once, in this order; settle always
+    enter ──► expect ──► settle         in this order; expect again with each attempt, settle always
       │         │           └─ what was reserved is released, what was used is counted
       │         └─ the request is booked: its uncached tokens and its price are known as far as they can be, and are reserved
       └─ before the queue: one request is taken; nobody waits who could not be served

@@ -86,7 +86,7 @@ def print_report(found: Report) -> None:
 
 def _summary(found: Report) -> Iterator[str]:
     seconds = f" in {found['seconds']:,.0f} s" if found["seconds"] else ""
-    yield f"{found['requests']:,} requests{seconds}, {found['sessions']:,} sessions, {found['prompt_tokens']:,} prompt tokens"
+    yield f"{found['requests']:,} requests{seconds}, {_sessions(found['sessions'])}, {found['prompt_tokens']:,} prompt tokens"
     lost, usd = found["lost_tokens"], found["lost_usd"]
     yield f"  reusable from earlier requests: {_share(found['reusable_tokens'], found['prompt_tokens'])}"
     if found["reported_prompt_tokens"]:
@@ -122,6 +122,10 @@ def _example(first: First) -> Iterator[str]:
     mark = "…" if first["text"] else ""
     yield f"    before: {mark}{first['before']}{mark}" if first["before"] else "    before: (nothing)"
     yield f"    now:    {mark}{first['now']}{mark}" if first["now"] else "    now:    (nothing)"
+
+
+def _sessions(count: int) -> str:
+    return f"{count:,} session{'' if count == 1 else 's'}"
 
 
 def _place(place: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from gateway.commands.streams import OutputError, escaped
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
-from gateway.config.schema import KeysConfig
+from gateway.config.schema import KeysConfig, unix_time
 from gateway.config.source import read
 from gateway.database.failures import StoreFailed
 
@@ -107,6 +107,8 @@ def _create(options: argparse.Namespace) -> int:
     if raw.get("expires_at") == "":
         raise ConfigError("--expires: a time is expected; leave it out for a key that does not expire")
     settings, url = convert(Settings, raw), _url(options, os.environ)
+    if settings.expires_at and unix_time(settings.expires_at) <= time.time():
+        raise ConfigError(f"--expires: {options.expires_at} is past: nobody could use the key")
     if url.startswith("/"):
         id_ = new_id()
         secret = new_key(id_)

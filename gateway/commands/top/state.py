@@ -63,7 +63,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Live:
-    """See the top of this file. revision: grows with every change. restarts: how often another gateway has answered."""
+    """See the top of this file. revision: grows with every change."""
 
     revision: int = 0
     now: float | None = None

@@ -9,7 +9,7 @@ from gateway.identity.keys import Keys
 
 
 def used_of(keys: Keys, id_: str) -> dict[str, Any] | None:
-    """None: the key was not used here since the gateway began. O(days and processes)."""
+    """None: the key has no limits, or was not used since the gateway began. O(1)."""
     account = keys.limiter.account(id_)
     if account is None:
         return None

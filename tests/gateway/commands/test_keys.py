@@ -78,6 +78,7 @@ def test_a_file_gets_an_entry_to_be_added(tmp_path: Path, capsys: pytest.Capture
         (["create", "--tenant", "a", "--models", ""], "--models: at least one name"),
         (["create", "--tenant", "a", "--pools", ",,"], "--pools: at least one name"),
         (["create", "--tenant", "a", "--expires", ""], "--expires: a time is expected"),
+        (["create", "--tenant", "a", "--expires", "2020-01-01"], "--expires: 2020-01-01 is past"),
         (
             ["create", "--tenant", "a", "--models", "b,a*b"],
             "models[1]: a name, or the beginning of names with a star at its end",
