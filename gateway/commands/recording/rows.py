@@ -6,7 +6,9 @@ from msgspec import Struct
 
 
 class Row(Struct, frozen=True, array_like=True):
-    """One request, as `RecordTraffic` (gateway/request/observers/record_traffic.py) makes it. ids: units are token ids, and no bytes."""
+    """One request, as `RecordTraffic` (gateway/request/observers/record_traffic.py) makes it. ids: units are token ids, and
+    no bytes.
+    """
 
     begun: float
     ttft: float | None
