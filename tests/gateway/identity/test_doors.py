@@ -11,7 +11,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from gateway.identity.secret import SHAPE
+from gateway.errors import GatewayError
+from gateway.identity.grant import Grant
+from gateway.identity.ring import KeyRing
+from gateway.identity.secret import SHAPE, digest_of, new_key
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.gateway.identity.conftest import PRICES, bearer, keyed, made
 from tests.gateway.request.background.test_runs import Slow
@@ -237,12 +240,20 @@ async def test_a_key_that_expires_while_its_request_waits(tmp_path: Path) -> Non
             assert len(replica.requests) == 1
 
 
+def test_keys_and_former_secrets_end_with_the_second_that_was_said() -> None:
+    grant, digest = Grant("abcdefgh", "acme", expires_at=1000.0), digest_of(new_key("abcdefgh"))
+    grant.require_valid(999.9)
+    with pytest.raises(GatewayError, match="has expired") as caught:
+        grant.require_valid(1000.0)
+    assert caught.value.status == 401
+    ring = KeyRing()
+    ring.put(grant, ((digest, 2000.0),))
+    assert ring.find(digest, 1999.9) is grant
+    assert ring.find(digest, 2000.0) is None
+
+
 def test_the_ring_has_no_secret() -> None:
     """A look-up by digest has no timing that depends on which bytes of a guess are right."""
-    from gateway.identity.grant import Grant
-    from gateway.identity.ring import KeyRing
-    from gateway.identity.secret import digest_of, new_key
-
     ring, key = KeyRing(), new_key("abcdefgh")
     assert SHAPE.fullmatch(key)
     ring.put(Grant("abcdefgh", "acme"), ((digest_of(key), 0.0),))

@@ -16,7 +16,7 @@ from gateway.database.database import Database, T, Work
 from gateway.database.steadiness import STEADY_S
 from gateway.errors import GatewayError
 from gateway.identity.keys import Keys
-from gateway.identity.record import MAX_GRACE_S, Settings
+from gateway.identity.record import MAX_GRACE_S, KeyRefusedError, Settings, stamp
 from gateway.identity.secret import digest_of
 from gateway.identity.store import MAX_FORMER, SPENT_AT_ONCE, KeyStore
 from gateway.identity.tables import TABLES
@@ -24,6 +24,7 @@ from gateway.identity.tables import spent as spent_table
 from gateway.telemetry.metrics import Metrics
 
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 NOON = 1_790_000_000.0 // 86_400 * 86_400 + 43_200.0
 SETTINGS = Settings("acme", budget_usd_day=10.0)
 
@@ -45,11 +46,15 @@ def gateway(file: Path, wall: float = NOON) -> tuple[Keys, Clock]:
     return Keys(config, Metrics(), lambda: wall + clock(), clock), clock
 
 
-async def spend(keys: Keys, id_: str, pico: int) -> None:
+def use(keys: Keys, id_: str, pico: int) -> None:
     grant = keys.ring.grant(id_)
     assert grant is not None
     assert grant.limits is not None
     keys.limiter.enter(id_, grant.limits, keys.moment()).settle(1, 1, pico, keys.moment())
+
+
+async def spend(keys: Keys, id_: str, pico: int) -> None:
+    use(keys, id_, pico)
     await keys.poll()
 
 
@@ -129,6 +134,58 @@ async def test_a_clock_that_is_ahead_forgets_nothing(tmp_path: Path) -> None:
     await after.begin()
     assert spent(after, key.id) == 0, "two months are over"
     await after.close()
+
+
+async def test_what_was_spent_this_month_is_known_on_its_last_day(tmp_path: Path) -> None:
+    """After a restart, though a gateway whose clock is steady has removed what is old."""
+    file, first, last = tmp_path / "keys.sqlite", NOON - 20 * DAY_S, NOON + 9 * DAY_S
+    keys, clock = gateway(file, first)
+    await keys.begin()
+    key, _ = await (await keys.store()).create(Settings("acme", budget_usd_month=10.0))
+    await keys.poll()
+    await spend(keys, key.id, 5)
+    day = keys.moment().day
+    clock.now = last - first
+    await keys.poll()
+    await keys.close()
+    late, _ = gateway(file, last)
+    await late.begin()
+    account = late.limiter.account(key.id)
+    assert account is not None
+    assert (day_text(day)[-2:], day_text(late.moment().day)[-2:]) == ("01", "30")
+    assert (account.spent_in_month(late.moment().day), account.spent(day)) == (5, 5)
+    await late.close()
+
+
+async def test_what_was_spent_is_removed_up_to_a_day_and_not_of_it(tmp_path: Path) -> None:
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store, day = await keys.store(), keys.moment().day
+    await store.write_spent("p", [("k", 1, 1, 0, ((day - 1, 3), (day, 5)))])
+    await store.purge_spent(day)
+    assert await store.spent_of(["k"], [day - 1, day]) == {"p": [("k", 1, 1, 0, ((day, 5),))]}
+    await keys.close()
+
+
+async def test_a_clock_that_is_put_back_into_a_month_finds_what_was_spent_then(tmp_path: Path) -> None:
+    """It was written before what was spent in the month that the clock had, and that was read."""
+    file = tmp_path / "keys.sqlite"
+    (one, _), (other, _) = gateway(file), gateway(file, NOON + 31 * DAY_S)
+    await one.begin()
+    key, _ = await (await one.store()).create(SETTINGS)
+    for keys in (one, other):
+        await keys.begin()
+        await keys.poll()
+    await spend(one, key.id, 5)
+    await spend(other, key.id, 7)
+    ahead, clock = gateway(file, NOON + 31 * DAY_S)
+    await ahead.begin()
+    assert spent(ahead, key.id) == 7
+    clock.now -= 31 * DAY_S
+    await ahead.poll()
+    assert spent(ahead, key.id) == 5
+    for keys in (one, other, ahead):
+        await keys.close()
 
 
 async def test_what_many_processes_have_spent_is_read_in_pieces(tmp_path: Path) -> None:
@@ -248,6 +305,30 @@ async def test_what_a_sibling_says_itself_is_newer_than_its_rows(tmp_path: Path)
         await keys.close()
 
 
+async def test_what_a_sibling_says_itself_is_newer_than_its_rows_of_a_key_that_was_forgotten(tmp_path: Path) -> None:
+    (one, _), (sibling, _) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite")
+    one.limiter = Limiter(2, most=1)
+    one.siblings.add(sibling.process)
+    await one.begin()
+    key, another = [(await (await one.store()).create(SETTINGS))[0].id for _ in range(2)]
+    for keys in (one, sibling):
+        await keys.begin()
+        await keys.poll()
+    await spend(sibling, key, 5)
+    for id_ in (key, another):
+        await spend(one, id_, 10)
+    assert one.limiter.account(key) is None
+    one.limiter.changes()  # as an exchange with the sibling takes them
+    use(one, key, 100)
+    one.limiter.merge(sibling.process, [(key, 3, 30, 700, ())], 0.0)
+    await one.poll()
+    account = one.limiter.account(key)
+    assert account is not None
+    assert (account.reserved, spent(one, key)) == (700, 115)
+    for keys in (one, sibling):
+        await keys.close()
+
+
 async def test_what_was_used_long_ago_is_no_debt_of_this_minute(tmp_path: Path) -> None:
     """At the turn of a month, all that others have spent is read anew, with totals of requests since they began. Likewise where
     the other one's first row of a key comes after this one has begun.
@@ -349,24 +430,77 @@ async def test_former_secrets_go_on_for_what_is_left_of_their_time(tmp_path: Pat
     await keys.close()
 
 
-async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: Path) -> None:
-    """It was taken to be written, and could not be, when the key is forgotten and is used again."""
+async def test_a_rotation_after_which_there_was_another_is_not_taken_back(tmp_path: Path) -> None:
+    """Nobody may lose the secret that the later one has made."""
+    keys, _ = gateway(tmp_path / "keys.sqlite")
+    await keys.begin()
+    store = await keys.store()
+    key, first = await store.create(SETTINGS)
+    _, unprinted = await store.rotate(key.id, 60.0)
+    again, newest = await store.rotate(key.id, 60.0)
+    assert await store.take_back(key.id, unprinted) == await store.find(key.id) == again
+    assert again.digests[0] == (digest_of(newest), 0.0)
+    back = await store.take_back(key.id, newest)
+    assert back.digests == ((digest_of(unprinted), 0.0), (digest_of(first), NOON + 60.0))
+    assert (await store.take_back(key.id, newest)).digests == back.digests, "it was taken back already"
+    await keys.close()
+
+
+async def test_a_full_database_makes_room_of_what_was_of_no_use_for_90_days(tmp_path: Path) -> None:
+    """100,000 keys are possible. Until then, those that were revoked or have expired stay, so that their holders read why."""
+    clock = Clock()
+    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}", TABLES, 40.0, lost=lambda: None)
+    await database.open()
+    store = KeyStore(database, lambda: NOON + clock())
+    revoked, expired, lives, revoked_later = [
+        (await store.create(settings))[0].id
+        for settings in (SETTINGS, Settings("acme", expires_at=stamp(NOON) or ""), SETTINGS, SETTINGS)
+    ]
+    await store.revoke(revoked)
+    clock.now = 2 * HOUR_S
+    await store.revoke(revoked_later)
+    with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as others, others:
+        ((body,),) = others.execute("SELECT body FROM warmroute_keys WHERE id = ?", (lives,))
+        rows = [(id_, body.replace(lives, id_)) for id_ in (f"{number:08d}" for number in range(100_000 - 5))]
+        others.executemany("INSERT INTO warmroute_keys (id, revision, digests, body) VALUES (?, 1, '', ?)", rows)
+    last, _ = await store.create(SETTINGS)
+    known = await store.ids()
+    assert len(known) == 100_000
+
+    clock.now = 90 * DAY_S - 1.0
+    with pytest.raises(KeyRefusedError, match="100,000 keys"):
+        await store.create(SETTINGS)
+    assert await store.ids() == known
+    clock.now = 90 * DAY_S + 1.0
+    made, _ = await store.create(SETTINGS)
+    assert await store.ids() == known - {revoked, expired} | {made.id}
+    assert {lives, revoked_later, last.id} < known
+    await database.close()
+
+
+@pytest.mark.parametrize("written", [0, 20])
+async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: Path, written: int) -> None:
+    """It was taken to be written, and could not be, when the key is forgotten and is used again. An earlier sum of the day may
+    have been written, which it has in it.
+    """
     keys, _ = gateway(tmp_path / "keys.sqlite")
     keys.limiter = Limiter(most=1)
     await keys.begin()
     one, other = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(2)]
     await keys.poll()
+    if written:
+        await spend(keys, one, written)
     with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
         database.execute("CREATE TRIGGER away BEFORE INSERT ON warmroute_keys_spent BEGIN SELECT RAISE(ABORT, 'away'); END")
     for id_, pico in ((one, 5), (other, 5), (one, 7)):
         await spend(keys, id_, pico)
-    assert spent(keys, one) == 12
+    assert spent(keys, one) == written + 12
     with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
         database.execute("DROP TRIGGER away")
     await keys.poll()
     late, _ = gateway(tmp_path / "keys.sqlite")
     await late.begin()
-    assert (spent(late, one), spent(late, other)) == (12, 5)
+    assert (spent(late, one), spent(late, other)) == (written + 12, 5)
     for each in (keys, late):
         await each.close()
 

@@ -351,9 +351,10 @@ async def test_lists_and_limits_hold_at_paths_that_nobody_knows(tmp_path: Path, 
         assert len(replica.requests) == 1
 
 
-async def test_budgets_hold_at_endpoints_that_are_not_metered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", ["budget_usd_day", "budget_usd_month", "uncached_tokens_per_minute"])
+async def test_budgets_hold_at_endpoints_that_are_not_metered(tmp_path: Path, limit: str) -> None:
     async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
-        _, key = await made(run, budget_usd_day=1.0)
+        _, key = await made(run, **{limit: 1000})
         status, _, answer = await run.post({"model": "m", "input": "x"}, "/v1/embeddings", headers=bearer(key))
         assert (status, answer["error"]["code"]) == (403, "endpoint_not_allowed")
         _, other = await made(run, models=["m"], requests_per_minute=10)

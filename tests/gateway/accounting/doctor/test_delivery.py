@@ -9,7 +9,7 @@ import pytest
 
 from bench.agents.dialogues import words
 from gateway.accounting.doctor import causes
-from gateway.accounting.doctor.delivery import MIN_LOST, undelivered
+from gateway.accounting.doctor.delivery import undelivered
 from gateway.accounting.doctor.observed import Observed, Outcome
 from tests.gateway.accounting.doctor.conftest import Doctor
 
@@ -36,6 +36,13 @@ def stream(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]
             {"replica": "a", "cached_tokens": 0, "reason": "warm", "available_tokens": 2000, "up": ["a", "b"]},
         ),
         (causes.EVICTED, {}, {"replica": "b", "cached_tokens": 0, "reason": "cold", "available_tokens": 0, "up": ["a", "b"]}),
+        (causes.EVICTED, {}, {"replica": "b", "cached_tokens": 0, "reason": "cold", "available_tokens": 950, "up": ["a", "b"]}),
+        (
+            causes.SPILLED,
+            {},
+            {"replica": "b", "cached_tokens": 0, "reason": "cold", "available_tokens": 1050, "up": ["a", "b"]},
+        ),
+        (causes.SPILLED, {}, {"replica": "b", "cached_tokens": 0, "reason": "cold", "up": ["a", "b"]}),
         (
             causes.SPILLED,
             {},
@@ -52,10 +59,17 @@ def test_each_cause(doctor: Doctor, cause: str, first: dict[str, Any], second: d
     assert (examination.reported, examination.cached) == (4010, 0)
 
 
-@pytest.mark.parametrize("cached", [2000, 2000 - MIN_LOST + 60, None])
+@pytest.mark.parametrize("cached", [2000, 1804, None])
 def test_what_is_delivered_or_not_reported_is_no_finding(doctor: Doctor, cached: int | None) -> None:
     """Engines cache whole blocks: a little less is no loss."""
     assert doctor(stream({}, {"replica": "a", "cached_tokens": cached})).sums == {}
+
+
+@pytest.mark.parametrize(("reason", "cause"), [("spill", causes.SPILLED), ("cold", causes.EVICTED), ("", causes.EVICTED)])
+def test_without_an_earlier_outcome_the_router_s_reason_is_the_cause(doctor: Doctor, reason: str, cause: str) -> None:
+    first, second = stream({}, {"replica": "a", "cached_tokens": 0, "reason": reason})
+    del first["outcome"]
+    assert set(doctor([first, second]).sums) == {cause}
 
 
 def test_a_beginning_that_is_not_known_is_not_in_the_future(doctor: Doctor) -> None:
@@ -74,7 +88,9 @@ def test_what_came_later_was_not_concurrent() -> None:
     assert found == [(causes.CONCURRENT, 2000), (causes.EVICTED, 2000)]
 
 
-@pytest.mark.parametrize(("expected", "cached", "lost"), [(10_000, 9_001, 0), (10_000, 9_000, 1_000), (2_000, 1_745, 0)])
+@pytest.mark.parametrize(
+    ("expected", "cached", "lost"), [(10_000, 9_001, 0), (10_000, 9_000, 1_000), (2_000, 1_745, 0), (2_000, 1_744, 256)]
+)
 def test_a_loss_is_a_tenth_and_a_few_blocks(expected: int, cached: int, lost: int) -> None:
     earlier, now = Observed("m", b"", 8000, 256), Observed("m", b"", 8000, 256)
     earlier.outcome, now.outcome = Outcome("a"), Outcome("a", cached_tokens=cached)

@@ -36,6 +36,14 @@ TEXTS = (
 PLANTED = [(kind, cause) for kind in CHATS for cause in (*PROMPTS, *BODIES)] + [(COMPLETION, cause) for cause in TEXTS]
 
 
+SYSTEM: Line = {"role": "system", "content": "You work on source code. " + words(random.Random("system"), 2000)}
+HELLO: list[Line] = [{"role": "user", "content": "Hello"}]
+
+
+def in_session(body: Line) -> Line:
+    return {"body": body, "headers": {"X-Session-Id": "s"}}
+
+
 def found(examination: Examination) -> dict[str, int]:
     return {cause: each.count for cause, each in examination.sums.items()}
 
@@ -85,6 +93,77 @@ def test_first_differences_have_a_place_and_no_text_unless_it_is_wanted(doctor: 
     assert "Current time: 2026-11-27T04:1" in shown.new
     assert shown.old != shown.new
     assert abs(shown.at - finding.at) < 30
+
+
+def test_a_history_that_was_cut_to_a_fraction_was_truncated_and_not_compacted(doctor: Doctor) -> None:
+    """In a session: what is left is what stood behind that, not a summary."""
+    turns = [
+        {"role": ("user", "assistant")[number % 2], "content": f"Turn {number}. " + words(random.Random(number), 2000)}
+        for number in range(13)
+    ]
+    whole, cut = ({"model": "m", "messages": [SYSTEM, *kept]} for kept in (turns[:11], turns[8:]))
+    assert found(doctor([in_session(whole), in_session(cut)])) == {causes.HISTORY_TRUNCATED: 1}
+
+
+@pytest.mark.parametrize(("length", "expected"), [(200, {}), (2000, {causes.SYSTEM_CHANGED: 1})])
+def test_a_few_short_turns_that_are_the_same_make_no_conversation(
+    doctor: Doctor, length: int, expected: dict[str, int]
+) -> None:
+    """Without a session: greetings, and what everybody asks first. What is lost would be the long system prompt."""
+    talk = [
+        {"role": role, "content": words(random.Random(role), length)}
+        for role in ("user", "assistant", "user", "assistant", "user")
+    ]
+    bodies = [
+        {"model": "m", "messages": [{"role": "system", "content": system + words(random.Random(0), 8000)}, *turns]}
+        for system, turns in (("You sell. ", talk[:3]), ("You buy. ", talk))
+    ]
+    assert found(doctor({"body": body} for body in bodies)) == expected
+
+
+@pytest.mark.parametrize(("length", "expected"), [(900, {}), (1200, {causes.HISTORY_REWRITTEN: 1})])
+def test_one_short_answer_that_is_the_same_makes_no_conversation(doctor: Doctor, length: int, expected: dict[str, int]) -> None:
+    """Without a session, and by tokens of 2 bytes, so that it would count."""
+    answer = {"role": "assistant", "content": words(random.Random("answer"), length)}
+    talks = [[{"role": "user", "content": words(random.Random(number), 3000)}, answer, *HELLO] for number in range(2)]
+    outcome = {"replica": "a", "prompt_tokens": (3000 + length) // 2}
+    assert found(doctor({"body": {"model": "m", "messages": talk}, "outcome": outcome} for talk in talks)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"), [(1, causes.TOOLS_CHANGED), (2, causes.SETTINGS_CHANGED), (3, causes.SETTINGS_CHANGED)]
+)
+def test_a_difference_in_the_head_is_behind_the_tools_and_fields_that_are_the_same(
+    doctor: Doctor, changed: int, cause: str
+) -> None:
+    """As a comparison of the texts finds it."""
+    turns = [{"role": role, "content": words(random.Random(role), 3000)} for role in ("user", "assistant", "user")]
+    parts = [words(random.Random(number), 3000) for number in range(4)]
+    changes = [f"Other: {part}" if number == changed else part for number, part in enumerate(parts)]
+
+    def body(texts: Sequence[str], count: int) -> Line:
+        tools = [
+            {"type": "function", "function": {"name": name, "description": text}}
+            for name, text in zip("ab", texts, strict=False)
+        ]
+        fields = {"documents": [{"text": texts[2]}], "chat_template_kwargs": {"d": texts[3]}}
+        return {"model": "m", "tools": tools, **fields, "messages": turns[:count]}
+
+    requests = [in_session(body(parts, 1)), in_session(body(changes, 3))]
+    blind, shown = (doctor(requests, text=text).findings for text in (False, True))
+    assert [each.cause for each in blind] == [cause]
+    assert abs(blind[0].at - shown[0].at) < 200
+
+
+@pytest.mark.parametrize(("length", "count"), [(900, 0), (1200, 1)])
+def test_less_than_256_tokens_are_no_finding(doctor: Doctor, length: int, count: int) -> None:
+    """At 4 bytes each."""
+    text = words(random.Random(0), length)
+    bodies = [
+        {"model": "m", "messages": [{"role": "system", "content": f"It is 2026-11-27 04:1{number}. {text}"}, *HELLO]}
+        for number in range(2)
+    ]
+    assert found(doctor(map(in_session, bodies))) == ({causes.TIMESTAMP: count} if count else {})
 
 
 def test_sub_agents_and_side_requests_of_a_session_are_no_break(doctor: Doctor) -> None:

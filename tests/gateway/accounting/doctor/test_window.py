@@ -48,3 +48,13 @@ def test_bounds_hold_after_each_prompt(given_: list[tuple[str, list[str]]], most
         window.check()
         outliner.check()
         assert len(window) <= most
+
+
+def test_the_last_prompts_of_a_long_session_stay_known_when_its_first_ones_leave() -> None:
+    """The session has had more prompts than are remembered of one."""
+    window, outliner = Window(most=12), Outliner()
+    for number in range(1, 17):
+        window.add(prompt(number, "long" if number <= 12 else "other", [f"{number}"], outliner))
+        window.check()
+    assert len(window) == 12
+    assert set(range(5, 13)) <= {each.number for each in window.kin(prompt(17, "long", ["17"], outliner))}

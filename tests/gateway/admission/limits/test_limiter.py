@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from gateway.admission.limits.account import KEPT_DAYS, MAX_PROCESSES, Limits, later
 from gateway.admission.limits.calendar import Calendar, day_number, day_of_text, day_text
 from gateway.admission.limits.limiter import MAX_ACCOUNTS, Limiter, Moment, Reservation
-from gateway.admission.limits.rate import MAX_DEBT_S, Rate
+from gateway.admission.limits.rate import Rate
 from gateway.errors import GatewayError
 
 DAY = day_number(2026, 11, 27)
+DEBT_S = 600.0  # ten minutes, as docs/keys.md has it
 
 
 def at(now: float = 0.0, day: int = DAY) -> Moment:
@@ -40,7 +41,8 @@ def test_what_was_taken_too_much_comes_back_and_debts_end() -> None:
     rate.take(-70, 0)
     assert rate.left(0) == 30
     rate.take(10**18, 0)
-    assert rate.wait(1, MAX_DEBT_S + 1) == pytest.approx(0)
+    assert rate.wait(1, DEBT_S) == pytest.approx(1)
+    assert rate.wait(1, DEBT_S + 1) == pytest.approx(0)
     assert rate.wait(1, -1e9) > 0  # a clock that goes back
 
 
@@ -117,6 +119,36 @@ def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
     limiter.check()
 
 
+def test_a_budget_can_be_reserved_to_its_last_picodollar() -> None:
+    limiter, limits = Limiter(), Limits(day=1000)
+    first = limiter.enter("k", limits, at())
+    first.expect(1, 400, at())
+    second = limiter.enter("k", limits, at())
+    with pytest.raises(GatewayError, match="is reserved"):
+        second.expect(1, 601, at())
+    second.expect(1, 600, at())
+    account = limiter.account("k")
+    assert account is not None
+    assert account.reserved == 1000
+
+
+def test_an_answer_is_expected_to_be_as_long_as_the_longest_recent_one() -> None:
+    """Of 1,024 tokens at least. Answers that are shorter let it be forgotten, little by little."""
+    limiter, limits = Limiter(), Limits(day=10**9)
+
+    def expected(after: int) -> int:
+        limiter.enter("k", limits, at()).settle(1, after, 1, at())
+        return limiter.enter("k", limits, at()).output
+
+    assert limiter.enter("k", limits, at()).output == 1024
+    assert expected(after=8000) == 8000
+    later = [expected(after=100) for _ in range(50)]
+    assert later[0] > 4000, "one short answer says little"
+    assert later == sorted(later, reverse=True)
+    assert later[-1] == 1024
+    assert [expected(after=2000), expected(after=3000)] == [2000, 3000]
+
+
 def test_a_month_is_the_sum_of_its_days_and_a_clock_may_jump() -> None:
     limiter, limits = Limiter(), Limits(month=1000, day=600)
     first, last, after = day_number(2026, 11, 1), day_number(2026, 11, 30), day_number(2026, 12, 1)
@@ -185,6 +217,8 @@ def test_days() -> None:
     assert (day_text(moment.day), moment.to_day_s, moment.to_month_s) == ("2025-11-27", 43_200, 43_200 + 3 * 86_400)
     assert day_of_text("2025-11-27") == moment.day
     assert day_number(2025, 12, 1) // 31 == day_number(2025, 12, 31) // 31 == day_number(2025, 11, 30) // 31 + 1
+    midnight = calendar.moment(6.0, 1_764_244_800.0 + 43_200)
+    assert (day_text(midnight.day), midnight.to_day_s, midnight.to_month_s) == ("2025-11-28", 86_400, 3 * 86_400)
     for wall in (-1e18, 1e18, 0.0):
         assert 0 <= calendar.moment(0.0, wall).to_day_s <= 86_400
 
@@ -301,7 +335,7 @@ def test_a_debt_outlives_other_limits() -> None:
     limiter.enter("k", Limits(tokens=1000), at()).settle(1_000_000, 0, 0, at())
     with pytest.raises(GatewayError) as over:
         limiter.enter("k", Limits(tokens=1000), at(now=1))
-    assert over.value.retry_after_s == pytest.approx(MAX_DEBT_S, abs=2)
+    assert over.value.retry_after_s == pytest.approx(DEBT_S, abs=2)
 
 
 def test_only_days_that_have_changed_are_sent_and_written() -> None:
@@ -364,6 +398,20 @@ def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
     assert limiter.unwritten(DAY) == [("b", 1, 0, 0, ((DAY, 3),))]
     assert limiter.unread(9) == []
     limiter.check()
+
+
+def test_what_comes_back_of_a_forgotten_account_is_news_for_other_processes() -> None:
+    """Though there was an exchange since the account was used, as the database takes longer to answer."""
+    limiter, limits = Limiter(2, most=1), Limits(day=1000)
+    for name in ("a", "b"):
+        limiter.enter(name, limits, at()).settle(0, 0, 400, at())
+    limiter.changes()
+    limiter.unwritten(DAY)
+    limiter.enter("a", limits, at()).settle(0, 0, 100, at())
+    assert limiter.changes() == [("a", 1, 0, 0, ((DAY, 100),))]
+    assert limiter.unread(9) == ["a"]
+    limiter.restore("a", [(DAY, 400)])
+    assert limiter.changes() == limiter.unwritten(DAY) == [("a", 1, 0, 0, ((DAY, 500),))]
 
 
 def test_nothing_is_to_be_read_where_nothing_is_written() -> None:

@@ -140,10 +140,12 @@ async def test_the_end_does_not_wait_for_what_hangs() -> None:
     exporter = Exporter(sent, batch_s=0.001)
     exporter.start()
     exporter.put(spans())
-    await asyncio.to_thread(sent.busy.wait, 40)
+    assert await asyncio.to_thread(sent.busy.wait, 40)
     await exporter.close(0.01)
+    assert (exporter.exported, exporter.failed) == (0, 0), "it hangs still: after 40 s it fails"
     sent.gate.set()
     await exporter.close(40)
+    assert (exporter.exported, exporter.failed) == (3, 0)
 
 
 async def test_after_a_failure_the_end_tries_no_further_batch() -> None:
