@@ -120,15 +120,17 @@ class Counterfactual:
         self.ended(self.choose(prompt, candidates, chosen, tokens, now))
 
     def _shadow(self, name: str, kept: Collection[str]) -> Shadow:
-        """Made if there is none, perhaps in the place of the one whose turn is longest ago; the kept ones, half of all at most,
-        stay. O(1) mostly.
+        """Made if there is none. Where there is no room, those go whose turn is longest ago, some at once; the kept ones, half
+        of all at most, stay. O(1) mostly.
         """
         shadow = self._shadows.get(name)
         if shadow is None:
             if len(self._shadows) >= self._most:
-                oldest = min([each for each in self._shadows if each not in kept], key=self._last_turn)
-                for left in self._shadows.pop(oldest).names:
-                    self._trie.remove_replica(left)
+                stay = set(kept)
+                others = sorted([each for each in self._shadows if each not in stay], key=self._last_turn)
+                for oldest in others[: max(1, self._most // 8)]:
+                    for left in self._shadows.pop(oldest).names:
+                        self._trie.remove_replica(left)
             shadow = self._shadows[name] = Shadow(name, self._turn)
             for each in shadow.names:
                 self._trie.add_replica(each)

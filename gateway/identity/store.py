@@ -67,22 +67,23 @@ class KeyStore:
 
         return await self._database.write(work), secret
 
-    async def take_back(self, id_: str, secret: str) -> Key:
-        """Undo the last rotation, whose secret nobody has got: the former one goes on.
+    async def take_back(self, id_: str, secret: str, before: Key) -> Key:
+        """Undo the last rotation, whose secret nobody has got: former ones go on as they did before it.
 
         Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
         """
-        digest = digest_of(secret)
+        digest, ends = digest_of(secret), dict(before.digests)
 
         def work(connection: Connection) -> Key:
             _next_revision(connection)
             key = _one(connection, id_)
-            former = [each for each in key.digests if each[0] != digest]
-            if not former:
-                raise KeyRefusedError(f"The key {id_} has no former secret.")
             if key.digests[0][0] != digest:  # rotated again meanwhile, or taken back already
                 return key
-            return _save(connection, msgspec.structs.replace(key, digests=((former[0][0], 0.0), *former[1:])))
+            kept = [(each, ends.get(each, until)) for each, until in key.digests[1:]]
+            if not kept:
+                raise KeyRefusedError(f"The key {id_} has no former secret.")
+            dropped = [each for each in before.digests if each[0] not in dict(kept)]  # there was no room for more
+            return _save(connection, msgspec.structs.replace(key, digests=((kept[0][0], 0.0), *kept[1:], *dropped)))
 
         return await self._database.write(work)
 

@@ -181,14 +181,20 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _rotate(options: argparse.Namespace) -> int:
+    async def rotated(store: KeyStore) -> tuple[Key, Key, str]:
+        before = await store.find(options.id)
+        return before, *(await store.rotate(options.id, options.grace))
+
     url = _database(options)
-    key, secret = _with_store(url, lambda store: store.rotate(options.id, options.grace))
+    before, key, secret = _with_store(url, rotated)
     print(f"warmroute: another secret for the key {key.id}; it is not shown again:", file=sys.stderr)
     try:
         _print_secret(secret)
     except OutputError:
         done = "the rotation is undone, and the former one goes on"
-        _undo(f"nobody has the new secret of the key {key.id}", done, url, lambda store: store.take_back(key.id, secret))
+        _undo(
+            f"nobody has the new secret of the key {key.id}", done, url, lambda store: store.take_back(key.id, secret, before)
+        )
         raise
     return 0
 

@@ -21,8 +21,8 @@ import requests
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from requests.adapters import HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3 import PoolManager
+from urllib3.connection import HTTPConnection
 
 MAX_ANSWER: Final = 64 << 10  # bytes
 PROTOBUF: Final = "application/x-protobuf"
@@ -47,32 +47,31 @@ class Adapter(HTTPAdapter):
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
         super().init_poolmanager(*arguments, **options)
-        self.poolmanager.pool_classes_by_scheme = _pools(self._connecting)
+        _watch(self.poolmanager, self._connecting)
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> PoolManager:
+        known = proxy in self.proxy_manager
         manager: PoolManager = super().proxy_manager_for(proxy, **options)
-        manager.pool_classes_by_scheme = _pools(self._connecting)
+        if not known:
+            _watch(manager, self._connecting)
         return manager
 
 
-def _pools(connecting: Connecting) -> dict[str, type[HTTPConnectionPool]]:
-    class Plain(HTTPConnection):
+def _watch(manager: PoolManager, connecting: Connecting) -> None:
+    """Its pools make connections that tell. What they are depends on the proxy."""
+    pools = manager.pool_classes_by_scheme
+    manager.pool_classes_by_scheme = {scheme: _watched(pool, connecting) for scheme, pool in pools.items()}
+
+
+def _watched(pool: Any, connecting: Connecting) -> Any:
+    connection: Any = pool.ConnectionCls
+
+    class Connection(connection):  # type: ignore[misc]
         def connect(self) -> None:
             connecting(self)
             super().connect()
 
-    class Secure(HTTPSConnection):
-        def connect(self) -> None:
-            connecting(self)
-            super().connect()
-
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class SecurePool(HTTPSConnectionPool):
-        ConnectionCls = Secure
-
-    return {"http": PlainPool, "https": SecurePool}
+    return type(pool.__name__, (pool,), {"ConnectionCls": Connection})
 
 
 class Posting(requests.Session):
@@ -149,9 +148,11 @@ class Posting(requests.Session):
     def _cut_off(self, done: threading.Event) -> None:
         wait_s = max(0.0, self.deadline - time.monotonic())
         while not done.wait(wait_s):
-            if self._connection is not None and self._connection.sock is not None:
+            sock: object = self._connection and self._connection.sock
+            sock = getattr(sock, "socket", sock)  # TLS through a proxy with TLS
+            if isinstance(sock, socket.socket):
                 with contextlib.suppress(OSError):  # of the socket below TLS: a thread is in its read
-                    socket.socket.shutdown(self._connection.sock, socket.SHUT_RDWR)
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
             wait_s = _AGAIN_S
 
     def _look_into(self, answer: bytes) -> None:

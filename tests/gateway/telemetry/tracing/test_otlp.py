@@ -141,6 +141,19 @@ async def test_an_answer_that_trickles_ends_at_the_batchs_deadline(head: bytes, 
         assert collector.asked == 1
 
 
+async def test_a_proxy_is_used_and_has_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with Raw(OK + b"Content-Length: 0\r\n\r\n") as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        assert await sent("http://collector.invalid:4318") is None
+    async with Raw(OK + b"X: ", b"x") as proxy, asyncio.timeout(40):
+        monkeypatch.setenv("http_proxy", proxy)
+        found = await sent("http://collector.invalid:4318")
+        assert found
+        assert found.why.endswith("no whole answer in time")
+
+
 @pytest.mark.parametrize("framing", [b"", b"Content-Length: 300000000\r\n"])
 async def test_a_huge_answer_is_not_read(framing: bytes) -> None:
     async with Raw(OK + framing + b"\r\n" + bytes(1 << 20)) as url:
