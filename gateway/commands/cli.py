@@ -24,11 +24,6 @@ _DEMO = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status (0 done, 1 failed, 2 unusable arguments or configuration)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["replica"]:
-        # The inference server has its own imports (torch, transformers).
-        from replica.cli import main as replica_main
-
-        return replica_main(arguments[1:])
     if argv is not None:  # not a process of its own
         return _run(arguments)
     with messaging():
@@ -43,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["replica"]:
+        # The inference server has its own imports (torch, transformers).
+        from replica.cli import main as replica_main
+
+        return replica_main(list(arguments[1:]))
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of its command
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     serve.add_arguments(add("serve", "run the gateway", serve.DESCRIPTION, serve.run))
-    commands.add_parser("replica", help="run an inference server with a real or a simulated engine")  # see `main`
+    commands.add_parser("replica", help="run an inference server with a real or a simulated engine")  # see `_run`
     _add_demo_arguments(add("demo", "two replicas, a gateway, two conversations, a table", _DEMO, _demo))
     text = "compare routing policies on a recorded or generated workload"
     simulate.add_arguments(add("simulate", text, simulate.DESCRIPTION, simulate.run))

@@ -44,19 +44,32 @@ class Output:
 
 
 class Messages:
-    """In the place of sys.stderr: what cannot be written there is lost."""
+    """In the place of sys.stderr: what cannot be written there is lost. stream: None: it is closed. lost: something was."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self.lost = False
+
+    @property
+    def closed(self) -> bool:
+        return self._stream is None or self._stream.closed
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
+        try:
+            if self._stream is not None:
+                return self._stream.write(text)
+        except OSError:
+            pass
+        self.lost = True
         return len(text)
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):
-            self._stream.flush()
+            if self._stream is not None:
+                self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -71,9 +84,7 @@ def escaped(text: str) -> str:
 def messaging() -> Iterator[None]:
     """Within it messages fail nothing. Without it, those for a closed standard error would go to standard output."""
     _fill_standard_descriptors()
-    with contextlib.ExitStack() as ends:
-        stream = sys.stderr or ends.enter_context(open(os.devnull, "w"))
-        ends.enter_context(contextlib.redirect_stderr(cast(TextIO, Messages(stream))))
+    with contextlib.redirect_stderr(cast(TextIO, Messages(sys.stderr))):
         yield
 
 

@@ -220,8 +220,8 @@ def parts_of(lines: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
 
 
 def sink_of(stream: TextIO | None) -> Sink:
-    """A sink that bypasses a standard stream's buffers. None: it was closed when the process started."""
-    if stream is None:
+    """A sink that bypasses a standard stream's buffers. None, or closed: it was so when the process started."""
+    if stream is None or stream.closed:
         return _refuse
     try:
         file = stream.fileno()

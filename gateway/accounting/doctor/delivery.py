@@ -39,7 +39,7 @@ def _cause(now: Observed, outcome: Outcome, before: Observed, expected: int) -> 
         return SPILLED if outcome.reason == SPILL else EVICTED
     if before.time <= now.time and (earlier.first_byte is not None and earlier.first_byte > now.time):
         return CONCURRENT
-    if outcome.up is not None and earlier.replica not in outcome.up:
+    if outcome.up is not None and earlier.replica not in outcome.up and earlier.replica != outcome.replica:
         return REPLICA_LOST
     if outcome.reason == SPILL:
         return SPILLED

@@ -114,6 +114,8 @@ def _create(options: argparse.Namespace) -> int:
         secret = new_key(id_)
         print(f"warmroute: add this to `keys` in {escaped(url)}:", file=sys.stderr)
         print(f"- {json.dumps({'id': id_, 'sha256': digest_of(secret).hex(), **raw})}", file=sys.stderr)
+        if getattr(sys.stderr, "lost", False):
+            return 1  # nobody could add it
     else:
         key, secret = _with_store(url, lambda store: store.create(settings), makes=True)
         id_ = key.id

@@ -190,9 +190,10 @@ def test_output_that_is_read_no_more_is_no_traceback() -> None:
 
 
 SCHEMA = ["check", "--schema"]
+SIMULATION = [["simulate", "gen:no_reuse", "--hours", "0.01"]]
 
 
-@pytest.mark.parametrize("arguments", [SCHEMA, ["--help"], ["--version"], ["simulate", "gen:no_reuse", "--hours", "0.01"]])
+@pytest.mark.parametrize("arguments", [SCHEMA, ["--help"], ["--version"], ["replica", "--help"], *SIMULATION])
 @pytest.mark.parametrize(
     ("to", "reason"),
     [(">/dev/full", "cannot be written: No space left on device"), (">&-", "is closed")],

@@ -187,6 +187,9 @@ def test_a_message_that_cannot_be_printed_costs_no_secret(tmp_path: Path, to: st
 
     first = printed("create", "--tenant", "acme")
     second = printed("rotate", first.split("-")[1], "--grace", "0s")
+    whole = ["bash", "-c", f'"$@" {to}', "_", sys.executable, "-m", "gateway", "keys", "create", "--tenant", "a"]
+    done = subprocess.run([*whole, "--url", "/none"], stdout=subprocess.PIPE, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b""), "nobody could add its entry to the file"
     assert re.fullmatch(rf"wr-{first.split('-')[1]}-\S+\n", second)
     whole = ["bash", "-c", '"$@" >/dev/full 2>/dev/full', "_", sys.executable, "-m", "gateway", "keys", "create", "--url", url]
     assert subprocess.run([*whole, "--tenant", "lost"], check=False, timeout=60).returncode == 1

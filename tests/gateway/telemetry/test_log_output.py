@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.app import compose
+from gateway.commands.streams import Messages
 from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.log_output import Output, Sink, sink_of
@@ -209,8 +210,9 @@ async def test_standard_error_that_another_process_made_non_blocking_loses_nothi
     assert not output.dropped
 
 
-def test_without_a_standard_error_lines_are_dropped() -> None:
-    output = Output(sink_of(None))
+@pytest.mark.parametrize("stream", [None, Messages(None)], ids=["none", "of a command"])
+def test_without_a_standard_error_lines_are_dropped(stream: Any) -> None:
+    output = Output(sink_of(stream))
     output.write(b"x")
     assert output.flush(WAIT_S)
     assert output.dropped == 1

@@ -56,7 +56,7 @@ function App() {
     const link = document.querySelector("nav [aria-current]"); // on a phone, not all of them have room
     const list = link?.closest("ul");
     if (list) list.scrollLeft = link.offsetLeft - list.offsetLeft - (list.clientWidth - link.offsetWidth) / 2;
-  }, [title]);
+  }, [title, !refused]);
   if (refused) return html`<${Login} refused=${refused} />`;
   const leave = () => {
     setKey("");

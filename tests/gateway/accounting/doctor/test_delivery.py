@@ -49,6 +49,7 @@ def stream(first: dict[str, Any], second: dict[str, Any]) -> list[dict[str, Any]
             {"replica": "b", "cached_tokens": 0, "reason": "spill", "available_tokens": 2000, "up": ["a", "b"]},
         ),
         (causes.REPLICA_LOST, {}, {"replica": "b", "cached_tokens": 0, "reason": "cold", "available_tokens": 0, "up": ["b"]}),
+        (causes.EVICTED, {}, {"replica": "a", "cached_tokens": 0, "reason": "warm", "available_tokens": 2000, "up": ["b"]}),
         (causes.CONCURRENT, {"first_byte": 12.0}, {"replica": "a", "cached_tokens": 0, "reason": "warm", "up": ["a"]}),
     ],
 )
