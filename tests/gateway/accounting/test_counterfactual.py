@@ -134,6 +134,22 @@ def test_replicas_that_come_and_go_do_not_take_the_place_of_those_that_stay() ->
     other.check()
 
 
+def test_those_that_may_be_chosen_now_stay_and_so_do_new_ones() -> None:
+    other, new = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, most=16), [f"n{at}" for at in range(8)]
+    for number in range(6):
+        other.choose(prompt("x" * 300), NAMES, NAMES[number % 3], 300, number)
+    for number in range(13):
+        other.choose(prompt("y" * 300), (f"s{number}",), f"s{number}", 300, 10.0 + number)
+    found = other.choose(prompt("x" * 300), (*NAMES, "new"), NAMES[0], 300, 30.0)
+    assert cached(found.cached, ACTUAL) == 300, "the oldest of all, but it may be chosen"
+    turn = other.choose(prompt("z" * 300), new, "n0", 300, 40.0).replicas[0]
+    assert turn != "n0", "it had no turn yet, but it is new"
+    for number in range(2):
+        other.choose(prompt("y" * 300), [f"t{number}{at}" for at in range(2)], f"t{number}0", 300, 60.0 + number)
+    assert cached(other.choose(prompt("z" * 300), new, "n0", 300, 70.0).cached, ACTUAL) == 300
+    other.check()
+
+
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_prompt_without_a_block_is_placed_too(text: str) -> None:
     other = shadows()

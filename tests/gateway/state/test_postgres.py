@@ -74,6 +74,11 @@ async def test_what_was_acknowledged_outlives_a_crash_of_the_server_under_load(o
             await store.get("o", id_)
 
 
+def has_not(connection: Connection) -> None:
+    connection.execute(text("SELECT 1"))
+    raise LookupError
+
+
 async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgres) -> None:
     clock, url = Clock(), own_server.new()
     async with opened(url):  # to make its tables may take longer
@@ -101,8 +106,8 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
     await asyncio.sleep(0)
     given_up.cancel()
     await asyncio.wait([given_up])
-    with pytest.raises(Unknown):  # what the database has not got is an answer of the database's
-        await store.get("o", "unknown")
+    with pytest.raises(LookupError):  # what the database has not got is an answer of the database's
+        await database.read(has_not)
     assert await store.get("o", "a")
     await store.put(response("d"))
     await store.close()

@@ -20,6 +20,7 @@ from gateway.database.steadiness import STEADY_S
 from gateway.request.observers.ledger_entries import LedgerEntries
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.accounting.ledger.conftest import DAY_S, NOON, Clock, all_rows, file_url, ledger_of, record, stored
+from tests.gateway.conftest import eventually
 
 
 class FakeStore:
@@ -32,6 +33,7 @@ class FakeStore:
         self.batches = list[int]()
         self.ids = list[str]()
         self.purged = list[tuple[int, str]]()
+        self.purge_fails: Exception | None = None
         self.opened = 0
         self.closed = False
         self.cannot_open = False
@@ -56,6 +58,8 @@ class FakeStore:
 
     async def purge(self, rows_before_ms: int, days_before: str) -> int:
         self.purged.append((rows_before_ms, days_before))
+        if self.purge_fails:
+            raise self.purge_fails
         return 0
 
     async def close(self) -> None:
@@ -248,6 +252,20 @@ async def test_what_is_old_goes_when_the_clock_has_been_steady() -> None:
     assert not await kit.ledger.flush()
     await kit.ledger.purge()
     assert len(kit.store.purged) == 1, "nothing is removed while nothing is written"
+
+
+async def test_a_bug_in_a_purge_does_not_end_the_writing(caplog: pytest.LogCaptureFixture) -> None:
+    kit = Kit()
+    assert await kit.ledger.flush()
+    await kit.ledger.purge()
+    kit.clock.now += STEADY_S + 1
+    kit.store.purge_fails = ValueError("a bug")
+    running = asyncio.create_task(kit.ledger.run())
+    await eventually(lambda: "what is past its time could not be removed from the ledger" in lines(caplog))
+    kit.end(3)
+    await eventually(lambda: len(kit.store.ids) == 3)
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_clock_that_jumps_ahead_removes_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.admission.limits.account import Account
+from gateway.admission.limits.account import Account, Limits
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.workers.limits.spending import Spending
 from gateway.cluster.workers.messages import Gone, Spent
@@ -94,22 +94,42 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
     """What has changed may be on its way to a new worker before the other one knows that there is a new one."""
     keys = Keys(Config(pools=(), keys=KeysConfig(**keys_in(tmp_path))), Metrics(), lambda: 1.8e9, lambda: 0.0)
     await keys.begin()
-    key, _ = await (await keys.store()).create(Settings("acme", requests_per_minute=3))
+    key, other = [(await (await keys.store()).create(Settings("acme", requests_per_minute=3)))[0] for _ in range(2)]
     await keys.poll()
-    grant = keys.ring.grant(key.id)
-    assert grant is not None
-    assert grant.limits is not None
+
+    def limits_of(id_: str) -> Limits:
+        grant = keys.ring.grant(id_)
+        assert grant is not None
+        assert grant.limits is not None
+        return grant.limits
+
     spending = Spending(cast(LocalControl, SimpleNamespace(keys=keys, clock=lambda: 0.0)), cast(Any, None))
 
     def told(requests: int, *, whole: bool) -> None:
         spending.receive(7, Spent("p", whole, ((key.id, requests, 0, 0, ()),)))
 
     told(1000, whole=False)
-    keys.limiter.require(key.id, grant.limits, keys.moment())
+    keys.limiter.require(key.id, limits_of(key.id), keys.moment())
     told(1001, whole=True)
     told(1003, whole=False)
     with pytest.raises(GatewayError):
-        keys.limiter.require(key.id, grant.limits, keys.moment())
+        keys.limiter.require(key.id, limits_of(key.id), keys.moment())
     spending.receive(7, Gone())
     assert not keys.siblings
+    spending.receive(7, Spent("q", False, ((other.id, 1000, 0, 0, ()),)))  # another one has its number
+    keys.limiter.require(other.id, limits_of(other.id), keys.moment())
+    await keys.close()
+
+
+async def test_a_worker_begins_with_all_that_it_has(tmp_path: Path) -> None:
+    """Which is nothing: from then on the others know that what it sends is new."""
+    keys = Keys(Config(pools=(), keys=KeysConfig(**keys_in(tmp_path))), Metrics(), lambda: 1.8e9, lambda: 0.0)
+    sent = list[Spent]()
+    channel = SimpleNamespace(unsent=0, send=sent.append)
+    spending = Spending(cast(LocalControl, SimpleNamespace(keys=keys, clock=lambda: 0.0)), cast(Any, channel))
+    running = asyncio.create_task(spending.run())
+    await eventually(lambda: sent)
+    running.cancel()
+    await asyncio.wait([running])
+    assert sent == [Spent(keys.process, True, ())]
     await keys.close()
