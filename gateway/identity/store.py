@@ -6,7 +6,7 @@ Keys that are revoked or expired stay, so that their holders read why, until the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -241,7 +241,7 @@ def _put_spent(connection: Connection, rows: Sequence[tuple[str, str, str, int, 
     insert_each(connection, _add_spent(connection.dialect), [(*row[:3], revision, *row[3:]) for row in rows])
 
 
-@cache
+@lru_cache(8)
 def _add_spent(dialect: Dialect) -> str:
     """Its parameters are in the order of the columns. A sum of a day never falls, whatever the process has forgotten."""
     statement: Any = (sqlite if dialect.name == SQLITE else postgresql).insert(spent)

@@ -9,7 +9,7 @@ then all of it is done again, and finds the rows (`ON CONFLICT DO NOTHING` would
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import Connection, Dialect, Table, and_, bindparam, delete, select, tuple_
@@ -90,12 +90,12 @@ def purge(connection: Connection, rows_before_ms: int, days_before: str) -> int:
 _PRESENT: Final = select(rows.c.id).where(and_(rows.c.id >= bindparam("first"), rows.c.id <= bindparam("last")))
 
 
-@cache
+@lru_cache(8)
 def _insert_rows(dialect: Dialect) -> str:
     return str(_statement(dialect, rows).compile(dialect=dialect))
 
 
-@cache
+@lru_cache(8)
 def _add_sums(dialect: Dialect) -> str:
     statement = _statement(dialect, daily)
     added = {column.name: column + statement.excluded[column.name] for column in daily.c if column.name not in GROUP}
