@@ -17,11 +17,25 @@ class OutputError(Exception):
     """Standard output cannot be written; its text says why."""
 
 
-class Output:
-    """In the place of sys.stdout. stream: None: it is closed."""
+class Stream:
+    """In the place of a standard stream. stream: None: it is closed."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+
+    @property
+    def closed(self) -> bool:
+        return self._stream is None or self._stream.closed
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Output(Stream):
+    """In the place of sys.stdout."""
 
     def write(self, text: str) -> int:
         """Raises OutputError; BrokenPipeError if its reader has left."""
@@ -36,23 +50,11 @@ class Output:
             if self._stream is not None:
                 self._stream.flush()
 
-    def isatty(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+class Messages(Stream):
+    """In the place of sys.stderr: what cannot be written there is lost. lost: something was."""
 
-
-class Messages:
-    """In the place of sys.stderr: what cannot be written there is lost. stream: None: it is closed. lost: something was."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self.lost = False
-
-    @property
-    def closed(self) -> bool:
-        return self._stream is None or self._stream.closed
+    lost = False
 
     def write(self, text: str) -> int:
         try:
@@ -68,11 +70,11 @@ class Messages:
             if self._stream is not None:
                 self._stream.flush()
 
-    def isatty(self) -> bool:
-        return self._stream is not None and self._stream.isatty()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+def messages_lost() -> bool:
+    """Whether something that was to be said could not be."""
+    messages: object = sys.stderr
+    return isinstance(messages, Messages) and messages.lost
 
 
 def escaped(text: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from gateway.commands.streams import OutputError, escaped
+from gateway.commands.streams import OutputError, escaped, messages_lost
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
 from gateway.config.schema import KeysConfig, unix_time
@@ -114,7 +114,7 @@ def _create(options: argparse.Namespace) -> int:
         secret = new_key(id_)
         print(f"warmroute: add this to `keys` in {escaped(url)}:", file=sys.stderr)
         print(f"- {json.dumps({'id': id_, 'sha256': digest_of(secret).hex(), **raw})}", file=sys.stderr)
-        if getattr(sys.stderr, "lost", False):
+        if messages_lost():
             return 1  # nobody could add it
     else:
         key, secret = _with_store(url, lambda store: store.create(settings), makes=True)
@@ -194,9 +194,8 @@ def _rotate(options: argparse.Namespace) -> int:
         _print_secret(secret)
     except OutputError:
         done = "the rotation is undone, and the former one goes on"
-        _undo(
-            f"nobody has the new secret of the key {key.id}", done, url, lambda store: store.take_back(key.id, secret, before)
-        )
+        what = f"nobody has the new secret of the key {key.id}"
+        _undo(what, done, url, lambda store: store.take_back(key.id, secret, before))
         raise
     return 0
 

@@ -4,8 +4,7 @@ import { call } from "./connection.js";
 import { age, count, money, percent, share, short, shown } from "./format.js";
 
 const EVERY_MS = 15000;
-const WATCH_MS = 600000; // for which the gateway watches then
-let asked = -Infinity; // when the gateway was asked last, which makes it watch
+let until = -Infinity; // when the gateway ends its watch, which each question makes longer
 
 function Prose({ text }) {
   return text.split("`").map((part, at) => (at % 2 ? html`<code>${part}</code>` : part));
@@ -33,13 +32,14 @@ function Facts({ found }) {
 }
 
 export function Doctor() {
-  const [begun, begin] = useState(performance.now() - asked < WATCH_MS);
+  const [begun, begin] = useState(performance.now() < until);
   const [found, setFound] = useState(null);
   const [problem, setProblem] = useState("");
   const load = useCallback(async () => {
     try {
-      setFound(await call("doctor"));
-      asked = performance.now();
+      const answer = await call("doctor");
+      until = performance.now() + answer.watches_for_s * 1000;
+      setFound(answer);
       setProblem("");
     } catch (error) {
       setProblem(error.message);

@@ -52,7 +52,7 @@ function Pool({ pool, replicas, busy, onDrain }) {
 
 function Confirm({ replica, last, onClose, onYes }) {
   return html`<${Dialog} title=${`Drain ${shown(replica.name)}?`} onClose=${onClose}>
-    <p>It gets no new requests. ${replica.inflight === 1 ? "The request that runs there finishes." : `The ${count(replica.inflight)} that run there finish.`}</p>
+    <p>It gets no new requests. What runs there finishes (${count(replica.inflight)} now).</p>
     ${last && html`<p class="wrong">No other replica of this pool takes requests: its clients will get errors, or wait.</p>`}
     <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button>
       <button type="button" class="danger" onClick=${onYes}>Drain</button></div>
