@@ -331,3 +331,6 @@ async def test_the_doctor_watches_when_it_is_asked(browser: Browser) -> None:
         await page.get_by_role("button", name="Watch now").click()
         await expect(page.get_by_text("Nothing breaks")).to_be_visible()
         await expect(page.get_by_text("No request has come")).to_be_visible()
+        await page.get_by_role("link", name="Replicas").click()
+        await page.get_by_role("link", name="Doctor").click()
+        await expect(page.get_by_text("No request has come")).to_be_visible()  # it watches on
