@@ -14,7 +14,6 @@ from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
@@ -24,32 +23,39 @@ from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
-from gateway.cluster.snapshots.knowledge import Knowledge
-from gateway.cluster.workers.handover import Receiver
 from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.config.schema import Config, RoutingConfig
 from gateway.config.source import Source
 from gateway.dialects.table import Dialects
+from gateway.features.diagnostics.diagnoses import Diagnoses
+from gateway.features.discovery.table import sources_of
+from gateway.features.fallback_pools.fallbacks import Fallbacks
+from gateway.features.histories.histories import Histories
+from gateway.features.histories.items import KeptItems
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.keys.callers import Callers
+from gateway.features.keys.endpoints import KeyEndpoints
+from gateway.features.keys.keys import Keys
+from gateway.features.keys.tokens.fetching import Fetcher
+from gateway.features.keys.tokens.tokens import Tokens
+from gateway.features.ledger.ledger import Ledger
+from gateway.features.live_page.broadcast import Broadcast
+from gateway.features.live_page.live import LiveEndpoints
+from gateway.features.responses.recall import Recall
+from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
+from gateway.features.runs.following import Followers
+from gateway.features.runs.runs import Runs
+from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.tracing.exporter import Exporter
+from gateway.features.workers.handover import Receiver
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
-from gateway.fleet.sources.table import sources_of
-from gateway.identity.keys import Keys
-from gateway.identity.tokens.fetching import Fetcher
-from gateway.identity.tokens.tokens import Tokens
 from gateway.observing import Observing
-from gateway.parser.items import KeptItems
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 from gateway.request.attempts import Attempts
-from gateway.request.background.event_log import LOGS_SHARE, MAX_LOGS, Logs
-from gateway.request.background.following import Followers
-from gateway.request.background.runs import Runs
 from gateway.request.delivery import Delivery
-from gateway.request.fallback.fallbacks import Fallbacks
-from gateway.request.kept.diagnoses import Diagnoses
-from gateway.request.kept.recall import Recall
 from gateway.request.lifecycle import Lifecycle
-from gateway.request.phases.callers import Callers
 from gateway.request.resumption import Resumption
 from gateway.request.running import Running
 from gateway.request.settle import Observer
@@ -57,21 +63,15 @@ from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
-from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
-from gateway.server.ui.broadcast import Broadcast
-from gateway.server.ui.live import LiveEndpoints
-from gateway.state.histories import Histories
-from gateway.state.lazy import LazyStore
 from gateway.tasks import unless
 from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.tracing.exporter import Exporter
 from gateway.upstream.client import UpstreamClient
 from gateway.upstream.headers import Address
 from gateway.upstream.loop_guard import LoopGuard

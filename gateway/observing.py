@@ -14,33 +14,33 @@ import time
 from collections.abc import Callable, Sequence
 
 from gateway import __version__
-from gateway.accounting.counterfactual import Counterfactual
-from gateway.accounting.doctor.watch import Watch
-from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
-from gateway.accounting.savings import Savings
 from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.config.schema import TracingConfig
 from gateway.dialects.prompt.outline import Outliner
+from gateway.features.doctor.observer import DoctorWatch
+from gateway.features.doctor.watch import Watch
+from gateway.features.keys.keys import Keys
+from gateway.features.keys.limiting import Limiting, LimitSettling
+from gateway.features.ledger.entries import LedgerEntries
+from gateway.features.ledger.ledger import Ledger
+from gateway.features.live_page.feed import Feed
+from gateway.features.live_page.requests import LiveRequests
+from gateway.features.live_page.sums import PoolLoad, Sums
+from gateway.features.live_page.view import LiveView
+from gateway.features.recording.observer import RecordTraffic
+from gateway.features.recording.recording import Recording
+from gateway.features.savings.counterfactual import Counterfactual
+from gateway.features.savings.other_policies import OtherPolicies
+from gateway.features.savings.savings import Savings
+from gateway.features.tracing.exporter import Exporter
+from gateway.features.tracing.observer import Traces
+from gateway.features.tracing.sampling import Tracer
 from gateway.fleet.directory import Fleet
-from gateway.identity.keys import Keys
-from gateway.request.observers.doctor_watch import DoctorWatch
-from gateway.request.observers.ledger_entries import LedgerEntries
-from gateway.request.observers.live_requests import LiveRequests
-from gateway.request.observers.other_policies import OtherPolicies
-from gateway.request.observers.record_traffic import RecordTraffic
-from gateway.request.observers.traces import Traces
-from gateway.request.phases.limiting import Limiting, LimitSettling
 from gateway.request.settle import Observer, observers_of
-from gateway.request.tracing.sampling import Tracer
-from gateway.telemetry.live.feed import Feed
-from gateway.telemetry.live.sums import PoolLoad, Sums
-from gateway.telemetry.live.view import LiveView
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.tracing.exporter import Exporter
 from router import Booking, Router
 from router.index import trie
 
@@ -113,7 +113,7 @@ def _exporter(tracing: TracingConfig) -> Exporter | None:
     """Of traces, where they are configured. The library is imported now: later, that would hold requests up."""
     if tracing.endpoint == OFF:
         return None
-    from gateway.telemetry.tracing.otlp import Otlp
+    from gateway.features.tracing.otlp import Otlp
 
     return Exporter(Otlp(tracing.endpoint, tracing.service, __version__))
 

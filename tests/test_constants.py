@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway import errors
 from gateway.accounting import money
-from gateway.identity import record
+from gateway.features.keys import record
 from router.simulation import recorded
 
 

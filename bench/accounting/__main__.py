@@ -18,12 +18,12 @@ from pathlib import Path
 
 from bench.measure.machine import REPORTS, command, versions
 from gateway.accounting.consumed import Consumed
-from gateway.accounting.ledger import buffer as hot
-from gateway.accounting.ledger.ledger import MAX_BATCH, Ledger
 from gateway.accounting.meter import Bill
 from gateway.config.schema import LedgerConfig
 from gateway.dialects.usage import Usage
-from gateway.request.observers.ledger_entries import LedgerEntries
+from gateway.features.ledger import buffer as hot
+from gateway.features.ledger.entries import LedgerEntries
+from gateway.features.ledger.ledger import MAX_BATCH, Ledger
 from gateway.request.record import SettledRequest
 from gateway.telemetry.metrics import Metrics
 

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.accounting.consumed import Consumed
-from gateway.accounting.ledger.ledger import Ledger
 from gateway.accounting.meter import Meter
-from gateway.admission.limits.account import Limits
-from gateway.admission.limits.calendar import Calendar
-from gateway.admission.limits.limiter import Limiter, Moment
 from gateway.config.live import Live
 from gateway.config.schema import LedgerConfig
 from gateway.config.source import load
 from gateway.dialects.usage import Usage
-from gateway.identity.grant import Grant
-from gateway.identity.ring import KeyRing
-from gateway.identity.secret import digest_of, new_key
-from gateway.request.observers.ledger_entries import LedgerEntries
+from gateway.features.keys.grant import Grant
+from gateway.features.keys.limits.account import Limits
+from gateway.features.keys.limits.calendar import Calendar
+from gateway.features.keys.limits.limiter import Limiter, Moment
+from gateway.features.keys.ring import KeyRing
+from gateway.features.keys.secret import digest_of, new_key
+from gateway.features.ledger.entries import LedgerEntries
+from gateway.features.ledger.ledger import Ledger
 from gateway.request.record import SettledRequest
 from gateway.request.settle import Metering, RequestMetrics
 from gateway.telemetry.metrics import Metrics

@@ -19,10 +19,9 @@ from bench.fleet.stage import Store
 from bench.measure.ports import free_ports
 from gateway.cluster.messages import Batch
 from gateway.cluster.replication import Replicator, Subscriber
-from gateway.cluster.snapshots.snapshot import Snapshot
-from gateway.cluster.store.clock import StoreClock
-from gateway.cluster.store.incoming import Incoming
-from gateway.cluster.store.messages import (
+from gateway.features.sharing.clock import StoreClock
+from gateway.features.sharing.incoming import Incoming
+from gateway.features.sharing.messages import (
     ENVELOPE_FIELD,
     FORMAT_FIELD,
     GATEWAY_FIELD,
@@ -32,7 +31,8 @@ from gateway.cluster.store.messages import (
     Published,
     encode_envelope,
 )
-from gateway.cluster.store.outbox import Outbox
+from gateway.features.sharing.outbox import Outbox
+from gateway.features.snapshots.snapshot import Snapshot
 from gateway.telemetry.metrics import Metrics
 from router import Replica, Router
 from router.events import Closed, Event, FirstToken, Opened, encode

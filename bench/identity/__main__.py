@@ -25,13 +25,13 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from gateway.config.schema import Config, KeysConfig, OidcConfig, PoolConfig
 from gateway.errors import GatewayError
-from gateway.identity.grant import Grant
-from gateway.identity.keys import Keys
-from gateway.identity.secret import digest_of, new_id, new_key
-from gateway.identity.tokens.jwks import PublicKey, keys_of
-from gateway.identity.tokens.tokens import Tokens
+from gateway.features.keys.callers import Callers
+from gateway.features.keys.grant import Grant
+from gateway.features.keys.keys import Keys
+from gateway.features.keys.secret import digest_of, new_id, new_key
+from gateway.features.keys.tokens.jwks import PublicKey, keys_of
+from gateway.features.keys.tokens.tokens import Tokens
 from gateway.request.client import Caller
-from gateway.request.phases.callers import Callers
 from gateway.telemetry.metrics import Metrics
 
 KEYS: Final = 10_000  # that are known

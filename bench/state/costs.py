@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from gateway.database.database import Database
-from gateway.state.records import StoredResponse
-from gateway.state.store import Store
-from gateway.state.tables import TABLES
+from gateway.features.histories.records import StoredResponse
+from gateway.features.histories.store import Store
+from gateway.features.histories.tables import TABLES
 
 TTL_S = 86_400.0
 TURNS = 100  # of a chain

@@ -12,26 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from gateway.accounting.doctor.watch import Watch, Watched
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RefreshKeys, RejectConfig, SharingState
 from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.replication import BATCH_S, Replicator, UnknownReplicas
-from gateway.cluster.snapshots.keeper import SnapshotFile
-from gateway.cluster.snapshots.knowledge import Knowledge
-from gateway.cluster.snapshots.snapshot import KnowledgeError, Snapshot
-from gateway.cluster.store.outbox import MOST_BYTES
-from gateway.cluster.store.transport import StoreTransport
 from gateway.config.parse import ConfigError
 from gateway.dialects.prompt.outline import Outliner
+from gateway.features.doctor.watch import Watch, Watched
+from gateway.features.keys.keys import Keys
+from gateway.features.live_page.view import LiveView
+from gateway.features.recording.recording import Recording
+from gateway.features.sharing.outbox import MOST_BYTES
+from gateway.features.sharing.transport import StoreTransport
+from gateway.features.snapshots.keeper import SnapshotFile
+from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.fleet.membership import member_of
-from gateway.identity.keys import Keys
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
-from gateway.telemetry.live.view import LiveView
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.recording import Recording
 from gateway.telemetry.request_log import RequestLog
 
 log = logging.getLogger("warmroute.snapshots")
@@ -166,7 +166,7 @@ class LocalControl:
         return metrics.instruments
 
     def looked(self, question: bytes) -> bytes:
-        """This process's answer to a watcher (`telemetry/live/view.py`); b"": there is none. Raises QuestionError."""
+        """This process's answer to a watcher (`features/live_page/view.py`); b"": there is none. Raises QuestionError."""
         return b"" if self.live_view is None else self.live_view.answer(question, self.clock())
 
     def recorded(self, cursors: dict[str, int], share: float) -> bytes:
@@ -189,13 +189,13 @@ class ControlPlane(Protocol):
         """How the exchange with other gateways goes; None: there is to be none."""
 
     async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
-        """A page of the recording of each process that answers (`telemetry/recording.py`), encoded."""
+        """A page of the recording of each process that answers (`features/recording/recording.py`), encoded."""
 
     async def looked(self, question: bytes) -> dict[int, bytes]:
-        """The answers of all processes to a watcher's question (`telemetry/live/view.py`), by process."""
+        """The answers of all processes to a watcher's question (`features/live_page/view.py`), by process."""
 
     async def seen(self) -> list[Watched]:
-        """What the doctor's watch has seen in each process (`accounting/doctor/watch.py`); it goes on, or begins now."""
+        """What the doctor's watch has seen in each process (`features/doctor/watch.py`); it goes on, or begins now."""
 
     async def run(self) -> None:
         """Background work, until it is cancelled."""

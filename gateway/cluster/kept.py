@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from gateway.features.discovery.watches import Watch
 from gateway.fleet.membership import COMMANDED, KEPT, Member, Merged
-from gateway.fleet.sources.watches import Watch
 
 MembersBySource = Mapping[str, tuple[Member, ...]]
 

@@ -43,6 +43,8 @@ from gateway.config.checks import address_problem
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MATCH_ALL, MAX_REPLICAS, Config
+from gateway.features.discovery.source import MemberSource
+from gateway.features.discovery.watches import RETRY_S, Watch, Watches, answered
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.fleet.membership import (
     COMMANDED,
@@ -57,8 +59,6 @@ from gateway.fleet.membership import (
     problem_of,
 )
 from gateway.fleet.prober import ProbeResult
-from gateway.fleet.sources.source import MemberSource
-from gateway.fleet.sources.watches import RETRY_S, Watch, Watches, answered
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
 

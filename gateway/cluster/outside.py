@@ -12,13 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from gateway.cluster.snapshots.keeper import Keeper, SnapshotFile
-from gateway.cluster.snapshots.snapshot import Snapshot, format_of
-from gateway.cluster.store.incoming import Routers
-from gateway.cluster.store.link import Link
-from gateway.cluster.store.outbox import MOST_BYTES
 from gateway.config.listen import OFF
 from gateway.config.schema import Config
+from gateway.features.sharing.incoming import Routers
+from gateway.features.sharing.link import Link
+from gateway.features.sharing.outbox import MOST_BYTES
+from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.snapshot import Snapshot, format_of
 from gateway.tasks import for_ever
 from gateway.telemetry.metrics import Metrics
 

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gateway import __version__
-from gateway.commands import check, doctor, operate, serve, simulate, top
-from gateway.commands.keys import keys
-from gateway.commands.ledger import usage
-from gateway.commands.recording import record
+from gateway.commands import check, operate, serve, simulate, top
 from gateway.commands.replaying import convert
 from gateway.commands.streams import OutputError, escaped, guarded, messaging
 from gateway.config.parse import ConfigError
+from gateway.features.doctor import command as doctor
+from gateway.features.keys import command as keys
+from gateway.features.ledger.command import usage
+from gateway.features.recording.command import record
 
 _DEMO = (
     "Start two replicas and a gateway, play two conversations over one long document, and print a table: predicted and reported"

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns the exit status. Raises ConfigError."""
     from gateway.cluster.side_sockets import ListenError
-    from gateway.cluster.workers.supervisor import StartError
     from gateway.commands.surroundings import require_libraries
+    from gateway.features.workers.supervisor import StartError
 
     source = Source(_path_of(options), lambda: _with_warnings(_config_of(options)))
     loaded = _config_of(options)
@@ -108,8 +108,8 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     from gateway.app import Surroundings, compose, serve
     from gateway.cluster.commands import SingleProcess
     from gateway.cluster.side_sockets import side_sockets
-    from gateway.cluster.snapshots.keeper import file_of
-    from gateway.cluster.workers.supervisor import Supervisor
+    from gateway.features.snapshots.keeper import file_of
+    from gateway.features.workers.supervisor import Supervisor
     from gateway.fleet.directory import LOGGED
     from router.index import trie
 

@@ -79,7 +79,7 @@ def fronts_of(options: argparse.Namespace) -> Fronts:
     if options.sharing_delay is not None:
         return Fronts(options.gateways, options.sharing_delay)
     from gateway.cluster.replication import BATCH_S
-    from gateway.cluster.store.link import pause_s
+    from gateway.features.sharing.link import pause_s
 
     return Fronts(options.gateways, BATCH_S + pause_s(options.gateways - 1))
 

@@ -10,16 +10,16 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gateway.cluster.store.server.client import require_library
-from gateway.cluster.store.server.failures import tls_context
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, Key, Problem, values_of
 from gateway.config.schema import Config, DiscoveryConfig, KeyConfig, TlsConfig
 from gateway.config.source import Loaded
 from gateway.database.failures import StoreFailed
 from gateway.errors import ReplicaFailure
-from gateway.fleet.sources.file import LOGGED, listed
-from gateway.identity.file import read_keys
+from gateway.features.discovery.file import LOGGED, listed
+from gateway.features.keys.file import read_keys
+from gateway.features.sharing.server.client import require_library
+from gateway.features.sharing.server.failures import tls_context
 from gateway.upstream.access.credentials import TlsContexts, load
 
 
@@ -28,12 +28,12 @@ def require_libraries(config: Config) -> None:
     if config.sharing.url != OFF:
         require_library()
     if config.tracing.endpoint != OFF:
-        from gateway.telemetry.tracing.otlp import LIBRARY, is_installed
+        from gateway.features.tracing.otlp import LIBRARY, is_installed
 
         if not is_installed():
             raise ConfigError(f"tracing.endpoint needs a library that is not installed here: pip install '{LIBRARY}'")
     if config.keys.oidc:
-        from gateway.identity.tokens import jwks
+        from gateway.features.keys.tokens import jwks
 
         if not jwks.is_installed():
             raise ConfigError(f"keys.oidc needs a library that is not installed here: pip install '{jwks.LIBRARY}'")

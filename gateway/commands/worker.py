@@ -18,9 +18,9 @@ from gateway.cluster.messages import decode_config
 from gateway.cluster.process import relax_garbage_collection, run
 from gateway.cluster.side_sockets import SideSockets
 from gateway.cluster.syn_filter import drop_new
-from gateway.cluster.workers.channel import Channel
-from gateway.cluster.workers.messages import Counters, Serving, Stopping, Welcome, from_hub
-from gateway.cluster.workers.peers import Peers, connect, part_of
+from gateway.features.workers.channel import Channel
+from gateway.features.workers.messages import Counters, Serving, Stopping, Welcome, from_hub
+from gateway.features.workers.peers import Peers, connect, part_of
 from gateway.telemetry import logs
 from gateway.telemetry.exposition import packed
 from gateway.upstream.loop_guard import LoopGuard

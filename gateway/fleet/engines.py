@@ -52,7 +52,7 @@ class Engine:
     what to do when it does not report cached tokens, or reports none though a prefix was sent before. counts_cached: what it
     reports of cached tokens is true; else it is not believed. pages: it has something to answer about itself beside its models.
     fragile: it crashes at requests that it does not expect, and serves one at a time: the only endpoints that it is sent
-    requests to. plain_chat: it takes chat requests of texts only, and streams in a form of its own (`dialects/adaptation/`).
+    requests to. plain_chat: it takes chat requests of texts only, and streams in a form of its own (`features/translation/adaptation/`).
     one_conversation: its cache has only what the last request left.
     """
 

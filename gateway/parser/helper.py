@@ -31,8 +31,8 @@ from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
-from gateway.dialects.translation.table import TRANSLATIONS
 from gateway.errors import GatewayError
+from gateway.features.translation.table import TRANSLATIONS
 from gateway.parser import wire
 
 # Address space per byte of a job's body. The worst body is one text with an emoji in it: four bytes per character, beside the

@@ -29,9 +29,9 @@ from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.responses.create_message import Created, created
 from gateway.dialects.responses.references import Reference, references_in
-from gateway.dialects.translation.answers import TranslatedAnswers
-from gateway.dialects.translation.table import TRANSLATIONS
-from gateway.dialects.translation.translation import TranslatedRequest
+from gateway.features.translation.answers import TranslatedAnswers
+from gateway.features.translation.table import TRANSLATIONS
+from gateway.features.translation.translation import TranslatedRequest
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.turns import Turns, turns_of

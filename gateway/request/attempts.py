@@ -27,18 +27,18 @@ import random
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
-from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
-from gateway.dialects.translation.answers import TranslatedAnswers
-from gateway.dialects.translation.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.features.fallback_pools.chain import next_pool
+from gateway.features.translation.adaptation.answers import AdaptedAnswers
+from gateway.features.translation.adaptation.collecting import collected
+from gateway.features.translation.answers import TranslatedAnswers
+from gateway.features.translation.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
-from gateway.request.adapting.collecting import collected
 from gateway.request.exchange import Exchange
-from gateway.request.fallback.chain import next_pool
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.verdicts import Verdicts, client_hash, is_answer

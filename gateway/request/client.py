@@ -16,8 +16,8 @@ from xxhash import xxh3_64_intdigest
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
 from gateway.dialects.usage import Usage
-from gateway.identity.grant import Grant
-from gateway.request.kept.recent import Lane
+from gateway.features.histories.recent import Lane
+from gateway.features.keys.grant import Grant
 from gateway.upstream.client import Source
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"

@@ -20,16 +20,16 @@ from gateway.accounting.meter import Meter
 from gateway.accounting.money import decimal
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
-from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.dialect import StreamReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
-from gateway.request.adapting.collecting import PLAIN
+from gateway.features.tracing.trace import DELIVER
+from gateway.features.translation.adaptation.answers import AdaptedAnswers
+from gateway.features.translation.adaptation.collecting import PLAIN
 from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.resumption import Kept, Resumption, pump
 from gateway.request.running import Running
-from gateway.request.tracing.trace import DELIVER
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
 

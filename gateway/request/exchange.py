@@ -13,25 +13,25 @@ from typing import Final
 from gateway.accounting.consumed import Consumed, Prediction, consumed
 from gateway.accounting.meter import Bill
 from gateway.admission.memory import LARGE_BODY
-from gateway.dialects.adaptation.answers import AdaptedAnswers
-from gateway.dialects.adaptation.request import adapted
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader
 from gateway.dialects.json_edits import apply
 from gateway.dialects.openai.request import CHAT
 from gateway.dialects.salts import is_object, salted
-from gateway.dialects.translation.answers import TranslatedAnswers
-from gateway.dialects.translation.translation import CHAT_PATH
 from gateway.dialects.usage import Usage
 from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNREACHABLE, GatewayError, ReplicaFailure, over_budget
+from gateway.features.histories.histories import Turn
+from gateway.features.tracing.context import with_parent
+from gateway.features.tracing.trace import Trace
+from gateway.features.translation.adaptation.answers import AdaptedAnswers
+from gateway.features.translation.adaptation.request import adapted
+from gateway.features.translation.answers import TranslatedAnswers
+from gateway.features.translation.translation import CHAT_PATH
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.record import SettledRequest
-from gateway.request.tracing.trace import Trace
-from gateway.state.histories import Turn
-from gateway.telemetry.tracing.context import with_parent
 from gateway.upstream.client import Call, ReplicaAnswer
 from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER

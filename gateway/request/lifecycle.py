@@ -29,36 +29,36 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gateway.accounting.counterfactual import Counterfactual
 from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError, shutting_down
+from gateway.features.diagnostics.diagnoses import Diagnoses
+from gateway.features.fallback_pools.fallbacks import Fallbacks
+from gateway.features.histories.histories import Turn
+from gateway.features.keys.callers import Callers
+from gateway.features.keys.limiting import Limiting
+from gateway.features.live_page.requests import LiveRequests
+from gateway.features.responses.keeping import Keeping
+from gateway.features.responses.recall import Recall
+from gateway.features.savings.counterfactual import Counterfactual
+from gateway.features.tracing.sampling import Tracer
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
 from gateway.request.client import REQUEST_ID_HEADER, Audience, ClientReply, ClientRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
-from gateway.request.fallback.fallbacks import Fallbacks
-from gateway.request.kept.diagnoses import Diagnoses
-from gateway.request.kept.recall import Recall
-from gateway.request.observers.live_requests import LiveRequests
 from gateway.request.phases.admitting import Admitting
-from gateway.request.phases.callers import Callers
 from gateway.request.phases.choosing import Choosing
 from gateway.request.phases.ending import Ending
-from gateway.request.phases.keeping import Keeping
-from gateway.request.phases.limiting import Limiting
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.reading import Reading
 from gateway.request.phases.replies import Replies
 from gateway.request.record import SettledRequest, request_id, tenant_label
 from gateway.request.running import Running
 from gateway.request.settle import Observer
-from gateway.request.tracing.sampling import Tracer
-from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.loop_guard import LoopGuard

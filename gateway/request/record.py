@@ -10,15 +10,15 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.accounting.consumed import Consumed
-from gateway.accounting.counterfactual import Placed
 from gateway.accounting.meter import Bill
-from gateway.admission.limits.limiter import Reservation
 from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
-from gateway.identity.grant import NO_TENANT
-from gateway.request.tracing.trace import Trace
+from gateway.features.keys.grant import NO_TENANT
+from gateway.features.keys.limits.limiter import Reservation
+from gateway.features.savings.counterfactual import Placed
+from gateway.features.tracing.trace import Trace
 from router import Booking
 
 UNKNOWN: Final = "unknown"

@@ -23,11 +23,11 @@ from aiohttp import HttpVersion11, web
 from gateway.config.addresses import is_loopback
 from gateway.config.live import Live
 from gateway.errors import GatewayError
+from gateway.features.websocket.message_request import MessageRequest
+from gateway.features.websocket.tunnel import UpgradeRequest
 from gateway.request.client import ClientRequest
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.plain_request import PlainRequest
-from gateway.server.websocket.message_request import MessageRequest
-from gateway.server.websocket.tunnel import UpgradeRequest
 
 KEY_HEADER: Final = "X-Warmroute-Admin-Key"
 ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served on the admin listener

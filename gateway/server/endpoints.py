@@ -16,6 +16,10 @@ from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, internal_error, too_many_connections
+from gateway.features.keys.endpoints import KeyEndpoints
+from gateway.features.live_page.live import LiveEndpoints
+from gateway.features.live_page.pages import Pages
+from gateway.features.websocket.websockets import WebSockets
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
@@ -26,13 +30,9 @@ from gateway.server.errors import error_response
 from gateway.server.fallback.request import adapt
 from gateway.server.fallback.server import PublicRunner, held_by
 from gateway.server.http.connections import ClientServer
-from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
 from gateway.server.status import Status
-from gateway.server.ui.live import LiveEndpoints
-from gateway.server.ui.pages import Pages
-from gateway.server.websocket.websockets import WebSockets
 
 log = logging.getLogger("warmroute.gateway")
 

@@ -14,10 +14,10 @@ from gateway.dialects.anthropic import errors
 from gateway.dialects.api_request import MAX_MODEL_CHARS
 from gateway.dialects.models.listing import Listing, alias_entry, anthropic_entry
 from gateway.errors import GatewayError
+from gateway.features.keys.callers import Callers
+from gateway.features.keys.grant import Grant
 from gateway.fleet.catalog import Catalog
 from gateway.fleet.directory import Fleet
-from gateway.identity.grant import Grant
-from gateway.request.phases.callers import Callers
 from gateway.server.errors import error_response
 from gateway.server.fallback.request import adapt
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard

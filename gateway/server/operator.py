@@ -26,8 +26,6 @@ from aiohttp import web
 from msgspec.structs import asdict
 
 from gateway import __version__
-from gateway.accounting.doctor.examiner import Examiner
-from gateway.accounting.doctor.watch import WATCH_S
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
@@ -37,14 +35,16 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
+from gateway.features.doctor.examiner import Examiner
+from gateway.features.doctor.watch import WATCH_S
+from gateway.features.fallback_pools.chain import foreseen
+from gateway.features.fallback_pools.renaming import find_outside, rename
+from gateway.features.responses.keeping import Keeping
 from gateway.fleet.directory import Target
 from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
-from gateway.request.fallback.chain import foreseen
-from gateway.request.fallback.renaming import find_outside, rename
-from gateway.request.phases.keeping import Keeping
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
@@ -131,7 +131,7 @@ class Operator:
         return _json({"configured": True, **asdict(state), "problem": problem, "gateways": gateways, "refused": refused})
 
     async def recording(self, request: web.Request) -> web.Response:
-        """The requests that have ended since a recorder's last question (`telemetry/recording.py`), of all workers."""
+        """The requests that have ended since a recorder's last question (`features/recording/recording.py`), of all workers."""
         self.allow(request)
         cursors = _cursors(request.query.get("after", ""))
         pages = await self._control.recorded(cursors, _share(request.query.get("sample", "1")))

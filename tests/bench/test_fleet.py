@@ -20,7 +20,7 @@ from bench.fleet.restart import Case, restart
 from bench.fleet.rolling import Scale, Variant, rolling
 from bench.measure.machine import trace_folder
 from gateway.cluster.replication import BATCH_S
-from gateway.cluster.store.link import FEW, pause_s
+from gateway.features.sharing.link import FEW, pause_s
 from router.types import KEY_BYTES
 from tests.support.tools import tool
 

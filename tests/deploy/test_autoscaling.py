@@ -15,8 +15,8 @@ import yaml
 from gateway.telemetry.metrics import Metrics
 from tests.deploy.helm import ONE_REPLICA, Helm, Objects, changed, validate
 from tests.deploy.test_alerts import checked
-from tests.gateway.cluster.store.conftest import sharing
 from tests.gateway.conftest import eventually
+from tests.gateway.features.sharing.conftest import sharing
 from tests.support.fakes import FakeReplica, hangs
 from tests.support.paths import ROOT
 from tests.support.redis import RedisServer, serving

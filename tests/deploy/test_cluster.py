@@ -18,9 +18,9 @@ import yaml
 
 from gateway.app import Surroundings, compose
 from gateway.config.schema import DiscoveryConfig, KubernetesConfig
+from gateway.features.discovery.kubernetes.api import Access, Api, CannotGoOn
+from gateway.features.discovery.kubernetes.source import KubernetesSource
 from gateway.fleet.membership import Member
-from gateway.fleet.sources.kubernetes.api import Access, Api, CannotGoOn
-from gateway.fleet.sources.kubernetes.source import KubernetesSource
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runner
 from tests.support.cluster import ADMIN, PODS, SLICES, Cluster, cluster
@@ -176,7 +176,7 @@ async def test_a_gateway_drains_a_pod_that_is_deleted(real: Cluster) -> None:
 
 @pytest.mark.timeout(MINUTES * 180 + 300)
 async def test_a_gateway_follows_pods_by_an_api_server_that_fails_now_and_then(tmp_path: Path) -> None:
-    """As with the stand-in: tests/gateway/fleet/sources/test_flapping.py."""
+    """As with the stand-in: tests/gateway/features/discovery/test_flapping.py."""
     random = chance(3)
     async with real_api_server(random, tmp_path) as server:
         await follow(server, random, LASTING, MINUTES * 60, Clock(), late_s=1.0)

@@ -97,7 +97,7 @@ def test_the_build_steps_give_a_working_command(instructions: list[tuple[str, st
     assert run(python, "-c", "import redis.asyncio, hiredis; print('there')") == "there\n", "sharing.url"
     assert run(python, "-c", "import gateway.app, importlib.util; print(importlib.util.find_spec('torch'))") == "None\n"
     assert run(python, "-c", "import asyncpg; print('there')") == "there\n", "state.url: postgresql://"
-    traces = "import gateway.telemetry.tracing.otlp as otlp; print(otlp.is_installed())"
+    traces = "import gateway.features.tracing.otlp as otlp; print(otlp.is_installed())"
     assert run(python, "-c", traces) == "True\n", "tracing.endpoint"
     assert run(python, "-c", "import router.index.trie as trie; print(trie.__file__)").endswith(".so\n"), "it is compiled"
 

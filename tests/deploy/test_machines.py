@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from bench.measure.ports import free_port
-from gateway.cluster.store.server.client import PASSWORD, SENTINEL_PASSWORD
 from gateway.config.source import load
+from gateway.features.sharing.server.client import PASSWORD, SENTINEL_PASSWORD
 from replica.flags import parser
 from tests.deploy.processes import answers, running, until
 from tests.deploy.test_pods import valkey_server

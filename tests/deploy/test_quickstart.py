@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gateway.config.source import load
-from gateway.fleet.sources.kubernetes.objects import DEFAULT_PORT
+from gateway.features.discovery.kubernetes.objects import DEFAULT_PORT
 from replica.flags import parser
 from tests.deploy.conftest import ROOT
 from tests.support.tools import tool

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.agents.dialogues import Assistant, Dialogue, Entry, Head, Shape, User, head, words
 from bench.agents.kinds import KINDS, Kind
-from gateway.accounting.doctor import causes
+from gateway.features.doctor import causes
 
 SHAPE = Shape(tools=6_000, system=6_000, turn=3_000)
 TURNS = 6

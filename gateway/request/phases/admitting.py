@@ -11,15 +11,15 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import BATCHES, OTHER_ENDPOINT
 from gateway.errors import GatewayError, named_model
+from gateway.features.fallback_pools.fallbacks import Fallbacks
+from gateway.features.keys.grant import Grant
+from gateway.features.keys.limiting import Limiting
+from gateway.features.tracing.trace import ADMIT
 from gateway.fleet.directory import Fleet, Target
-from gateway.identity.grant import Grant
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
-from gateway.request.fallback.fallbacks import Fallbacks
-from gateway.request.phases.limiting import Limiting
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.request.record import SettledRequest
-from gateway.request.tracing.trace import ADMIT
 from gateway.telemetry.metrics import Metrics
 
 PRIORITY_HEADER: Final = "X-Priority"

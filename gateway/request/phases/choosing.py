@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.accounting.counterfactual import Counterfactual
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.salts import require_saltable, tenant_salt
+from gateway.features.diagnostics.diagnoses import Diagnoses
+from gateway.features.histories.histories import Turn
+from gateway.features.live_page.requests import LiveRequests
+from gateway.features.savings.counterfactual import Counterfactual
+from gateway.features.tracing.trace import CHOOSE, Choice
 from gateway.fleet.directory import Fleet, Target
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
-from gateway.request.kept.diagnoses import Diagnoses
-from gateway.request.observers.live_requests import LiveRequests
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import prompt_of
 from gateway.request.record import SettledRequest
-from gateway.request.tracing.trace import CHOOSE, Choice
-from gateway.state.histories import Turn
 from gateway.telemetry.metrics import Metrics
 from router import Booking, Router
 

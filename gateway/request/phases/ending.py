@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from gateway.accounting.consumed import NOTHING_PREDICTED, Consumed, consumed
 from gateway.admission.pool_queue import Permit
-from gateway.dialects.adaptation.answers import AdaptedAnswers
 from gateway.dialects.api_request import ApiRequest
 from gateway.errors import CLIENT_LEFT
+from gateway.features.diagnostics.diagnoses import Diagnoses
+from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.request.attempts import Attempts
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
-from gateway.request.kept.diagnoses import Diagnoses
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.record import SettledRequest
 from gateway.request.running import Running

@@ -11,14 +11,14 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import generates
 from gateway.errors import GatewayError
+from gateway.features.fallback_pools.renaming import find_outside
+from gateway.features.keys.callers import Callers
+from gateway.features.tracing.trace import PARSE, RECEIVE
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
-from gateway.request.fallback.renaming import find_outside
-from gateway.request.phases.callers import Callers
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import scope_of
 from gateway.request.record import SettledRequest, tenant_label
-from gateway.request.tracing.trace import PARSE, RECEIVE
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"

@@ -10,8 +10,8 @@ import pytest
 from bench.measure.mock import MockReplica, parameter
 from bench.measure.replies import WORDS
 from gateway.dialects.table import Dialects
-from gateway.dialects.translation.unknown_path import is_unknown_path
 from gateway.dialects.usage import Usage
+from gateway.features.translation.unknown_path import is_unknown_path
 from gateway.fleet.engines import read, recognise
 from gateway.upstream.http1 import Answer
 from tests.support.pages import parse_page

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from gateway.accounting.ledger.sums import MILL, MONEY
+from gateway.features.ledger.sums import MILL, MONEY
 from tests.clients.sdk.engines import UNKNOWN
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.dialects.events.test_named import named

@@ -18,8 +18,8 @@ from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
+from gateway.features.discovery.source import MemberSource
 from gateway.fleet.membership import Member
-from gateway.fleet.sources.source import MemberSource
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running, serving_runner

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cluster.store.server.client import LIBRARY
 from gateway.commands.cli import main
 from gateway.database.urls import LIBRARIES
+from gateway.features.sharing.server.client import LIBRARY
 from tests.support.paths import ROOT
 
 GOOD = "pools: [{replicas: [http://a:1]}]\n"

@@ -22,8 +22,8 @@ from gateway.commands.operate import DEFAULT_ADMIN, OperatorError, ask
 from gateway.config.schema import Config, PoolConfig
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
-from tests.gateway.cluster.store.conftest import sharing
 from tests.gateway.conftest import LOGGED, config_over, eventually, running, serving_runner
+from tests.gateway.features.sharing.conftest import sharing
 from tests.support.fakes import FakeReplica
 from tests.support.redis import RedisServer, serving
 

@@ -9,15 +9,15 @@ from typing import Any, get_args
 import pytest
 
 from gateway.cluster.messages import decode_config, encode_config
-from gateway.cluster.workers.messages import Found, FoundMember, encode, from_hub
 from gateway.commands.advice import warnings_of
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
 from gateway.config.source import load, read
+from gateway.features.discovery.dns import DnsSource, Target
+from gateway.features.discovery.kubernetes.objects import Endpoint, Read, members_of
+from gateway.features.workers.messages import Found, FoundMember, encode, from_hub
 from gateway.fleet.engines import ENGINES
 from gateway.fleet.membership import CONFIGURATION, Member, configured, connected_as, merge
-from gateway.fleet.sources.dns import DnsSource, Target
-from gateway.fleet.sources.kubernetes.objects import Endpoint, Read, members_of
 
 SECRET = "sk-the-secret-itself"
 URL, HTTPS = "http://10.0.0.1:8000", "https://10.0.0.2:8000"

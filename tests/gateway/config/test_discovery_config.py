@@ -12,10 +12,10 @@ from gateway.commands.cli import main
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config, KubernetesConfig
 from gateway.config.source import load
-from gateway.fleet.sources.dns import DnsSource
-from gateway.fleet.sources.file import FileSource
-from gateway.fleet.sources.kubernetes.source import KubernetesSource
-from gateway.fleet.sources.table import sources_of
+from gateway.features.discovery.dns import DnsSource
+from gateway.features.discovery.file import FileSource
+from gateway.features.discovery.kubernetes.source import KubernetesSource
+from gateway.features.discovery.table import sources_of
 
 GOOD: list[dict[str, Any]] = [
     {"kubernetes": "vllm"},

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from gateway.database.database import Database
 from gateway.database.failures import MAX_REASON, StoreFailed, reason_of
 from gateway.database.urls import parsed, shown
-from gateway.identity.tables import TABLES
+from gateway.features.keys.tables import TABLES
 
 
 async def test_a_server_that_is_away_is_named_without_its_password() -> None:

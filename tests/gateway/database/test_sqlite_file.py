@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from gateway.accounting.ledger import tables as ledger
 from gateway.database.sqlite_file import SqliteFile
-from gateway.identity import tables as keys
+from gateway.features.keys import tables as keys
+from gateway.features.ledger import tables as ledger
 
 LEAVES = (
     "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT 1 FROM warmroute_usage').fetchall(); c.close()"

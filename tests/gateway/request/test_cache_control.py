@@ -11,8 +11,8 @@ import pytest
 
 from tests.gateway.conftest import Running, running
 from tests.gateway.dialects.anthropic.test_answer_edits import LLAMACPP, OURS, SILENT_ENGINE, VLLM
+from tests.gateway.features.translation.test_translation import CHAT, chat_only, claude
 from tests.gateway.request.test_dialects import ASKED, MESSAGES, events, message
-from tests.gateway.request.test_translation import CHAT, chat_only, claude
 from tests.support.fakes import Behaviour, FakeReplica, answers, http, models, streams, writes
 
 PRICES = {"m": {"input": 1.0, "output": 10.0, "cached_input": 0.1, "cache_write": 2.0, "cache_write_1h": 4.0}}

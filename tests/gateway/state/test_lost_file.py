@@ -20,10 +20,10 @@ from gateway.database.database import STALL_S, Database
 from gateway.database.driver import CONNECTIONS
 from gateway.database.failures import StoreFailed
 from gateway.database.sqlite_file import SqliteFile
-from gateway.state.records import Unknown
-from gateway.state.runs import RunStore
-from gateway.state.tables import TABLES
-from tests.gateway.state.conftest import TTL_S, Clock, file_url, opened, pausing, response
+from gateway.features.histories.records import Unknown
+from gateway.features.histories.tables import TABLES
+from gateway.features.runs.stored_runs import RunStore
+from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 LOSSES = list[int]

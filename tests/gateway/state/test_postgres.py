@@ -13,11 +13,11 @@ from sqlalchemy.util import await_only
 
 from gateway.database.database import STALL_S, Database
 from gateway.database.failures import StoreFailed
-from gateway.state.records import Unknown
-from gateway.state.runs import RunStore
-from gateway.state.store import Store
-from gateway.state.tables import TABLES
-from tests.gateway.state.conftest import TTL_S, Clock, opened, response
+from gateway.features.histories.records import Unknown
+from gateway.features.histories.store import Store
+from gateway.features.histories.tables import TABLES
+from gateway.features.runs.stored_runs import RunStore
+from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
 from tests.support.postgres import Postgres, postgres
 
 pytestmark = pytest.mark.tools

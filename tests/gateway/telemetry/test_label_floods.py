@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pytest
 
-from gateway.accounting.counterfactual import POLICIES
-from gateway.accounting.savings import Savings
+from gateway.features.savings.counterfactual import POLICIES
+from gateway.features.savings.savings import Savings
 from gateway.telemetry.counters import MAX_LABEL_SETS, UNBOUNDED_LABELS, Gauge, Histogram
 from gateway.telemetry.metrics import TENANTS, Metrics
 from tests.gateway.conftest import BODY, running
-from tests.gateway.identity.conftest import bearer, keyed, made
+from tests.gateway.features.keys.conftest import bearer, keyed, made
 from tests.support.fakes import FakeReplica, answers
 
 FLOOD: Final = 300  # names of each kind: more than there may be tenants

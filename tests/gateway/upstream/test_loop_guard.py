@@ -14,8 +14,8 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.server.access import fields_are_direct
 from gateway.upstream.loop_guard import MAX_GATEWAYS, LoopGuard
-from tests.gateway.cluster.workers.test_supervisor import supervised
 from tests.gateway.conftest import eventually, running
+from tests.gateway.features.workers.test_supervisor import supervised
 from tests.support.fakes import FakeReplica, FakeRequest, answers, models, status
 
 OTHERS = [f"{number:016x}" for number in range(1, MAX_GATEWAYS + 1)]  # not random: names of tests are made of them

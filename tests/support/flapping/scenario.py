@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from gateway.config.schema import Config
-from gateway.fleet.sources.source import MemberSource
+from gateway.features.discovery.source import MemberSource
 from gateway.fleet.state import ReplicaState
 from tests.gateway.conftest import Running
 from tests.support.flapping.load import Load

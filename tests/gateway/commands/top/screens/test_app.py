@@ -14,7 +14,7 @@ from gateway.commands.top.state import KEPT_REQUESTS
 from router import Cost
 from tests.gateway.commands.top.screens.conftest import converse, fleet, opened
 from tests.gateway.conftest import BODY, running
-from tests.gateway.identity.conftest import made
+from tests.gateway.features.keys.conftest import made
 from tests.support.fakes import FakeReplica, answers, models, streams
 
 BAD = "[red]x[/][@click=app.quit]\x1b[31m\x1b]0;t\x07\u202eabc"

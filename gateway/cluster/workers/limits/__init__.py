@@ -1,1 +1,0 @@
-"""What keys have used, from worker to worker."""

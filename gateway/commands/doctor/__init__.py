@@ -1,5 +1,0 @@
-"""`warmroute doctor`: where the prefixes of a stream of requests break, why, what it costs, and what to change."""
-
-from gateway.commands.doctor.command import DESCRIPTION, add_arguments, run
-
-__all__ = ["DESCRIPTION", "add_arguments", "run"]

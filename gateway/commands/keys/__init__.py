@@ -1,1 +1,0 @@
-"""`warmroute keys`."""

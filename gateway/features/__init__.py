@@ -1,0 +1,1 @@
+"""Features: each package can be removed, and the core runs without it."""

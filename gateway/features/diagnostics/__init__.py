@@ -1,0 +1,1 @@
+"""Answers to Anthropic's `diagnostics` field."""

@@ -1,0 +1,200 @@
+"""DNS: replicas are the addresses of a name, or the targets of its SRV records, looked up every few seconds.
+
+A headless Service of Kubernetes has an address for each of its pods that are ready, which needs no rights. Consul and others
+answer alike. With a port, A records count; AAAA records if there are none, for a pod with both is one replica. Without one, SRV
+records count, those with the best priority; where the configuration names name servers, these are asked for the targets'
+addresses, too (`dns_targets.py`). A replica is named by its target; its address may change.
+
+A failed look-up (no answer, SERVFAIL) changes nothing, and the next one comes sooner. An empty answer is believed after EMPTY_S
+of empty answers: a name server that has just restarted may send one, and probes detect dead replicas meanwhile. It is
+noted, but no problem: a headless Service without a ready pod has the same answer as a name that does not exist.
+
+c-ares does the look-ups, in a thread of its own, for getaddrinfo knows no SRV records; for addresses it reads /etc/hosts and
+the search domains as that does. Each look-up has a resolver of its own: one that is kept would answer from its cache, and not
+notice that the name server is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from gateway.config.addresses import AddressError, base_url, parse_base_url
+from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
+from gateway.features.discovery.dns_targets import TargetAddresses
+from gateway.features.discovery.source import SourceError
+from gateway.fleet.membership import Member, connected_as, fitting
+
+if TYPE_CHECKING:
+    import aiodns
+
+log = logging.getLogger("warmroute.discovery")
+
+EMPTY_S: Final = 30.0
+LOOK_UP_S: Final = 4.0
+TARGETS_S: Final = 2.0  # for the addresses of targets: those that are missing come with the next look-up
+RETRY_S: Final = 2.0  # after a failed look-up: what has come back is known within 5 s
+_TRY_S: Final = 1.0  # of one name server, at first
+
+
+class Target(NamedTuple):
+    """host: or an IP address. addresses: of the host, as far as they are known."""
+
+    host: str
+    port: int
+    addresses: tuple[str, ...] = ()
+
+
+LookUp = Callable[[], Awaitable[Iterable[Target]]]
+"""All targets, none if the name has none. Raises LookUpFailed."""
+
+
+class LookUpFailed(SourceError):
+    """There was no answer to rely on."""
+
+
+class DnsSource:
+    """A MemberSource. config: with `dns`. look_up: by default, asks name servers. clock: monotonic seconds. sleep:
+    asyncio.sleep, or a test's.
+    """
+
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        look_up: LookUp | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        assert config.dns
+        self.name = config.source
+        self.pool = config.pool
+        self.problem = self.note = ""
+        self.settings = replace(config, pool="")
+        self._dns = config.dns
+        self._look_up = look_up or asking(config.dns)
+        self._clock = clock
+        self._sleep = sleep
+
+    async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
+        """See MemberSource."""
+        known: list[Target] | None = None
+        empty_since: float | None = None  # answers, without any other one since
+        while True:
+            found = await self._targets()
+            now = self._clock()
+            empty_since = None if found or found is None else now if empty_since is None else empty_since
+            doubted = bool(known) or (known is None and expects)
+            believed = bool(found) or not doubted or (empty_since is not None and now - empty_since >= EMPTY_S)
+            if found is not None and believed and found != known:
+                known = found
+                self._note(found)
+                yield self._members(found)
+            await self._sleep(self._dns.refresh_s if found is not None else min(self._dns.refresh_s, RETRY_S))
+
+    async def _targets(self) -> list[Target] | None:
+        """In order; None: there was no answer to rely on."""
+        try:
+            found = sorted(set(await self._look_up()))
+        except LookUpFailed as failure:
+            if not self.problem:
+                log.warning("name has not been looked up", extra={"source": self.name, "error": str(failure)})
+            self.problem = str(failure)
+            return None
+        if self.problem:
+            log.info("name is looked up again", extra={"source": self.name, "targets": len(found)})
+        self.problem = ""
+        return found
+
+    def _note(self, found: Sequence[Target]) -> None:
+        records = "SRV records" if self._dns.port is None else "address"
+        self.note = "" if found else f"the name has no {records}: it does not exist, or nothing behind it is ready"
+        if not found:
+            log.warning("no replica behind the name", extra={"source": self.name, "error": self.note})
+
+    def _members(self, targets: Sequence[Target]) -> list[Member]:
+        members = list[Member]()
+        for target in targets[:MAX_REPLICAS]:
+            try:
+                url, name = parse_base_url(base_url(target.host, target.port, tls=bool(self.settings.tls)))
+            except AddressError as error:
+                log.warning("target is not a replica", extra={"source": self.name, "error": str(error)})
+            else:
+                member = Member(fitting(name), url, "", addresses=target.addresses)
+                members.append(connected_as(member, self.settings))
+        if len(targets) > MAX_REPLICAS:
+            log.warning("too many targets", extra={"source": self.name, "targets": len(targets), "most": MAX_REPLICAS})
+        return members
+
+
+def asking(dns: DnsConfig) -> LookUp:
+    """Looks up what this configuration says, by c-ares."""
+    addresses = TargetAddresses() if dns.servers and dns.port is None else None
+
+    async def look_up() -> Iterable[Target]:
+        import aiodns  # only where it is needed: it loads a library
+
+        try:
+            async with contextlib.aclosing(_Resolver(dns)) as resolver:
+                async with asyncio.timeout(LOOK_UP_S):
+                    targets = await _asked(resolver.channel, dns)
+                if addresses is None:
+                    return targets
+                await addresses.look_up(resolver.channel, {target.host for target in targets}, TARGETS_S)
+                return [target._replace(addresses=addresses.of(target.host)) for target in targets]
+        except aiodns.error.DNSError as error:
+            if error.args[0] in (aiodns.error.ARES_ENOTFOUND, aiodns.error.ARES_ENODATA):
+                return ()
+            raise LookUpFailed(str(error.args[-1])) from error
+        except TimeoutError as late:
+            raise LookUpFailed(f"no answer within {LOOK_UP_S:g} s") from late
+
+    return look_up
+
+
+class _Resolver:
+    """Raises LookUpFailed if it cannot be had. channel: aiodns's."""
+
+    def __init__(self, dns: DnsConfig) -> None:
+        import aiodns
+
+        options: dict[str, Any] = {"servers": list(dns.servers)} if dns.servers else {}
+        try:
+            self.channel = aiodns.DNSResolver(timeout=_TRY_S, **options)
+        except Exception as error:  # whatever c-ares does not like of this machine
+            raise LookUpFailed(f"no resolver: {error}") from error
+
+    async def aclose(self) -> None:
+        await self.channel.close()
+
+
+async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[Target]:
+    """Raises DNSError."""
+    import pycares
+
+    if dns.port is not None:
+        return [Target(address, dns.port) for address in await _addresses_of(resolver, dns.name)]
+    answer = (await resolver.query_dns(dns.name, "SRV")).answer
+    records = [record.data for record in answer if isinstance(record.data, pycares.SRVRecordData)]
+    named = [record for record in records if record.port and record.target.strip(".")]
+    best = min((record.priority for record in named), default=0)
+    return sorted({Target(record.target.rstrip(".").lower(), record.port) for record in named if record.priority == best})
+
+
+async def _addresses_of(resolver: aiodns.DNSResolver, name: str) -> Sequence[str]:
+    """IPv6 addresses only of a name that has no others. Raises DNSError."""
+    import aiodns
+
+    try:
+        found = await resolver.getaddrinfo(name, family=socket.AF_INET)
+    except aiodns.error.DNSError as error:
+        if error.args[0] not in (aiodns.error.ARES_ENOTFOUND, aiodns.error.ARES_ENODATA):
+            raise
+        found = await resolver.getaddrinfo(name, family=socket.AF_INET6)
+    return [node.addr[0].decode() for node in found.nodes]

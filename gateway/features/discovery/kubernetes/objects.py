@@ -1,0 +1,235 @@
+"""From objects of Kubernetes to members: pure.
+
+What is wrong in an object (a hand-made EndpointSlice may have anything that its schema allows) leaves out what it is about,
+with a note, and nothing else.
+
+An endpoint that is not ready, or that terminates, is a member that drains: it gets no new request, and what was learned of it
+is kept until it is ready again, or gone. A pod with addresses of IPv4 and IPv6 is one member, at the one of IPv4, in the worse
+state of the two. Of two pods with one address, or one name, the one that does not terminate counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.config.addresses import AddressError, address_of, base_url, parse_base_url
+from gateway.config.schema import DiscoveryConfig
+from gateway.features.discovery.kubernetes.api import Object
+from gateway.fleet.membership import MAX_WEIGHT, Member, connected_as, fitting
+
+ANNOTATION: Final = "warmroute.io/"
+_ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")
+POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN = (ANNOTATION + name for name in _ANNOTATIONS)
+DEFAULT_PORT: Final = "http"
+MAX_ENDPOINTS: Final = 1000  # of one slice, as Kubernetes has it
+MAX_NOTES: Final = 100
+_MAX_NAME: Final = 253  # as Kubernetes has it
+_ENDED: Final = ("Succeeded", "Failed")
+_MAX_NUMBER: Final = 1 << 40
+_MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool, model, weight: see
+    Member.
+
+    problem: why it cannot be one, or what is wrong with its annotations.
+    """
+
+    address: str
+    port: int
+    pod: str
+    uid: str
+    ready: bool
+    terminating: bool
+    pool: str = ""
+    capacity_tokens: int | None = None
+    drain: bool = False
+    model: str = ""
+    weight: int = MAX_WEIGHT
+    problem: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same for all addresses of a pod."""
+        return self.uid or self.pod or self.address
+
+    @property
+    def name(self) -> str:
+        """For notes."""
+        return self.pod or self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What an object is read as. version: of the object."""
+
+    version: int
+    endpoints: Sequence[Endpoint]
+
+
+def read_slice(slice_: Object, port: int | str | None) -> Sequence[Endpoint]:
+    """The endpoints of a discovery.k8s.io EndpointSlice: all its addresses are of IPv4, or all of IPv6."""
+    number = _port_of(_mappings(slice_.get("ports")), "port", port)
+    found = list[Endpoint]()
+    for each in _mappings(slice_.get("endpoints"))[:MAX_ENDPOINTS]:
+        addresses = each.get("addresses")
+        conditions, target = _mapping(each.get("conditions")), _mapping(each.get("targetRef"))
+        pod = target if target.get("kind") == "Pod" else {}
+        if isinstance(addresses, list) and addresses:
+            found.append(
+                Endpoint(
+                    str(addresses[0]),
+                    number,
+                    _text(pod.get("name")),
+                    _text(pod.get("uid")),
+                    ready=conditions.get("ready") is not False,  # unknown counts as ready
+                    terminating=conditions.get("terminating") is True,
+                    problem="" if number else _no_port(port),
+                )
+            )
+    return found
+
+
+def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
+    """One endpoint, or none as long as the pod has no address, and after its end."""
+    about, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
+    address, notes = status.get("podIP"), _mapping(about.get("annotations"))
+    if not isinstance(address, str) or not address or status.get("phase") in _ENDED:
+        return ()
+    containers = _mappings(_mapping(pod.get("spec")).get("containers"))
+    ports = [each for container in containers for each in _mappings(container.get("ports"))]
+    number = _noted(notes, PORT, _MAX_PORT) or _port_of(ports, "containerPort", port)
+    capacity, wrong = _noted(notes, CAPACITY, _MAX_NUMBER), _wrong(notes)
+    conditions = _mappings(status.get("conditions"))
+    return (
+        Endpoint(
+            address,
+            number,
+            _text(about.get("name")),
+            _text(about.get("uid")),
+            ready=any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
+            terminating=bool(about.get("deletionTimestamp")),
+            pool=_text(notes.get(POOL)),
+            model=_text(notes.get(MODEL)),
+            weight=_noted(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
+            capacity_tokens=capacity or None,
+            drain=notes.get(DRAIN) == "true",
+            problem=wrong if number else _no_port(port),
+        ),
+    )
+
+
+def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
+    """The members, in order of their names, and the first MAX_NOTES notes on what is wrong. config: with `kubernetes`. prefix:
+    of pods' names.
+    """
+    pods, notes = _pods(objects), list[str]()
+    members, urls = dict[str, Member](), set[str]()
+    for each in sorted(pods, key=lambda pod: (pod.terminating, not pod.ready, pod.uid, pod.address)):
+        if each.problem and len(notes) < MAX_NOTES:
+            notes.append(f"{each.name[:_MAX_NAME]}: {each.problem}")
+        member = _member(each, config, prefix) if each.port else None
+        if member and member.name not in members and member.url not in urls:
+            members[member.name] = member
+            urls.add(member.url)
+    return [members[name] for name in sorted(members)], notes
+
+
+def _pods(objects: Iterable[Read]) -> Iterable[Endpoint]:
+    """One endpoint for each pod."""
+    newest: dict[str, dict[str, tuple[int, Endpoint]]] = {}  # by pod and address: an endpoint may be in two slices for a while
+    for read in objects:
+        for each in read.endpoints:
+            addresses = newest.setdefault(each.key, {})
+            known = addresses.get(each.address)
+            if known is None or known[0] <= read.version:
+                addresses[each.address] = read.version, each
+    for addresses in newest.values():
+        each, *others = [addresses[address][1] for address in sorted(addresses, key=_preference)]
+        ready = each.ready and all(other.ready for other in others)
+        terminating = each.terminating or any(other.terminating for other in others)
+        yield replace(each, ready=ready, terminating=terminating) if others else each
+
+
+def _preference(address: str) -> tuple[bool, str]:
+    return ":" in address, address
+
+
+def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member | None:
+    """None: its address is none."""
+    if address_of(endpoint.address) is None:
+        return None
+    try:
+        url, place = parse_base_url(base_url(endpoint.address, endpoint.port, tls=bool(config.tls)))
+    except AddressError:
+        return None
+    member = Member(
+        fitting(prefix + endpoint.pod if endpoint.pod else place),
+        url,
+        endpoint.pool,
+        endpoint.capacity_tokens,
+        draining=endpoint.terminating or not endpoint.ready or endpoint.drain,
+        instance=endpoint.uid,
+        model=endpoint.model,
+        weight=endpoint.weight,
+    )
+    return connected_as(member, config)
+
+
+def _port_of(ports: Iterable[Mapping[str, Any]], key: str, wanted: int | str | None) -> int:
+    """The number of the wanted port; without one, of the port named http, else of the first one. 0: there is none."""
+    if isinstance(wanted, int):
+        return wanted
+    named = list(_numbers(ports, key))
+    preferred = [number for name, number in named if name == (wanted or DEFAULT_PORT)]
+    return next(iter(preferred or ([number for _, number in named] if wanted is None else [])), 0)
+
+
+def _numbers(ports: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[str, int]]:
+    """(name, number) of the ports of TCP, in their order."""
+    for each in ports:
+        number = _number(each.get(key), _MAX_PORT)
+        if number and each.get("protocol") in (None, "TCP"):
+            yield _text(each.get("name")), number
+
+
+def _no_port(wanted: int | str | None) -> str:
+    return "it has no port" if wanted is None else f"it has no port named {wanted}"
+
+
+def _noted(notes: Mapping[str, Any], name: str, most: int) -> int:
+    """The number that an annotation has; 0: none, or a wrong one."""
+    return _number(notes.get(name), most)
+
+
+def _wrong(notes: Mapping[str, Any]) -> str:
+    """What is wrong with a pod's annotations, which is ignored."""
+    for name, most in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER)):
+        if name in notes and not _noted(notes, name, most):
+            return f"the annotation {name} is not a number from 1 to {most}"
+    if notes.get(DRAIN) not in (None, "true", "false"):
+        return f"the annotation {DRAIN} is neither true nor false"
+    return ""
+
+
+def _number(value: object, most: int) -> int:
+    """From 1 to `most`; 0 for everything else."""
+    text = str(value) if isinstance(value, str | int) else ""
+    number = int(text) if text.isdecimal() and len(text) < 20 else 0
+    return number if number <= most else 0
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: object) -> Sequence[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -1,0 +1,27 @@
+"""Which sources a configuration asks for, beside itself and the operators: a new kind gets a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gateway.config.schema import Config, DiscoveryConfig
+from gateway.features.discovery.dns import DnsSource
+from gateway.features.discovery.file import FileSource
+from gateway.features.discovery.source import MemberSource
+
+
+def sources_of(config: Config) -> Sequence[MemberSource]:
+    only = config.pools[0].name if len(config.pools) == 1 else ""
+    return [_source_of(replace(each, pool=each.pool or only)) for each in config.discovery]
+
+
+def _source_of(config: DiscoveryConfig) -> MemberSource:
+    if config.dns:
+        return DnsSource(config)
+    if config.kubernetes:
+        from gateway.features.discovery.kubernetes.source import KubernetesSource  # TLS, and aiohttp's client
+
+        return KubernetesSource(config)
+    return FileSource(config)

@@ -1,0 +1,285 @@
+"""From a file to observed requests. Lines of four forms, which may be mixed:
+
+    {"path": "/v1/messages", "body": {...}, "headers": {...}, "time": 12.5, "outcome": {...}}     a request; only body is needed
+    {"model": ..., "messages": [...], ...}                                                        a body; its API is recognised
+    {"timestamp": ..., "input_length": ..., "hash_ids": [...]}                                    a row of Mooncake's format
+    {"tool_tokens": ..., "requests": [...], ...}                                                  a session, the agents' format
+
+A line that cannot be understood is counted with its reason, and the others are read all the same. Requests about what a server
+keeps (`previous_response_id`) have their history elsewhere: they are counted, too.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from gateway.config.schema import RoutingConfig
+from gateway.dialects.api_request import ApiRequest, router_prompt
+from gateway.dialects.json_structure import exceeds
+from gateway.dialects.prompt.outline import Outliner
+from gateway.dialects.table import DIALECTS, Dialects
+from gateway.errors import GatewayError
+from gateway.features.doctor.command.lines import MAX_LINE, FileError, lines_of
+from gateway.features.doctor.observed import Observed, Outcome
+from gateway.features.doctor.prices import Prices
+from gateway.request.client import caller_of
+from router.simulation.workloads import Request, TraceError, agents, mooncake
+
+_SINCE_2001: Final = 1e9  # Unix seconds; a smaller time counts from the beginning of something
+_ANY_LENGTH: Final = 1 << 60  # tokens of a prompt
+_MAX_VALUES: Final = 4_000_000  # of a line: a session of a trace has many
+MAX_PROBLEMS: Final = 5  # that are described; all are counted
+_BILLED: Final = (
+    "{} requests of Messages begin with Claude Code's billing line, which changes with every request. The gateway takes it out"
+    " (`strip_billing_header`), so it is not counted here; without that, no prefix would be found again."
+)
+_REFERRING: Final = (
+    "{} requests go on with what a server keeps (`previous_response_id`, `conversation`): their history is not in the file, so"
+    " they are left out. `warmroute doctor --live` sees it."
+)
+_PROMPTLESS: Final = "{} requests have no prompt that is understood, and are left out."
+
+
+class LineError(Exception):
+    """A line cannot be understood; its text says why."""
+
+
+class _Told(Struct, frozen=True):
+    """`outcome` of a line."""
+
+    replica: str = ""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    available_tokens: int | None = None
+    reason: str = ""
+    up: list[str] | None = None
+    first_byte: float | None = None
+
+
+class _Headers:
+    """Names in any case."""
+
+    def __init__(self, headers: Any) -> None:
+        if headers is not None and not isinstance(headers, dict):
+            raise LineError("'headers' must be an object")
+        self._values = {str(name).lower(): value for name, value in (headers or {}).items() if isinstance(value, str)}
+
+    def get(self, name: str, /) -> str | None:
+        return self._values.get(name.lower())
+
+
+class Reader:
+    """See the top of this file. skipped: lines that were not understood; problems: the first of them, in words."""
+
+    def __init__(self, prices: Prices, *, text: bool = False, now: float = 0.0) -> None:
+        """now: Unix seconds, for prices that change. text: prompts keep their texts, so that these can be shown."""
+        self._prices = prices
+        self._text = text
+        self._now = now
+        self._outliner = Outliner()
+        self._dialects = Dialects()
+        self._blocks = RoutingConfig().block_bytes, RoutingConfig().block_tokens
+        self.skipped = 0
+        self.billed = 0
+        self.referring = 0
+        self.promptless = 0
+        self.problems = list[str]()
+
+    @property
+    def notes(self) -> list[str]:
+        counts = (self.billed, _BILLED), (self.referring, _REFERRING), (self.promptless, _PROMPTLESS)
+        return [text.format(count) for count, text in counts if count]
+
+    def read(self, path: Path) -> Iterator[Observed]:
+        """Raises FileError if the file cannot be read, or not on."""
+        sessions = _Sessions()
+        for number, line in lines_of(path):
+            try:
+                row = _row(line)
+                if "hash_ids" in row:
+                    yield self._of_mooncake(row, number)
+                elif "requests" in row and "model" not in row:
+                    for request in sessions.of(row):
+                        yield self._of_trace(request, number, request.session)
+                elif (found := self._of_request(row, number)) is not None:
+                    yield found
+            except (LineError, TraceError, GatewayError) as error:
+                self._skip(number, error)
+
+    def _skip(self, number: int, error: Exception) -> None:
+        self.skipped += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            text = error.message if isinstance(error, GatewayError) else str(error)
+            self.problems.append(f"line {number}: {text}")
+
+    def _of_mooncake(self, row: dict[str, Any], number: int) -> Observed:
+        """It names no sessions."""
+        try:
+            ((time, request),) = mooncake([row], random.Random(0))
+        except TraceError as error:
+            raise LineError(str(error).removeprefix("row 1 ")) from error
+        found = self._of_trace(request, number, "")
+        found.time = time
+        return found
+
+    def _of_trace(self, request: Request, number: int, session: str) -> Observed:
+        prompt = request.prompt
+        found = Observed("", prompt.keys, prompt.units, prompt.block_units, exact=True)
+        found.session, found.thread = session, request.thread
+        found.place = f"line {number}"
+        found.price = self._price(found)
+        return found
+
+    def _of_request(self, row: dict[str, Any], number: int) -> Observed | None:
+        """None: its prompt is not in the file."""
+        path, body, headers = _request_in(row)
+        dialect, caller = self._dialects.known(path), caller_of(headers)
+        if exceeds(body):
+            raise LineError("the body has too many values")
+        api = dialect.parse(body)
+        if api.refers or _refers(body):
+            self.referring += 1
+            return None
+        if api.prompt is None:
+            self.promptless += 1
+            return None
+        self.billed += bool(api.billing)
+        found = self._observed(api)
+        found.tenant, found.session = caller.tenant, caller.session or api.session
+        found.place, found.time = f"line {number}", _time(row.get("time"))
+        found.outcome = _outcome(row.get("outcome"))
+        found.price = self._price(found)
+        return found
+
+    def _price(self, found: Observed) -> tuple[float, float] | None:
+        """Of its moment, where that is a date, else of today."""
+        now = found.time if found.time > _SINCE_2001 else self._now
+        return self._prices.of(found.model, found.tokens(found.units), now)
+
+    def _observed(self, api: ApiRequest) -> Observed:
+        text = api.prompt if isinstance(api.prompt, bytes) else b""
+        outline = self._outliner.outline(text) if text else ()
+        made = router_prompt(api, self._blocks)
+        found = Observed(api.model, made.keys, made.units, made.block_units, exact=not made.scale, outline=outline)
+        found.salt = api.salt
+        found.text = text if self._text else b""
+        return found
+
+
+class _Sessions:
+    """Sessions of the agents' traces, by their number: the block ids of each are its own."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def of(self, row: dict[str, Any]) -> list[Request]:
+        """Raises LineError."""
+        self._number += 1
+        try:
+            return [request for session in agents([row], _ANY_LENGTH, self._number) for _, request in session]
+        except TraceError as error:
+            raise LineError(str(error).removeprefix(f"row {self._number} ")) from error
+        except RecursionError as error:
+            raise LineError("its requests are nested too deeply") from error
+
+
+def _row(line: bytes | None) -> dict[str, Any]:
+    if line is None:
+        raise LineError(f"longer than {MAX_LINE >> 20} MiB")
+    if exceeds(line, _MAX_VALUES):
+        raise LineError("too many values")
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise LineError(f"not JSON in UTF-8: {error}") from error
+    if not isinstance(row, dict):
+        raise LineError("not a JSON object")
+    return row
+
+
+def _request_in(row: dict[str, Any]) -> tuple[str, bytes, _Headers]:
+    """(path, body, headers). Raises LineError."""
+    if "body" not in row:
+        return _path_of(row), _encoded(row), _Headers(None)
+    body, path = row["body"], row.get("path")
+    if isinstance(body, str):
+        raw = body.encode()
+    elif isinstance(body, dict):
+        raw = _encoded(body)
+        path = _path_of(body) if path is None else path
+    else:
+        raise LineError("'body' must be an object")
+    if not isinstance(path, str):
+        raise LineError("'path' must be a string such as '/v1/chat/completions'")
+    return path, raw, _Headers(row.get("headers"))
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    """Raises LineError: orjson reads what is nested deeper than what it writes."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise LineError("nested too deep") from error
+
+
+def _path_of(body: Mapping[str, Any]) -> str:
+    """The API whose body it is. Raises LineError."""
+    if "messages" in body:
+        tools = body.get("tools")
+        named = isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
+        return "/v1/messages" if named or "system" in body or "anthropic_version" in body else "/v1/chat/completions"
+    if "input" in body or "instructions" in body:
+        return "/v1/responses"
+    if "prompt" in body:
+        return "/v1/completions"
+    known = ", ".join(path for path, dialect in DIALECTS.items() if dialect.strict and not path.endswith("/"))
+    raise LineError(f"neither a request ('path' and 'body'; paths: {known}), nor a body, nor a row of a trace")
+
+
+def _refers(body: bytes) -> bool:
+    """Whether a body goes on with what a server keeps, in whatever dialect."""
+    if b'"previous_response_id"' not in body and b'"conversation"' not in body:
+        return False
+    fields = orjson.loads(body)
+    return any(fields.get(name) is not None for name in ("previous_response_id", "conversation"))
+
+
+def _time(value: Any) -> float:
+    """Seconds, or a time in ISO 8601. Raises LineError."""
+    if value is None:
+        return 0.0
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError, OSError) as error:
+            raise LineError(f"'time' is no time in ISO 8601: {error}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise LineError("'time' must be seconds, or a time in ISO 8601")
+    return float(value)
+
+
+def _outcome(value: Any) -> Outcome | None:
+    """Raises LineError."""
+    if value is None:
+        return None
+    try:
+        told = msgspec.convert(value, _Told)
+    except msgspec.ValidationError as error:
+        raise LineError(f"'outcome': {error}") from error
+    counts = told.prompt_tokens, told.cached_tokens, told.available_tokens
+    if any(count is not None and not 0 <= count < 1 << 53 for count in counts):
+        raise LineError("'outcome': tokens must be 0 or more")
+    up = None if told.up is None else frozenset(told.up)
+    return Outcome(told.replica, *counts, told.reason, up, told.first_byte)
+
+
+__all__ = ["FileError", "LineError", "Reader"]

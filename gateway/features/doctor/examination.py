@@ -1,0 +1,200 @@
+"""The examination of a stream of requests: one after the other, in the order of time; findings and sums at any moment.
+
+A request is looked at once. What any earlier prompt has in common with it, from the first token, is `reusable`: an ideal cache
+would have it. If it is the next request of a conversation, that is all there is to reuse. If not, and it is kin to an earlier
+prompt (`window.py`), and there is evidence that it should have continued that (`kinship.py`), the prefix is broken:
+
+    lost = what the earlier prompt would have given, had the difference not been  -  what was reusable all the same
+
+Lost tokens are tokens of the prompt, counted by the engine where it has counted, else estimated; those that the engine reports
+as not cached although they were reusable are lost, too, for reasons of their own (`delivery.py`). Their price is what uncached
+tokens cost more than cached ones. Less than MIN_LOST tokens are no finding. One request has at most one finding of each of the
+two sorts.
+
+Bounds: those of the window; FINDINGS, EXCERPT, SESSIONS. Synchronous, pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from gateway.features.doctor.delivery import MIN_LOST, undelivered
+from gateway.features.doctor.differences import Difference
+from gateway.features.doctor.kinship import Break, compare, continues
+from gateway.features.doctor.observed import Observed
+from gateway.features.doctor.window import MAX_BYTES, MAX_PROMPTS, Window
+
+FINDINGS: Final = 1000  # that are kept; all are counted
+SESSIONS: Final = 100_000  # that are counted
+BEFORE, BEHIND = 40, 60  # bytes of a text that are shown around the first difference
+
+
+class Finding(NamedTuple):
+    """A request that lost tokens. before: the number and place of the earlier request. at: offset of the first difference in
+    the prompt, in bytes or tokens; -1: there is none. old, new: what is there, as digests, or as texts where these may be
+    shown.
+    """
+
+    cause: str
+    number: int
+    place: str
+    session: str
+    model: str
+    before: int
+    before_place: str
+    where: str
+    at: int
+    old: str
+    new: str
+    shown: bool
+    tokens: int
+    usd: float | None
+
+
+class Sum:
+    """Of one cause. usd: as far as prices are known. first: its first finding."""
+
+    __slots__ = ("count", "first", "tokens", "usd")
+
+    def __init__(self, first: Finding) -> None:
+        self.first = first
+        self.count = 0
+        self.tokens = 0
+        self.usd = 0.0
+
+    def add(self, finding: Finding) -> None:
+        self.count += 1
+        self.tokens += finding.tokens
+        self.usd += finding.usd or 0.0
+
+
+class Examination:
+    """See the top of this file. Tokens: of all prompts; reusable: of those that are; reported: of prompts whose cached tokens
+    (cached) an engine has reported. priced: whether any request has a price.
+    """
+
+    def __init__(self, most: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
+        """most, most_bytes: of the prompts that are remembered."""
+        self._window = Window(most, most_bytes)
+        self._sessions = set[tuple[str, str]]()
+        self.requests = 0
+        self.tokens = 0
+        self.reusable = 0
+        self.reported = 0
+        self.cached = 0
+        self.by_keys = 0
+        self.by_keys_alone = 0
+        self.priced = False
+        self.first_time = self.last_time = 0.0
+        self.sums = dict[str, Sum]()
+        self.findings = list[Finding]()
+
+    @property
+    def sessions(self) -> int:
+        """That requests have named; SESSIONS at most."""
+        return len(self._sessions)
+
+    @property
+    def lost(self) -> int:
+        return sum([each.tokens for each in self.sums.values()])
+
+    @property
+    def lost_usd(self) -> float | None:
+        """None: no prices are known."""
+        return sum([each.usd for each in self.sums.values()]) if self.priced else None
+
+    def add(self, prompt: Observed) -> None:
+        """The next request of the stream. O(its segments and blocks)."""
+        self.requests += 1
+        prompt.number = self.requests
+        self._count(prompt)
+        blocks, holder = self._window.longest(prompt)
+        reusable = min(prompt.units, blocks * prompt.block)
+        self.reusable += prompt.tokens(reusable)
+        kin = self._window.kin(prompt)
+        before = next((each for each in kin if continues(prompt, each)), None)
+        if before is None and (broken := self._broken(prompt, kin)):
+            lost = prompt.tokens(broken.reusable - reusable)
+            if lost >= MIN_LOST:
+                self._found(_finding(prompt, broken.before, broken.difference, lost))
+        if source := before or holder:
+            failed = undelivered(prompt, prompt.tokens(reusable), source)
+            if failed:
+                cause, lost = failed
+                self._found(_failed(prompt, source, cause, lost))
+        self._window.add(prompt)
+
+    def _count(self, prompt: Observed) -> None:
+        self.first_time = prompt.time if self.requests == 1 else self.first_time
+        self.last_time = prompt.time
+        self.tokens += prompt.tokens(prompt.units)
+        self.by_keys += not prompt.outline
+        self.by_keys_alone += not prompt.outline and not prompt.session
+        self.priced = self.priced or prompt.price is not None
+        if prompt.session and len(self._sessions) < SESSIONS:
+            self._sessions.add((prompt.tenant, prompt.session))
+        if prompt.outcome and prompt.outcome.cached_tokens is not None:
+            whole = prompt.tokens(prompt.units)
+            self.reported += whole
+            self.cached += min(prompt.outcome.cached_tokens, whole)  # a count of an engine's may be absurd
+
+    def _broken(self, prompt: Observed, kin: list[Observed]) -> Break | None:
+        """The break that has cost the most."""
+        found: Break | None = None
+        for each in kin:
+            one = compare(prompt, each)
+            if one is not None and (found is None or one.reusable > found.reusable):
+                found = one
+        return found
+
+    def _found(self, finding: Finding) -> None:
+        if finding.cause not in self.sums:
+            self.sums[finding.cause] = Sum(finding)
+        self.sums[finding.cause].add(finding)
+        if len(self.findings) < FINDINGS:
+            self.findings.append(finding)
+
+    def check(self) -> None:
+        """For tests: raises AssertionError if its books are wrong."""
+        self._window.check()
+        assert len(self.findings) == min(FINDINGS, sum(each.count for each in self.sums.values()))
+
+    def __repr__(self) -> str:
+        return f"<Examination of {self.requests} requests, {sum(each.count for each in self.sums.values())} findings>"
+
+
+def _finding(now: Observed, before: Observed, found: Difference, lost: int) -> Finding:
+    old, new, at, shown = found.before, found.now, found.at, False
+    if now.text and before.text and now.model == before.model and now.salt == before.salt:
+        at = common_bytes(now.text, before.text)
+        old, new, shown = _excerpt(before.text, at), _excerpt(now.text, at), True
+    names = now.number, now.place, now.session, now.model, before.number, before.place
+    return Finding(found.cause, *names, found.where, at, old, new, shown, lost, _usd(now, lost))
+
+
+def _failed(now: Observed, before: Observed, cause: str, lost: int) -> Finding:
+    one, other = now.outcome, before.outcome
+    old, new = (other.replica if other else ""), (one.replica if one else "")
+    names = now.number, now.place, now.session, now.model, before.number, before.place
+    return Finding(cause, *names, "the whole prefix", -1, old, new, False, lost, _usd(now, lost))
+
+
+def _usd(prompt: Observed, tokens: int) -> float | None:
+    return tokens * max(0.0, prompt.price[0] - prompt.price[1]) / 1e6 if prompt.price else None
+
+
+def _excerpt(text: bytes, at: int) -> str:
+    """What stands around an offset."""
+    return text[max(0, at - BEFORE) : at + BEHIND].decode("utf-8", "replace")
+
+
+def common_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with; what is equal is compared once. O(length)."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

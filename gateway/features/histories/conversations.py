@@ -1,0 +1,222 @@
+"""Conversations and their items, each its owner's alone, until they expire: `ttl_s` after the last items came.
+
+What has expired is emptied by `Store.purge`. Reads never write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
+
+from gateway.database.database import Database
+from gateway.features.histories.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown, free
+from gateway.features.histories.tables import conversations, items
+
+MAX_ITEMS: Final = 100_000  # of a conversation
+
+
+class Conversations:
+    """See the top of this file. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
+
+    def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._ttl_s = ttl_s
+        self._clock = clock
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def create_conversation(self, conversation: Conversation, added: Sequence[Item]) -> None:
+        now = self._clock()
+        row = {
+            "owner": conversation.owner,
+            "id": conversation.id,
+            "created_at": conversation.created_at,
+            "metadata": conversation.metadata,
+            "expires_at": now + self._ttl_s,
+            "emptied": 0,
+        }
+
+        def work(connection: Connection) -> None:
+            connection.execute(insert(conversations).values(row))
+            self._extend(connection, conversation.owner, conversation.id, added, now)
+
+        await self._database.write(work)
+
+    async def conversation(self, owner: str, id_: str) -> Conversation:
+        """Raises Unknown or Expired."""
+        query = select(conversations).where(_of(owner, id_))
+
+        def work(connection: Connection) -> Any:
+            return connection.execute(query).one_or_none()
+
+        row = await self._database.read(work)
+        self._require(row, id_)
+        return Conversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
+
+    async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
+        """Give a conversation this metadata. Raises Unknown or Expired."""
+
+        def work(connection: Connection) -> None:
+            self._lock(connection, owner, id_)
+            connection.execute(update(conversations).where(_of(owner, id_)).values(metadata=metadata))
+
+        await self._database.write(work)
+
+    async def delete_conversation(self, owner: str, id_: str) -> bool:
+        """With its items. False: there is none."""
+
+        def work(connection: Connection) -> bool:
+            try:
+                self._lock(connection, owner, id_)
+            except (Unknown, Expired):
+                return False
+            connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
+            connection.execute(delete(conversations).where(_of(owner, id_)))
+            return True
+
+        return await self._database.write(work)
+
+    async def add(self, owner: str, id_: str, added: Sequence[Item]) -> None:
+        """Items at the conversation's end. Raises Unknown, Expired or TooLarge."""
+        now = self._clock()
+        at: int | None = None
+
+        def work(connection: Connection) -> None:
+            nonlocal at
+            at = self._extend(connection, owner, id_, added, now, at)
+
+        await self._database.write(work)
+
+    async def items(self, owner: str, id_: str, part: Part, most: int, charge: Charge = free) -> tuple[list[Item], bool]:
+        """(items, whether there are more). most: bytes; one item may have more. charge: called with the bytes before they are
+        read. Raises Unknown (also for `after`), Expired, and what `charge` raises.
+        """
+        position, mine = items.c.position, and_(items.c.owner == owner, items.c.conversation == id_)
+        order = position.desc() if part.descending else position
+
+        def sizes(connection: Connection) -> tuple[Any, Sequence[Any] | None]:
+            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
+            query = select(position, func.length(items.c.item).label("size")).where(mine)
+            if part.after:
+                # Where an id comes twice, beyond all of them: else the pages had no end.
+                beyond = func.min(position) if part.descending else func.max(position)
+                start = connection.execute(select(beyond).where(_item(owner, id_, part.after))).scalar()
+                if start is None:
+                    return found, None
+                query = query.where(position < start if part.descending else position > start)
+            return found, connection.execute(query.order_by(order).limit(part.limit + 1)).all()
+
+        found, rows = await self._database.read(sizes)
+        self._require(found, id_)
+        if rows is None:
+            raise Unknown(part.after)
+        fit = [size for size in accumulate(row.size for row in rows[: part.limit]) if size <= most]
+        count = max(1, len(fit)) if rows else 0
+        if not count:
+            return [], False
+        charge(fit[-1] if fit else rows[0].size)
+        low, high = sorted([rows[0].position, rows[count - 1].position])
+        query = select(items.c.id, items.c.item).where(mine, position.between(low, high)).order_by(order)
+        read = await self._database.read(lambda connection: connection.execute(query).all())
+        return [Item(row.id, row.item) for row in read], len(rows) > count
+
+    async def item(self, owner: str, id_: str, item_id: str, charge: Charge = free) -> Item:
+        """Raises Unknown or Expired, and what `charge` raises."""
+        one = _item(owner, id_, item_id)
+
+        def size_of(connection: Connection) -> tuple[Any, int | None]:
+            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
+            return found, connection.execute(select(func.length(items.c.item)).where(one).limit(1)).scalar()
+
+        found, size = await self._database.read(size_of)
+        self._require(found, id_)
+        if size is None:
+            raise Unknown(item_id)
+        charge(size)
+        query = select(items.c.item).where(one).limit(1)
+        item = await self._database.read(lambda connection: connection.execute(query).scalar())
+        if item is None:
+            raise Unknown(item_id)
+        return Item(item_id, item)
+
+    async def delete_item(self, owner: str, id_: str, item_id: str) -> None:
+        """Raises Unknown or Expired."""
+
+        def work(connection: Connection) -> None:
+            self._lock(connection, owner, id_)
+            if not connection.execute(delete(items).where(_item(owner, id_, item_id))).rowcount:
+                raise Unknown(item_id)
+
+        await self._database.write(work)
+
+    async def conversation_input(self, owner: str, id_: str, most: int) -> list[bytes]:
+        """All items, the oldest first. most: bytes. Raises Unknown, Expired or TooLarge."""
+        mine = and_(items.c.owner == owner, items.c.conversation == id_)
+        sizes = select(func.count(), func.coalesce(func.sum(func.length(items.c.item)), 0)).where(mine)
+        query = select(items.c.item).where(mine).order_by(items.c.position)
+
+        def work(connection: Connection) -> tuple[Any, int, int, Sequence[bytes]]:
+            found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
+            count, size = connection.execute(sizes).one()
+            if size > most:
+                return found, count, size, ()
+            return found, count, size, connection.execute(query).scalars().all()
+
+        found, count, size, rows = await self._database.read(work)
+        self._require(found, id_)
+        if size > most:
+            raise TooLarge(size, count)
+        return list(rows)
+
+    def _require(self, row: Any, id_: str) -> None:
+        """Raises Unknown or Expired. row: with expires_at and emptied."""
+        if row is None:
+            raise Unknown(id_)
+        if row.emptied or row.expires_at <= self._clock():
+            raise Expired(id_, self._ttl_s)
+
+    def _lock(self, connection: Connection, owner: str, id_: str) -> None:
+        """For this transaction. Raises Unknown or Expired."""
+        query = select(conversations.c.expires_at, conversations.c.emptied).where(_of(owner, id_)).with_for_update()
+        self._require(connection.execute(query).one_or_none(), id_)
+
+    def _extend(
+        self, connection: Connection, owner: str, id_: str, added: Sequence[Item], now: float, before: int | None = None
+    ) -> int | None:
+        """Add items at the end. Returns the position of the first one, None if there are none.
+
+        before: what it has returned, if this is done once more. What stands there now says whether that was undone, or only
+        its confirmation was lost.
+        """
+        self._lock(connection, owner, id_)
+        connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
+        if not added:
+            return None
+        mine = and_(items.c.owner == owner, items.c.conversation == id_)
+        if before is not None:
+            there = select(items.c.id, items.c.item).where(mine, items.c.position == before)
+            if (row := connection.execute(there).one_or_none()) and Item(row.id, row.item) == added[0]:
+                return before
+        last, count = connection.execute(select(func.max(items.c.position), func.count()).where(mine)).one()
+        if count + len(added) > MAX_ITEMS:
+            raise TooLarge(0, count)
+        first = 0 if last is None else last + 1
+        rows = [
+            {"owner": owner, "conversation": id_, "position": first + at, "id": each.id, "item": each.item}
+            for at, each in enumerate(added)
+        ]
+        connection.execute(insert(items), rows)
+        return first
+
+
+def _of(owner: str, id_: str) -> Any:
+    return and_(conversations.c.owner == owner, conversations.c.id == id_)
+
+
+def _item(owner: str, conversation: str, id_: str) -> Any:
+    return and_(items.c.owner == owner, items.c.conversation == conversation, items.c.id == id_)

@@ -1,0 +1,326 @@
+"""The histories of requests, and their answers, in the store: what the lifecycle of a request asks for.
+
+    a body with previous_response_id or conversation ── begin ──► Turn: the items before it
+    the answer, whole ── Turn.keep ──► kept, before the client has its end
+
+A replica never keeps anything for a request that goes this way, so any replica can answer the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from gateway.database.failures import StoreError, StoreFailed
+from gateway.dialects.dialect import StreamReader
+from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
+from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
+from gateway.errors import GatewayError
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.histories.records import Expired, Item, ItemReader, RunEnd, StoredResponse, TooLarge, Unknown
+from gateway.features.responses.background.objects import UNANSWERED
+from gateway.telemetry.counters import Counter
+
+if TYPE_CHECKING:
+    from gateway.features.runs.stored_runs import RunStore
+
+Charge = Callable[[int], None]
+
+log = logging.getLogger("warmroute.state")
+
+RETRY_S: Final = 5
+_WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials: send the whole input."
+KEPT_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
+MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
+
+
+def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
+    """Whose the objects of a request are: its tenant's, else those of its credentials (a digest: none are kept), else anybody's
+    who sends none. authorization, api_key: these headers. All texts are as headers have them: with bytes that are not UTF-8.
+    """
+    if tenant:
+        octets = tenant.encode("utf-8", "surrogateescape")
+        return f"tenant:{tenant}" if tenant.isprintable() else f"octets:{octets.hex()}"  # databases take no such texts
+    credentials = authorization or api_key or ""
+    return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
+
+
+class Turn:
+    """One request's part in a history.
+
+    before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
+    items; None: its answer is not kept. parent: the kept response that it goes on with, "" without one. remember: to be called
+    with the whole answer of a stream that is not kept, for the connection that asked. keeping: `keep` was called; stored: and
+    has kept it. client: the unit of fairness in what that takes. unwritten: what the store has not taken of a run in the
+    background: its end, the items for its conversation.
+    """
+
+    __slots__ = (
+        "_histories",
+        "_owner",
+        "before",
+        "client",
+        "keeping",
+        "own",
+        "parent",
+        "remember",
+        "stored",
+        "told",
+        "unwritten",
+    )
+
+    def __init__(self, histories: Histories, owner: str, history: History, before: list[bytes]) -> None:
+        self._histories = histories
+        self._owner = owner
+        self.before = before
+        self.told = Told(history.previous, history.conversation, store=history.store)
+        self.own: bytes | None = history.own if history.store else None
+        self.parent = history.previous
+        self.client = ""
+        self.remember: Callable[[bytes], None] | None = None
+        self.keeping = self.stored = False
+        self.unwritten: tuple[RunEnd, list[Item]] | None = None
+
+    def passing(self) -> None:
+        """The gateway keeps nothing of this answer; whether a replica does is between it and the client."""
+        self.told.store, self.own = None, None
+
+    def reader(self, inner: StreamReader) -> KeptReader:
+        """What finds the answer in its stream. If it has to be kept, that holds its end back: `ended` is to follow."""
+        return KeptReader(inner, self.told, None if self.own is not None else self.remember)
+
+    async def ended(self, reader: KeptReader) -> bytes:
+        """Keep a stream's answer; returns its end, which was held back for that."""
+        stored = await self.keep(reader.response)
+        if not stored and self.remember:
+            self.remember(reader.response)
+        return reader.ending(stored=stored)
+
+    async def keep(self, response: bytes) -> bool:
+        """Whether it is kept now, durably. response: the object (JSON) as the replica has sent it. Raises nothing."""
+        self.keeping = True
+        self.stored = await self._histories.keep(self._owner, self, response)
+        return self.stored
+
+    async def kept(self, answer: bytes) -> bytes:
+        """`keep` of a whole plain answer; returns what the client reads. What is no response stays as it is."""
+        stored = await self.keep(answer)
+        try:
+            return self.told.edited(answer, stored=stored)
+        except (ValueError, IndexError):
+            return answer
+
+    def __repr__(self) -> str:
+        return f"<Turn after {len(self.before)} pieces>"
+
+
+class Histories:
+    """See the top of this file. store: None: nothing is kept here. reader: of items. kept, replayed: counters by result.
+    clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        store: LazyStore | None,
+        reader: ItemReader,
+        kept: Counter,
+        replayed: Counter,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.reader = reader
+        self._kept = kept
+        self._replayed = replayed
+        self._clock = clock
+        self._repeats = False  # an engine has given an id twice
+        for result in KEPT_RESULTS if store else ():
+            kept.add((result,), 0)
+
+    async def begin(self, owner: str, history: History, most: int, *, elsewhere: bool) -> Turn | None:
+        """most: bytes of a history. elsewhere: a replica may have the object if we do not: then None.
+
+        Raises GatewayError: 400, 404, 410, 413, 503.
+        """
+        if not (history.previous or history.conversation):
+            return self.fresh(owner, history)
+        named = history.previous or history.conversation
+        try:
+            store = await self.opened()
+            if history.previous:
+                before = list[bytes]()
+                chain = await store.chain(owner, history.previous, most)
+                _require_answer(chain[-1])
+                for each in chain:
+                    before += (each.input, each.output)
+            else:
+                before = await store.conversation_input(owner, history.conversation, most)
+        except Unknown as unknown:
+            if elsewhere and unknown.id == named:
+                return None
+            self._replayed.add(("unknown",))
+            raise _unknown(named, unknown.id, conversation=not history.previous) from None
+        except Expired as expired:
+            self._replayed.add(("expired",))
+            raise gone(expired, PREVIOUS if history.previous else CONVERSATION) from None
+        except TooLarge as large:
+            self._replayed.add(("too_large",))
+            text = f"The history of {named[:100]!r} is too long to be replayed: {large.turns:,} turns, {large.size:,} bytes."
+            raise GatewayError(413, "history_too_large", f"{text} Begin a new one, with a summary.") from None
+        except StoreFailed as failure:
+            self._replayed.add(("failed",))
+            raise unavailable(failure) from None
+        self._replayed.add(("found",))
+        return Turn(self, owner, history, before)
+
+    def fresh(self, owner: str, history: History) -> Turn:
+        """A turn without a history before it."""
+        return Turn(self, owner, history, [])
+
+    def after(self, owner: str, history: History, items: bytes) -> Turn:
+        """A turn after these, which the store does not have: if its answer is kept, they are kept as its own."""
+        self._replayed.add(("connection",))
+        turn = Turn(self, owner, history, [items])
+        turn.parent = ""
+        if turn.own is not None:
+            turn.own = _joined(items, turn.own)
+        return turn
+
+    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge, client: str) -> dict[str, bytes]:
+        """Items (JSON) by their ids, all of them.
+
+        most: bytes that may be read for it. charge: called with them first. Raises GatewayError 404, 413, 500 or 503.
+        """
+        pick = partial(self.reader.picked, client=client)
+        try:
+            found = await (await self.opened()).named(owner, ids, most, charge, pick)
+        except TooLarge as large:
+            text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
+            raise too_large(text, "input") from None
+        except StoreFailed as failure:
+            raise unavailable(failure) from None
+        for id_ in ids:
+            if id_ not in found:
+                text = f"Item with id {id_[:100]!r} not found. Items are not kept when 'store' is false: send the item itself."
+                raise GatewayError(404, "item_not_found", text, param="input")
+        return found
+
+    async def keep(self, owner: str, turn: Turn, response: bytes) -> bool:
+        """See `Turn.keep`."""
+        if turn.own is None:
+            return False
+        found = kept_of(response)
+        if found is None:
+            self._kept.add(("unfit",))
+            return False
+        told = turn.told
+        items: list[Item] | None = []
+        if told.conversation:
+            joined = _joined(turn.own, found.output)
+            try:
+                found_items = await self.reader.listed(joined, MAX_TURN, turn.client)
+            except GatewayError as failure:
+                return self._not_kept(told.id or found.id, failure.message)
+            items = None if found_items is None else [Item(*each) for each in found_items]
+        if items is None:
+            self._kept.add(("unfit",))
+            return False
+        try:
+            kept = await self._put(owner, turn, turn.own, found, items)
+        except StoreError as error:
+            if not isinstance(error, StoreFailed):
+                turn.unwritten = None  # it never will be
+            return self._not_kept(told.id or found.id, str(error))
+        if kept:
+            self._kept.add(("kept",))
+        return kept
+
+    def _not_kept(self, id_: str, reason: str) -> bool:
+        self._kept.add(("failed",))
+        log.warning("a response was not kept", extra={"response": id_, "reason": reason})
+        return False
+
+    def _repeated(self, id_: str) -> None:
+        """An engine has given an id again whose response is kept: who goes on with it means that one. Logged once."""
+        self._kept.add(("repeated",))
+        if not self._repeats:
+            self._repeats = True
+            text = "a response was not kept: its id is that of an earlier one; the engine gives ids twice (this is logged once)"
+            log.warning(text, extra={"response": id_})
+
+    async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
+        """False: it runs in the background, and was ended; or its id is taken. Raises StoreError."""
+        told = turn.told
+        response = told.edited(found.response, stored=True)
+        if told.id:
+            end = RunEnd(found.status, found.output, response, found.names)
+            turn.unwritten = end, items
+            kept = await (await self.opened()).finish(owner, told.id, end, items, told.conversation)
+            turn.unwritten = None
+            return kept
+        stored = StoredResponse(
+            owner=owner,
+            id=found.id,
+            parent=turn.parent,
+            conversation=told.conversation,
+            created_at=self._clock(),
+            status=found.status,
+            input=own,
+            output=found.output,
+            names=found.names,
+            response=response,
+        )
+        kept = await (await self.opened()).put(stored, items)
+        if not kept:
+            self._repeated(found.id)
+        return kept
+
+    async def opened(self) -> RunStore:
+        """Raises StoreFailed."""
+        assert self.store is not None
+        return await self.store.get()
+
+
+def too_large(text: str, param: str) -> GatewayError:
+    return GatewayError(413, "history_too_large", text, param=param)
+
+
+def unavailable(failure: StoreFailed) -> GatewayError:
+    text = f"What the gateway keeps cannot be read or written: {failure}. Retry; see the log, and state.url."
+    return GatewayError(
+        503, "state_unavailable", text, retry_after_s=RETRY_S, public="The gateway's store does not answer. Retry."
+    )
+
+
+def gone(expired: Expired, param: str | None = None) -> GatewayError:
+    days = expired.kept_s / 86_400
+    kept = f"{days:g} days" if days >= 1 else f"{expired.kept_s:g} s"
+    text = f"{expired.id[:100]!r} has expired: it was kept for {kept} after its last use (state.ttl_s)."
+    return GatewayError(410, "expired", text, param=param)
+
+
+def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
+    """As OpenAI's servers say it. missing: the one of its history that is gone."""
+    if conversation:
+        return GatewayError(
+            404, "conversation_not_found", f"Conversation with id {named[:100]!r} not found.", param=CONVERSATION
+        )
+    why = f"not found. {_WHY_UNKNOWN}"
+    if missing != named:
+        why = f"has lost its history: {missing[:100]!r}, before it, was deleted. Send the whole input."
+    text = f"Previous response with id {named[:100]!r} {why}"
+    return GatewayError(400, "previous_response_not_found", text, param=PREVIOUS)
+
+
+def _require_answer(response: StoredResponse) -> None:
+    """Raises GatewayError 400: a run in the background that has no answer to go on with, or not yet."""
+    if response.status in UNANSWERED:
+        text = f"Previous response with id {response.id!r} has no output to go on with: its status is {response.status!r}."
+        raise GatewayError(400, "previous_response_not_completed", text, param=PREVIOUS)
+
+
+def _joined(*pieces: bytes) -> bytes:
+    return b",".join(piece for piece in pieces if piece)

@@ -1,0 +1,94 @@
+"""The store, opened when it is needed first: its libraries take half a second and 35 MB, and most gateways never need it.
+
+Where the database cannot be had, requests are refused or go without it at once, and it is tried again every RETRY_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from gateway.database.failures import StoreFailed
+from gateway.database.places import with_path
+
+if TYPE_CHECKING:
+    from gateway.features.runs.stored_runs import RunStore
+
+log = logging.getLogger("warmroute.state")
+
+FILE: Final = "responses.sqlite"
+RETRY_S: Final = 5.0
+PURGE_S: Final = 60.0
+_PURGE_PAUSE_S: Final = 0.1  # requests write meanwhile
+
+
+class LazyStore:
+    """url: as the configuration has it. lost: called when SQLite's file was deleted or replaced. clock: Unix seconds.
+    pause_clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        ttl_s: float,
+        lost: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+        pause_clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url = with_path(url, FILE)
+        self._ttl_s = ttl_s
+        self._lost = lost
+        self._clock = clock
+        self._pause_clock = pause_clock
+        self._store: RunStore | None = None
+        self._lock = asyncio.Lock()
+        self._failure: tuple[float, str] | None = None
+
+    async def get(self) -> RunStore:
+        """Raises StoreFailed."""
+        if self._store is not None:
+            return self._store
+        async with self._lock:
+            if self._store is None:
+                if self._failure and self._pause_clock() < self._failure[0] + RETRY_S:
+                    raise StoreFailed(self._failure[1])
+                try:
+                    self._store = await self._open()
+                except StoreFailed as failure:
+                    self._failure = self._pause_clock(), str(failure)
+                    log.error("responses cannot be kept", extra={"reason": str(failure)})
+                    raise
+            return self._store
+
+    async def run(self) -> None:
+        """Empty what has expired, every PURGE_S, once the store is open; for ever."""
+        while True:
+            await asyncio.sleep(PURGE_S)
+            try:
+                more = self._store is not None
+                while more and self._store:
+                    more = bool(await self._store.purge() + await self._store.end_abandoned())
+                    await asyncio.sleep(_PURGE_PAUSE_S)
+            except StoreFailed as failure:
+                log.warning("what has expired could not be removed", extra={"reason": str(failure)})
+
+    async def close(self) -> None:
+        """Idempotent; what waits is written."""
+        store, self._store = self._store, None
+        if store:
+            await store.close()
+
+    async def _open(self) -> RunStore:
+        for name in ("gateway.database.database", "gateway.features.runs.stored_runs"):
+            await asyncio.to_thread(importlib.import_module, name)
+        from gateway.database.database import Database
+        from gateway.features.histories.tables import TABLES
+        from gateway.features.runs.stored_runs import RunStore
+
+        database = Database(self._url, TABLES, lost=self._lost)
+        await database.open()
+        return RunStore(database, self._ttl_s, self._clock)

@@ -1,0 +1,139 @@
+"""Whose a request is. Without keys: whoever its headers name. With keys: the holder of the key that it brings.
+
+    Authorization: Bearer KEY ─┐
+                               ├─ both? the same ──► sha256 ──► key ──► Caller, of its tenant
+    X-Api-Key: KEY ────────────┘
+    a token (JWT) of an issuer, in the place of a key ──► Caller, of the tenant that it names (`features/keys/tokens/`)
+    none ──► 401, or, if keys are not required, a caller without a tenant
+
+Then no header names a tenant. Where keys are not required, clients may send anything for a key, as SDKs want one: only what
+looks like a key of ours, or like a token of one of our issuers, has to be valid, so that one that was revoked is noticed.
+
+All refusals read the same but for holders of a key that was valid once. A look-up is by digest, in one step.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.errors import GatewayError
+from gateway.features.keys.grant import Grant
+from gateway.features.keys.keys import Keys
+from gateway.features.keys.secret import MAX_CHARS, PREFIX, digest_of
+from gateway.features.keys.tokens.tokens import looks_like_a_token
+from gateway.features.keys.tokens.verdict import Verdict
+from gateway.request.client import Caller, ClientRequest, Headers
+from gateway.telemetry.metrics import Metrics
+
+INVALID: Final = "invalid_api_key"
+_BEARER: Final = "bearer"
+_SEND: Final = "Send one as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+NOT_VALID: Final = f"The API key is not valid. {_SEND}"
+
+
+class Callers:
+    """See the top of this file. keys: None: there are none. required: whether all requests need one."""
+
+    def __init__(self, keys: Keys | None, metrics: Metrics, *, required: bool = True) -> None:
+        self._keys = keys
+        self._metrics = metrics
+        self._required = required
+
+    def of(self, request: ClientRequest) -> Caller:
+        """Raises GatewayError 400, 401 or 503."""
+        caller = request.caller()
+        keys = self._keys
+        if keys is None or caller.grant is not None:  # a request of a run that has been let in before
+            return caller
+        if caller.ambiguous:
+            raise self._refused("ambiguous", ambiguous())
+        credentials = self._presented(request.headers)
+        if credentials:
+            grant = self._grant(keys, credentials)
+            if grant is not None:
+                return Caller(grant.tenant, grant.number, caller.session, caller.weak_session, grant)
+            if self._required or credentials.startswith(PREFIX):
+                raise self._refused("unknown", GatewayError(401, INVALID, NOT_VALID))
+        elif self._required:
+            raise self._refused("missing", GatewayError(401, INVALID, f"An API key is needed. {_SEND}"))
+        return Caller("", 0, caller.session, caller.weak_session)
+
+    def known(self, request: ClientRequest) -> Caller:
+        """The same for a request that is refused anyway: one that is nobody's has no tenant."""
+        try:
+            return self.of(request)
+        except GatewayError:
+            return Caller("", 0, "")
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether requests have to be given to `look_up` first."""
+        return self._keys is not None and self._keys.tokens is not None
+
+    async def look_up(self, headers: Headers) -> None:
+        """Wait for what `of` needs to know about a token, if it is not known here. It raises nothing."""
+        tokens = self._keys.tokens if self._keys is not None else None
+        if tokens is not None:
+            for credentials in presented(headers):
+                if looks_like_a_token(credentials):
+                    await tokens.look_up(credentials)
+
+    def _grant(self, keys: Keys, credentials: str) -> Grant | None:
+        """Raises GatewayError 401 or 503."""
+        tokens = keys.tokens
+        if tokens is not None and looks_like_a_token(credentials):
+            verdict = tokens.verdict(credentials, keys.wall_clock())
+            if verdict is not None and verdict.grant is not None:
+                return verdict.grant
+            if verdict is not None:
+                raise self._refusal_of(verdict)
+        keys.require_ready()
+        return self._find(keys, credentials)
+
+    def _refusal_of(self, verdict: Verdict) -> GatewayError:
+        if verdict.retry_s:
+            text = "The gateway cannot read the keys of the token's issuer now: see its log. Retry."
+            return self._refused(verdict.reason, GatewayError(503, "issuer_unavailable", text, retry_after_s=verdict.retry_s))
+        return self._refused(verdict.reason, GatewayError(401, INVALID, verdict.text or NOT_VALID))
+
+    def _find(self, keys: Keys, credentials: str) -> Grant | None:
+        """Raises GatewayError 401 for a key that was valid once."""
+        if len(credentials) > MAX_CHARS:
+            return None
+        digest, now = digest_of(credentials), keys.wall_clock()
+        grant = keys.ring.find(digest, now)
+        if grant is None:
+            return None
+        try:
+            grant.require_valid(now)
+        except GatewayError as error:
+            raise self._refused("revoked" if grant.revoked else "expired", error) from None
+        return grant
+
+    def _presented(self, headers: Headers) -> str:
+        """What the headers bring, "": nothing. Raises GatewayError 400 for two that differ."""
+        found = presented(headers)
+        if len(found) > 1:
+            raise self._refused("ambiguous", ambiguous())
+        return found[0] if found else ""
+
+    def _refused(self, reason: str, error: GatewayError) -> GatewayError:
+        self._metrics.keys_refused.add((reason,))
+        return error
+
+
+def presented(headers: Headers) -> list[str]:
+    """The credentials that they bring: none, one, or two that differ."""
+    authorization, key = headers.get("Authorization"), headers.get("X-Api-Key")
+    if authorization is None:
+        return [key] if key else []
+    scheme, _, credentials = authorization.partition(" ")
+    credentials = credentials.strip() if scheme.lower() == _BEARER else authorization
+    if key and credentials and key != credentials:
+        return [credentials, key]
+    return [credentials or key or ""]
+
+
+def ambiguous() -> GatewayError:
+    text = "The request brings two different API keys: send one, in 'Authorization' or in 'x-api-key'."
+    return GatewayError(400, "ambiguous_api_key", text)

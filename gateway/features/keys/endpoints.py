@@ -1,0 +1,122 @@
+"""Operator endpoints for keys: made, listed, rotated, revoked. The answer to a creation and to a rotation has the key, once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import orjson
+from aiohttp import web
+
+from gateway.cluster.commands import ControlPlane
+from gateway.cluster.messages import RefreshKeys
+from gateway.config.parse import ConfigError, convert
+from gateway.database.failures import StoreFailed
+from gateway.errors import GatewayError, bad_request
+from gateway.features.keys.keys import POLL_S, Keys
+from gateway.features.keys.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
+from gateway.features.keys.used import used_of
+from gateway.server.operator import Operator
+
+if TYPE_CHECKING:  # it loads SQLAlchemy
+    from gateway.features.keys.store import KeyStore
+
+MAX_LISTED: Final = 1000  # keys in one answer
+DEFAULT_GRACE_S: Final = 86_400.0
+
+T = TypeVar("T")
+
+
+class KeyEndpoints:
+    """The handlers; `routes` mounts them. keys: None: they are off. control: of all processes."""
+
+    def __init__(self, keys: Keys | None, operator: Operator, control: ControlPlane) -> None:
+        self._keys = keys
+        self._operator = operator
+        self._control = control
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/warmroute/keys", self.list),
+            web.post("/warmroute/keys", self.create),
+            web.post("/warmroute/keys/{id}/rotate", self.rotate),
+            web.delete("/warmroute/keys/{id}", self.revoke),
+        ]
+
+    async def list(self, request: web.Request) -> web.Response:
+        """MAX_LISTED at most, by id; `after`: in the query, an id behind which they are."""
+        self._operator.allow(request)
+        after = request.query.get("after", "")
+        keys, more = await self._stored(lambda store: store.listed(after, MAX_LISTED))
+        assert self._keys is not None, "or there is no store"
+        rows = [{**key.shown(), "used": used_of(self._keys, key.id)} for key in keys]
+        return _json({"keys": rows, "has_more": more})
+
+    async def create(self, request: web.Request) -> web.Response:
+        """{"tenant", ...}: as `record.Settings` has them."""
+        body = await self._operator.body(request)
+        try:
+            settings = convert(Settings, body)
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        key, secret = await self._stored(lambda store: store.create(settings))
+        return _json({"key": secret, **key.shown(), **await self._late()}, status=201)
+
+    async def rotate(self, request: web.Request) -> web.Response:
+        """{"grace_s"}: for how long the former key goes on."""
+        body = await self._operator.body(request)
+        if unknown := body.keys() - {"grace_s"}:
+            raise bad_request(
+                f"{min(unknown)[:100]!r} is not known: a rotation has 'grace_s', the seconds that the former key goes on."
+            )
+        grace_s = body.get("grace_s", DEFAULT_GRACE_S)
+        if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
+            raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")
+        key, secret = await self._stored(lambda store: store.rotate(request.match_info["id"], float(grace_s)))
+        return _json({"key": secret, **key.shown(), **await self._late()})
+
+    async def revoke(self, request: web.Request) -> web.Response:
+        """From an answer of 200 on no worker of this gateway takes the key."""
+        self._operator.allow(request)
+        key = await self._stored(lambda store: store.revoke(request.match_info["id"]))
+        if reason := await self._unread():
+            text = f"The key {key.id} is revoked in the database, but {reason} Until then a worker may take it. Retry."
+            raise GatewayError(503, "keys_unavailable", text, retry_after_s=1)
+        return _json(key.shown())
+
+    async def _late(self) -> dict[str, str]:
+        """For an answer that has a secret, which must arrive whatever else fails."""
+        reason = await self._unread()
+        return {"warning": f"The change is in the database, but {reason}"} if reason else {}
+
+    async def _unread(self) -> str:
+        """Have all workers read the change. "": they have; else why not, as the end of a sentence."""
+        try:
+            await self._control.execute(RefreshKeys())
+        except ConfigError as error:
+            why = str(error)
+        except GatewayError as error:
+            why = error.code
+        else:
+            return ""
+        return f"not all workers have read it ({why}). They try again every {POLL_S:.0f} s: see the log."
+
+    async def _stored(self, work: Callable[[KeyStore], Awaitable[T]]) -> T:
+        """Raises GatewayError 404, 409 or 503."""
+        if self._keys is None:
+            raise GatewayError(409, "keys_not_kept", "There are no keys at this gateway (keys.url is off).")
+        try:
+            return await work(await self._keys.store())
+        except KeyNotFoundError as error:
+            raise GatewayError(404, "key_not_found", str(error), param="id") from error
+        except KeyRefusedError as error:
+            raise GatewayError(409, "key_refused", str(error), param="id") from error
+        except StoreFailed as failure:
+            text = f"The database of the keys does not do this: {failure}. Look at GET /warmroute/keys, and retry."
+            raise GatewayError(503, "keys_unavailable", text, retry_after_s=1) from failure
+
+
+def _json(value: dict[str, Any], status: int = 200) -> web.Response:
+    headers = {"Cache-Control": "no-store"}
+    body = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)

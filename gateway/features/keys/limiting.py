@@ -1,0 +1,86 @@
+"""The limits of a key, in the phases of a request: one request more before it waits, its tokens and price once it is booked,
+what it has used at its end (an observer).
+
+The price of a request that runs is an estimate: its prompt as the router has it, cached where that is believed to be, and an
+answer as long as the key's longest recent one.
+"""
+
+from __future__ import annotations
+
+from gateway.accounting.consumed import Consumed
+from gateway.accounting.meter import Meter
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError
+from gateway.features.keys.grant import Grant
+from gateway.features.keys.keys import Keys
+from gateway.request.exchange import Exchange
+from gateway.request.record import SettledRequest
+from gateway.telemetry.metrics import Metrics
+
+
+class Limiting:
+    """See the top of this file. keys: None: there are none."""
+
+    def __init__(self, keys: Keys | None, meter: Meter, metrics: Metrics) -> None:
+        self._keys = keys
+        self._meter = meter
+        self._metrics = metrics
+
+    def require_valid(self, grant: Grant) -> None:
+        """After a wait. Raises GatewayError 401."""
+        if self._keys is not None:
+            grant.require_valid(self._keys.wall_clock())
+
+    def require(self, grant: Grant) -> None:
+        """Before something is opened, or begun, whose requests come later. Raises GatewayError 429."""
+        keys, limits = self._keys, grant.limits
+        if keys is not None and limits is not None:
+            try:
+                keys.limiter.require(grant.id, limits, keys.moment())
+            except GatewayError as error:
+                self._metrics.keys_limited.add((error.code,))
+                raise
+
+    def enter(self, grant: Grant, record: SettledRequest) -> None:
+        """Raises GatewayError 429."""
+        keys, limits = self._keys, grant.limits
+        if keys is None or limits is None or record.reservation is not None:
+            return
+        try:
+            record.reservation = keys.limiter.enter(grant.id, limits, keys.moment())
+        except GatewayError as error:
+            self._metrics.keys_limited.add((error.code,))
+            raise
+
+    def expect(self, exchange: Exchange, record: SettledRequest) -> None:
+        """Nothing has been sent yet. Raises GatewayError 429."""
+        keys, reservation, api, booking = self._keys, record.reservation, exchange.api, exchange.booking
+        if keys is None or reservation is None or not api.metered:
+            return
+        prompt = booking.decision.prompt_tokens
+        cached = min(max(0, booking.chosen.matched_tokens), prompt)
+        money = 0
+        if reservation.priced:
+            bill = self._meter.bill(api.model, Consumed(Usage(prompt, reservation.output, cached), api.images))
+            money = bill.total if bill is not None else 0
+        try:
+            reservation.expect(prompt - cached, money, keys.moment())
+        except GatewayError as error:
+            self._metrics.keys_limited.add((error.code,))
+            raise
+
+
+class LimitSettling:
+    """What a request has used, in the place of what was reserved for it."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    def __call__(self, request: SettledRequest) -> None:
+        reservation, used, bill = request.reservation, request.consumed, request.bill
+        if reservation is None:
+            return
+        uncached = used.usage.prompt - used.cached if used is not None else 0
+        output = used.usage.completion if used is not None else 0
+        money = bill.total if bill is not None else 0
+        reservation.settle(uncached, output, money, self._keys.moment(), served=request.asked)

@@ -1,0 +1,178 @@
+"""A key as it is kept, written and shown. Not compiled: msgspec's Structs lose their types there.
+
+Each text has a bound, and a form in which it can stand in a log, a label and a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import asdict
+
+from gateway.config.addresses import shown
+from gateway.config.hints import EXPECTED, READ
+from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time
+from gateway.features.keys.grant import NO_TENANT, Grant
+from gateway.features.keys.limits.account import Limits
+from gateway.features.keys.ring import MAX_KEYS
+from gateway.features.keys.secret import DIGEST, ID
+
+MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
+DOLLAR: Final = 10**12  # picodollars, as `accounting/money.py` has it, which is no room to import from here
+_NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII without quotes
+_TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
+
+
+class KeyNotFoundError(Exception):
+    """There is no such key."""
+
+
+def no_key(id_: str) -> KeyNotFoundError:
+    """Only what has the form of an id is repeated: it may be the key itself."""
+    if ID.fullmatch(id_):
+        return KeyNotFoundError(f"There is no key {id_!r}.")
+    return KeyNotFoundError("This is no id of a key: give its id, the 8 characters behind `wr-`, not the key.")
+
+
+class KeyRefusedError(Exception):
+    """The key cannot be changed so; its text says why."""
+
+
+def is_tenant(text: str) -> bool:
+    """Whether a tenant may have this name."""
+    return _NAME.fullmatch(text) is not None and text != NO_TENANT
+
+
+def _tenant(text: str) -> str:
+    """Raises ValueError."""
+    if not is_tenant(text):
+        raise ValueError(
+            f"1 to 64 printable ASCII characters without quotes, not {NO_TENANT!r}, are expected, got {shown(text)}"
+        )
+    return text
+
+
+def _label(text: str) -> str:
+    """Raises ValueError."""
+    if text and not _NAME.fullmatch(text):
+        raise ValueError(f"at most 64 printable ASCII characters without quotes are expected, got {shown(text)}")
+    return text
+
+
+def _time(text: str) -> str:
+    """Raises ValueError."""
+    try:
+        unix_time(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{_TIME} is expected, got {shown(text)}") from None
+    return text
+
+
+def _id(text: str) -> str:
+    """Raises ValueError."""
+    if not ID.fullmatch(text):
+        raise ValueError(f"8 of a-z and 0-9 are expected, got {shown(text)}")
+    return text
+
+
+def _digest(text: str) -> str:
+    """Raises ValueError, without the text: it may be the key itself."""
+    if not DIGEST.fullmatch(text):
+        raise ValueError("the SHA-256 of the key, 64 of 0-9 and a-f, is expected, not the key itself")
+    return text
+
+
+Time = Annotated[str, Meta(max_length=40, extra={READ: _time, EXPECTED: _TIME})]
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an operator says of a key. Left out is without a bound; a list of nothing, or an empty time, would be a mistake."""
+
+    tenant: Annotated[str, Meta(extra={READ: _tenant})]
+    name: Annotated[str, Meta(extra={READ: _label})] = ""
+    models: Annotated[tuple[Granted, ...], Meta(min_length=1, max_length=MAX_GRANTED)] = ()
+    pools: Annotated[tuple[GrantedPool, ...], Meta(min_length=1, max_length=MAX_GRANTED)] = ()
+    budget_usd_day: Dollars | None = None
+    budget_usd_month: Dollars | None = None
+    requests_per_minute: Positive | None = None
+    uncached_tokens_per_minute: Positive | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    expires_at: Time = ""
+
+
+class Written(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A key in a file that an operator writes."""
+
+    id: Annotated[str, Meta(extra={READ: _id})]
+    sha256: Annotated[str, Meta(extra={READ: _digest})]
+
+
+class KeysFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    keys: Annotated[tuple[Written, ...], Meta(max_length=MAX_KEYS)] = ()
+
+
+class Key(Struct, frozen=True):
+    """A key. digests: those by which it is found, each with the time from which on it is not, 0: there is none. Times are Unix
+    seconds, 0: never.
+    """
+
+    id: str
+    settings: Settings
+    digests: tuple[tuple[bytes, float], ...] = ()
+    created_at: float = 0.0
+    revoked_at: float = 0.0
+    revision: int = field(default=0)
+
+    @property
+    def expires_at(self) -> float:
+        """The beginning of Unix time is not never."""
+        return max(1.0, unix_time(self.settings.expires_at)) if self.settings.expires_at else 0.0
+
+    def grant(self) -> Grant:
+        settings = self.settings
+        made = Grant(
+            self.id,
+            settings.tenant,
+            settings.models,
+            settings.pools,
+            priority=settings.priority,
+            expires_at=self.expires_at,
+            limits=limits_of(settings),
+        )
+        made.revoked = self.revoked_at > 0
+        return made
+
+    def shown(self) -> dict[str, Any]:
+        """For operators: nothing that a key could be made of."""
+        return {
+            "id": self.id,
+            **asdict(self.settings),
+            "created_at": stamp(self.created_at),
+            "revoked_at": stamp(self.revoked_at),
+            "rotated_until": stamp(max((until for _, until in self.digests), default=0.0)),
+        }
+
+
+def limits_of(settings: Settings | OidcConfig) -> Limits | None:
+    """Of a key's settings, or of the tenants of an issuer. None: there is no limit."""
+    made = Limits(
+        requests=settings.requests_per_minute or 0,
+        tokens=settings.uncached_tokens_per_minute or 0,
+        day=_pico(settings.budget_usd_day),
+        month=_pico(settings.budget_usd_month),
+    )
+    return made if made.any else None
+
+
+def _pico(amount: float | None) -> int:
+    return max(1, round(amount * DOLLAR)) if amount else 0
+
+
+def stamp(seconds: float) -> str | None:
+    """None: never."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if seconds else None

@@ -1,0 +1,179 @@
+"""Entries as rows, with ids, and their sums by day: a batch, as it goes into the database. No database in here.
+
+A batch has its ids before it is written for the first time and keeps them: a batch whose commit is in doubt can be written
+again. An id is the time, chance and a number: the time (of the batch, in milliseconds, 12 hexadecimal digits) keeps rows that
+are written together together, the chance (64 bits, of the process) keeps processes, gateways and restarts apart, the number
+(10 digits) the rows of one process. So a clock that stands still or goes back makes no id twice. All ids of a batch are in one
+range, which has no other ids.
+
+What clients, replicas and clocks can choose is bounded here: texts lose their control characters, NUL and lone surrogates
+(Postgres refuses those) and are cut; numbers are brought into their ranges. Tenants beyond MAX_TENANTS in a day are OTHER.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import random
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from gateway.accounting.money import MOST
+from gateway.errors import CLIENT_LEFT
+from gateway.features.ledger.buffer import Entry
+from gateway.features.ledger.sums import DAY_MS, LAST_MS, MILL, MONEY, TOKENS
+from gateway.telemetry.counters import FirstValues
+
+MAX_CHARS: Final = 200  # of a text
+MAX_TENANTS: Final = 20_000  # in a day, of one process
+MAX_COUNT: Final = 10**9  # of tokens, of images
+_SOON_S: Final = 1e10  # before it a time is in range
+_EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
+
+Row = tuple[Any, ...]
+"""In the order of the columns of `rows` (`tables.py`)."""
+Group = tuple[str, ...]
+"""day, tenant, key, model, pool, endpoint."""
+
+
+class Batch:
+    """Entries with their ids. `rows` and `sums_of` may be called in a thread."""
+
+    __slots__ = ("_first", "_maker", "_prefix", "_rows", "entries")
+
+    def __init__(self, maker: RowMaker, entries: list[Entry], prefix: str, first: int) -> None:
+        """prefix, first: of the ids."""
+        self.entries = entries
+        self._maker = maker
+        self._prefix = prefix
+        self._first = first
+        self._rows: list[Row] = []
+
+    @property
+    def range(self) -> tuple[str, str]:
+        """The first and the last id."""
+        return self._id(0), self._id(len(self.entries) - 1)
+
+    def rows(self) -> list[Row]:
+        """Made once. O(entries) then."""
+        if not self._rows:
+            self._rows = [self._maker.row(self._id(at), entry) for at, entry in enumerate(self.entries)]
+        return self._rows
+
+    def halves(self) -> list[Batch]:
+        """The same entries under the same ids, as two batches; of a single one, none."""
+        middle = len(self.entries) // 2
+        parts = ((self.entries[:middle], self._first), (self.entries[middle:], self._first + middle))
+        return [Batch(self._maker, some, self._prefix, first) for some, first in parts] if middle else []
+
+    def _id(self, at: int) -> str:
+        return f"{self._prefix}{self._first + at:010x}"
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self.entries)}, from {self._id(0)}>"
+
+
+class RowMaker:
+    """Makes batches, one after the other, and their rows."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
+        """chance: default: the system's. It keeps the ids of processes apart."""
+        self._process = f"{(chance or random.SystemRandom()).getrandbits(64):016x}"
+        self._next = 0
+        self._day = 0
+        self._tenants = FirstValues(MAX_TENANTS)
+
+    def batch(self, entries: list[Entry], now: float) -> Batch:
+        """now: Unix seconds. The rows are made when they are asked for."""
+        first, self._next = self._next, self._next + len(entries)
+        return Batch(self, entries, f"{milliseconds(now):012x}{self._process}", first)
+
+    def row(self, id_: str, entry: Entry) -> Row:
+        """O(1)."""
+        (at, request, tenant, key, label, model, alias, pool, replica, endpoint, *others) = entry
+        (status, stream, cancelled, resumed, attempts, error, seconds, first, predicted, available, consumed, bill, _) = others
+        at_ms = milliseconds(at)
+        failed = not cancelled and status != CLIENT_LEFT and (status >= 400 or bool(error))
+        tokens: tuple[int, ...] = _NO_TOKENS
+        money: tuple[int, ...] = _NO_MONEY
+        estimated = ""
+        if consumed is not None:
+            usage, estimated = consumed.usage, consumed.estimated
+            tokens = (usage.prompt, usage.cached or 0, usage.written, usage.hours, usage.completion, consumed.images)
+            if not 0 <= min(tokens) <= max(tokens) <= MAX_COUNT:
+                tokens = tuple([min(max(number, 0), MAX_COUNT) for number in tokens])
+        if bill is not None:
+            money = (bill.input, bill.cached_input, bill.cache_write, bill.output, bill.image, bill.saved)
+            if not -MOST <= min(money) <= max(money) <= MOST:
+                money = tuple([min(max(amount, -MOST), MOST) for amount in money])
+        named = (_name(key), _name(label), _name(model), _name(alias), _name(pool), _name(replica), _name(endpoint))
+        found = (status, int(failed), int(stream), int(cancelled), resumed, attempts, clean(error) if error else "")
+        times = (milliseconds(seconds), -1 if first is None else milliseconds(first))
+        counts = (_count(predicted), _count(available), int(consumed is not None), int(bill is not None), estimated)
+        begin = (id_, at_ms, clean(request), self._tenant(_name(tenant), at_ms))
+        return begin + named + found + times + counts + tokens + money
+
+    def _tenant(self, tenant: str, at_ms: int) -> str:
+        day = at_ms // DAY_MS
+        if day != self._day:
+            self._day, self._tenants = day, FirstValues(MAX_TENANTS)
+        return self._tenants.label(tenant)
+
+
+_NO_TOKENS: Final = (0,) * len(TOKENS)
+_NO_MONEY: Final = (0,) * len(MONEY)
+
+
+def clean(text: str) -> str:
+    """At most MAX_CHARS printable characters. O(characters)."""
+    text = text[:MAX_CHARS]
+    return text if text.isprintable() else "".join([char if char.isprintable() else "?" for char in text])
+
+
+_name = lru_cache(4096)(clean)  # names are few, and the same again
+
+
+def milliseconds(seconds: float) -> int:
+    """From 0 to LAST_MS."""
+    if 0.0 <= seconds < _SOON_S:
+        return int(seconds * 1000 + 0.5)
+    if not math.isfinite(seconds):
+        return 0
+    return int(min(max(seconds, 0.0) * 1000 + 0.5, LAST_MS))
+
+
+def day_of(at_ms: int) -> str:
+    """UTC's day: YYYY-MM-DD."""
+    return _day(at_ms // DAY_MS)
+
+
+@lru_cache(16)
+def _day(number: int) -> str:
+    return datetime.date.fromordinal(_EPOCH + number).isoformat()
+
+
+def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """The sums of each group, in the order of the columns of `daily`, sorted by group: transactions that lock several groups
+    do so in one order. O(rows).
+    """
+    groups = dict[Group, list[Row]]()
+    for row in rows:
+        groups.setdefault((day_of(row[1]), row[3], row[4], row[5], row[8], row[10]), []).append(row)
+    found = []
+    for group, some in sorted(groups.items()):
+        columns = list(zip(*some, strict=True))
+        estimated = sum(each != "" for each in columns[24])
+        unpriced = sum(metered > priced for metered, priced in zip(columns[22], columns[23], strict=True))
+        counts = [len(some), sum(columns[12]), estimated, unpriced, *map(sum, columns[25:])]
+        found.append((*group, *counts[: -len(MONEY)], *_parts(counts[-len(MONEY) :])))
+    return found
+
+
+def _parts(amounts: Iterable[int]) -> list[int]:
+    """Mills and picodollars of each."""
+    return [part for amount in amounts for part in divmod(amount, MILL)]
+
+
+def _count(number: int) -> int:
+    return number if 0 <= number <= MAX_COUNT else min(max(number, 0), MAX_COUNT)

@@ -1,0 +1,242 @@
+"""The ledger: every request's usage, in a database, off the way of requests.
+
+    a request's end ── add ──► buffer ──► a batch, every FLUSH_S ──► one transaction (store.py)
+                       1 us      └── bounded: full, new entries are dropped     └── fails: the same batch again, every RETRY_S
+
+A request never waits for the ledger, nor fails with it. While the database does not take a batch, entries stay in the buffer,
+and are written when it does. One line in the log says that this has begun, one that it has ended, with what was lost.
+
+A process that is killed loses what it has not written: at most FLUSH_S, and the time that a transaction takes. Batches are
+small: while a thread makes the rows of one, the event loop has to wait for it.
+
+SQLAlchemy takes half a second and 35 MB, under load more: it is loaded by a gateway that has a ledger, in a thread, and before
+requests are served (`begun`), for until the database is open nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from gateway.config.schema import LedgerConfig
+from gateway.database.failures import StoreFailed
+from gateway.database.places import LEDGER_FILE, with_path
+from gateway.database.steadiness import Steadiness
+from gateway.features.ledger.batches import Batch, RowMaker, day_of, milliseconds
+from gateway.features.ledger.buffer import Buffer
+from gateway.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmroute.ledger")
+
+FLUSH_S: Final = 0.5
+LEAST_PAUSE_S: Final = 0.05  # between transactions, others write
+RETRY_S: Final = 1.0
+MAX_BATCH: Final = 200  # rows
+BEGIN_S: Final = 3.0  # that a gateway waits for the database at its start
+CLOSE_S: Final = 4.0  # for what is left at the end
+DISCONNECT_S: Final = 1.0
+PURGE_S: Final = 60.0
+_PURGE_PAUSE_S: Final = 0.1  # others write meanwhile
+_DAY_S: Final = 86_400
+
+
+class Store(Protocol):
+    """`LedgerStore`."""
+
+    async def write(self, batch: Batch) -> None: ...
+    async def purge(self, rows_before_ms: int, days_before: str) -> int: ...
+    async def close(self) -> None: ...
+
+
+Opener = Callable[[str, Callable[[], None]], Awaitable[Store]]
+
+
+async def open_store(url: str, lost: Callable[[], None]) -> Store:
+    """Raises StoreFailed."""
+    await asyncio.to_thread(importlib.import_module, "gateway.features.ledger.store")
+    from gateway.features.ledger.store import opened
+
+    return await opened(url, lost)
+
+
+class Ledger:
+    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: the database."""
+
+    def __init__(
+        self,
+        config: LedgerConfig,
+        metrics: Metrics,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+        opens: Opener = open_store,
+    ) -> None:
+        self.buffer = Buffer(config.buffer_mb << 20)
+        self.wall_clock = wall_clock
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+        self._opens = opens
+        self._maker = RowMaker()
+        self._steadiness = Steadiness()
+        self._store: Store | None = None
+        self._taken = deque[Batch]()  # of the buffer, and not written: the first ones go first
+        self._one_at_a_time = asyncio.Lock()
+        self._tried = asyncio.Event()  # to open the database
+        self._failing_since: float | None = None
+        self._dropped_before = 0  # when it began to fail
+        self._refused = 0
+        self._full = False  # and the log says so
+
+    async def run(self) -> None:
+        """Write and purge, for ever. It begins with the opening: what is wrong with the database is in the log at the start."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._write())
+            group.create_task(self._purge())
+
+    async def begun(self, within_s: float = BEGIN_S) -> None:
+        """The database is open, or is away and the log says so, or the time has passed. With `run`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._tried.wait()
+
+    async def flush(self) -> bool:
+        """Write all that is buffered. False: the database does not take it, and it stays there."""
+        async with self._one_at_a_time:
+            try:
+                store = await self._opened()
+                while batch := self._next():
+                    await self._written(store, batch)
+                    self._recovered()
+            except StoreFailed as failure:
+                self._failed(str(failure))
+                return False
+            except Exception as error:  # a bug must not end the ledger
+                log.exception("the ledger has failed")
+                self._failed(repr(error)[:300])
+                return False
+            else:
+                self._recovered()
+                return True
+            finally:
+                self._tried.set()
+                self._show()
+
+    async def close(self) -> None:
+        """What is buffered is written, within CLOSE_S. After the last request, and without `run`."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.flush()
+        except TimeoutError:
+            log.warning("the ledger's database does not answer at the end", extra={"within_s": CLOSE_S})
+        if self.buffer.entries:
+            log.error("usage is lost: it was not written to the ledger before the end", extra={"requests": self.buffer.entries})
+        store, self._store = self._store, None
+        if store:
+            try:
+                async with asyncio.timeout(DISCONNECT_S):
+                    await store.close()
+            except TimeoutError:
+                log.warning("the ledger's database was not closed in time", extra={"within_s": DISCONNECT_S})
+
+    # -- writing
+
+    async def _write(self) -> None:
+        while True:
+            begun = self._clock()
+            written = await self.flush()
+            took = self._clock() - begun  # else what comes during a long transaction would wait for FLUSH_S beyond it
+            await asyncio.sleep(max(LEAST_PAUSE_S, FLUSH_S - took) if written else RETRY_S)
+
+    async def _opened(self) -> Store:
+        if self._store is None:
+            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE), self._lost)
+        return self._store
+
+    def _next(self) -> Batch | None:
+        """The next one to be written. It stays the next one until it is."""
+        if not self._taken and (entries := self.buffer.take(MAX_BATCH)):
+            self._taken.append(self._maker.batch(entries, self.wall_clock()))
+        return self._taken[0] if self._taken else None
+
+    async def _written(self, store: Store, batch: Batch) -> None:
+        """A batch that has a row which is refused is written in halves, until that row is alone: it is dropped.
+
+        Raises StoreFailed.
+        """
+        try:
+            await store.write(batch)
+        except StoreFailed:
+            raise
+        except Exception as error:  # of a row: it must not keep all others from being written
+            halves = batch.halves()
+            self._taken.popleft()
+            self._taken.extendleft(reversed(halves))
+            if not halves:
+                log.exception("the ledger cannot take a request", extra={"reason": str(error)[:300]})
+                self._refused += 1
+                self.buffer.release(batch.entries)
+            return
+        self._taken.popleft()
+        self.buffer.release(batch.entries)
+        self._metrics.ledger_written.add((), len(batch.entries))
+
+    def _lost(self) -> None:
+        """The log says so already."""
+        self._metrics.ledger_failures.add()
+
+    # -- failing
+
+    def _failed(self, reason: str) -> None:
+        self._metrics.ledger_failures.add()
+        about = {"reason": reason, "buffered": self.buffer.entries}
+        if self._failing_since is None:
+            self._failing_since, self._dropped_before, self._full = self._clock(), self.buffer.dropped, False
+            log.error("the ledger cannot be written: requests are served, and their usage waits in memory", extra=about)
+        if not self._full and self.buffer.dropped > self._dropped_before:
+            self._full = True
+            log.error("the ledger's buffer is full: the usage of further requests is lost", extra=about)
+
+    def _recovered(self) -> None:
+        if self._failing_since is None:
+            return
+        lost, seconds = self.buffer.dropped - self._dropped_before, self._clock() - self._failing_since
+        self._failing_since = None
+        about = {"seconds": round(seconds, 1), "buffered": self.buffer.entries, "lost": lost}
+        log.log(logging.ERROR if lost else logging.WARNING, "the ledger is written again", extra=about)
+
+    def _show(self) -> None:
+        self._metrics.ledger_buffered.set((), self.buffer.entries)
+        self._metrics.ledger_up.set((), self._failing_since is None)
+        self._metrics.ledger_dropped.set((), float(self.buffer.dropped + self._refused))
+
+    # -- purging
+
+    async def _purge(self) -> None:
+        while True:
+            try:
+                while await self.purge():  # noqa: ASYNC110  (there is no event: it is to go on slowly)
+                    await asyncio.sleep(_PURGE_PAUSE_S)
+            except StoreFailed as failure:
+                log.warning("what is past its time could not be removed from the ledger", extra={"reason": str(failure)})
+            except Exception:  # a bug must not end the writing, which is beside this
+                log.exception("what is past its time could not be removed from the ledger")
+            await asyncio.sleep(PURGE_S)
+
+    async def purge(self) -> bool:
+        """Remove some of what is past its time. Whether there may be more. Raises StoreFailed."""
+        now = self.wall_clock()
+        if not self._steadiness.steady(now, self._clock()) or self._store is None or self._failing_since is not None:
+            return False
+        rows_before_ms = milliseconds(now - self._config.retention_d * _DAY_S)
+        days_before = day_of(milliseconds(now - self._config.rollup_retention_d * _DAY_S))
+        return bool(await self._store.purge(rows_before_ms, days_before))
+
+    def __repr__(self) -> str:
+        state = "written" if self._failing_since is None else "failing"
+        return f"<Ledger, {state}, {self.buffer!r}>"

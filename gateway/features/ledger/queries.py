@@ -1,0 +1,91 @@
+"""Sums of a period, in groups: from the daily sums for whole days, from rows for the parts of days at its ends.
+
+    since                                          until
+      ├─ rows ─┤ day │ day │ day │ day ├─── rows ───┤
+               └────── daily sums ─────┘
+
+The rows of a part of a day may be past their time: then less is counted there than the day's sums have, and that day is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal_column, select
+
+from gateway.features.ledger.batches import day_of
+from gateway.features.ledger.sums import COUNTS, DAY_MS, LAST_MS, MILL, MONEY, NAMES, TOKENS, Period, Sums, Usage
+from gateway.features.ledger.tables import daily, rows
+
+# As texts: Postgres does not see that two parameters of one query are equal.
+_MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
+_DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
+
+
+def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
+    """by: some of GROUP."""
+    found = dict[tuple[str, ...], list[int]]()
+    if days := period.whole_days():
+        _add(found, connection, _of_days(by, *days), by)
+    incomplete = list[tuple[str, int, int]]()
+    for begin, end in period.parts():
+        _add(found, connection, _of_rows(by, begin, end), by)
+        incomplete += _incomplete(connection, begin)
+    groups = [Sums(names, tuple(values)) for names, values in found.items() if values[0]]
+    groups.sort(key=lambda each: (-each.cost, -each["requests"], each.names))
+    if "day" in by:
+        groups.sort(key=lambda each: each.names[by.index("day")])
+    return Usage(groups, incomplete)
+
+
+def _of_days(by: Sequence[str], first_ms: int, last_ms: int) -> Select[Any]:
+    sums = [func.sum(daily.c[name]) for name in COUNTS]
+    sums += [func.sum(daily.c[f"{name}_{part}"]) for name in MONEY for part in ("mills", "pico")]
+    within = daily.c.day >= day_of(first_ms)
+    if last_ms <= LAST_MS:
+        within = and_(within, daily.c.day < day_of(last_ms))
+    return _grouped([daily.c[name] for name in by], sums, within)
+
+
+def _of_rows(by: Sequence[str], begin_ms: int, end_ms: int) -> Select[Any]:
+    counts: dict[str, Any] = {
+        "requests": func.count(),
+        "failed": func.sum(rows.c.failed),
+        "estimated": func.count().filter(rows.c.estimated != ""),
+        "unpriced": func.count().filter(rows.c.metered > rows.c.priced),
+    }
+    sums = [*counts.values(), *(func.sum(rows.c[name]) for name in TOKENS)]
+    for name in MONEY:  # each part rounds towards zero, in both databases
+        sums += [func.sum(rows.c[name].op("/")(_MILL)), func.sum(rows.c[name].op("%")(_MILL))]
+    day = rows.c.at_ms.op("/")(_DAY_MS)
+    names: list[ColumnElement[Any]] = [day if name == "day" else rows.c[name] for name in by]
+    return _grouped(names, sums, and_(rows.c.at_ms >= begin_ms, rows.c.at_ms < end_ms))
+
+
+def _grouped(names: Sequence[ColumnElement[Any]], sums: Sequence[Any], within: Any) -> Select[Any]:
+    labeled = [name.label(f"by_{at}") for at, name in enumerate(names)]
+    query = select(*labeled, *sums).where(within)
+    return query.group_by(*labeled) if labeled else query
+
+
+def _add(found: dict[tuple[str, ...], list[int]], connection: Connection, query: Select[Any], by: Sequence[str]) -> None:
+    for row in connection.execute(query):
+        names = tuple(day_of(each * DAY_MS) if isinstance(each, int) else str(each) for each in row[: len(by)])
+        values = [int(each or 0) for each in row[len(by) :]]
+        counts, money = values[: len(COUNTS)], values[len(COUNTS) :]
+        amounts = [mills * MILL + pico for mills, pico in zip(money[::2], money[1::2], strict=True)]
+        sums = found.setdefault(names, [0] * len(NAMES))
+        found[names] = [one + other for one, other in zip(sums, [*counts, *amounts], strict=True)]
+
+
+def _incomplete(connection: Connection, at_ms: int) -> Iterator[tuple[str, int, int]]:
+    """Of the day of this moment, from it on. Rows are removed in the order of their times."""
+    begin, day = at_ms // DAY_MS * DAY_MS, day_of(at_ms)
+    if connection.execute(select(rows.c.at_ms).where(rows.c.at_ms < at_ms).limit(1)).first() is not None:
+        return
+    there = select(func.count()).where(rows.c.at_ms >= begin, rows.c.at_ms < begin + DAY_MS)
+    were = select(func.sum(daily.c.requests)).where(daily.c.day == day)
+    rows_there, requests = connection.execute(there).scalar() or 0, int(connection.execute(were).scalar() or 0)
+    if rows_there < requests:
+        yield day, rows_there, requests

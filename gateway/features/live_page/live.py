@@ -1,0 +1,158 @@
+"""What the live page, `warmroute top` and scripts read: for operators, on every port that has the operator endpoints.
+
+    GET /warmroute/live              all that is known now, as JSON
+    GET /warmroute/live/events       the same, and then what is new once a second, as server-sent events
+    GET /warmroute/live/requests/KEY why a request went where it went
+    GET /warmroute/trie              a part of the prefix index
+
+docs/ui.md has the fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from gateway.cluster.commands import LocalControl
+from gateway.errors import GatewayError, bad_request
+from gateway.features.live_page.broadcast import Broadcast
+from gateway.server.operator import Operator
+from gateway.turns import turns_of
+from router.index.picture import Drawn, Picture
+from router.index.tree import MAX_EDGES
+
+STALL_S: Final = 20.0  # for one event to be written, and to be taken by the reader's machine
+SEND_BUFFER: Final = 128 << 10  # bytes in the kernel
+MOST_DEPTH: Final = 4
+MOST_CHILDREN: Final = 64
+MOST_NODES: Final = 400
+_KEY: Final = re.compile(r"[0-9a-f]{16}")
+_HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class LiveEndpoints:
+    """The handlers; `routes` mounts them."""
+
+    def __init__(self, operator: Operator, local: LocalControl, broadcast: Broadcast, stall_s: float = STALL_S) -> None:
+        self._operator = operator
+        self._router = local.router
+        self._clock = local.clock
+        self._broadcast = broadcast
+        self._stall_s = stall_s
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/warmroute/live", self.snapshot),
+            web.get("/warmroute/live/events", self.events, allow_head=False),
+            web.get("/warmroute/live/requests/{key}", self.explain),
+            web.get("/warmroute/trie", self.trie),
+        ]
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        """All that is known now. The first question begins the watch."""
+        self._operator.allow(request)
+        return _json(await self._broadcast.snapshot())
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """`hello` has all that is known, each `frame` what is new. Ends if its reader is too slow, or the gateway goes down."""
+        self._operator.allow(request)
+        watcher = await self._broadcast.watch()
+        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
+        response.headers["X-Accel-Buffering"] = "no"  # nginx passes it on as it comes
+        try:
+            await response.prepare(request)
+            _give_up_soon(request, self._stall_s)
+            while event := await watcher.next():
+                async with asyncio.timeout(self._stall_s):
+                    await response.write(event)
+        except TimeoutError:
+            response.force_close()
+        finally:
+            self._broadcast.leave(watcher)
+        if watcher.slow:
+            response.force_close()
+        return response
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Every candidate's cost at the decision for a request."""
+        self._operator.allow(request)
+        key = request.match_info["key"]
+        if found := await self._broadcast.explain(key):
+            return _json(found)
+        text = (
+            f"The request {key[:40]!r} is not among those that are shown now: reasons are kept for the last few hundred only."
+        )
+        raise GatewayError(404, "request_not_found", text, param="key")
+
+    async def trie(self, request: web.Request) -> web.Response:
+        """A node of the prefix index, and what is below it: `way` (keys, with dots), `depth`, `children`."""
+        self._operator.allow(request)
+        query = request.query
+        depth, children = (
+            _number(query.get("depth", "2"), "depth", MOST_DEPTH),
+            _number(query.get("children", "12"), "children", MOST_CHILDREN),
+        )
+        trie, now = self._router.trie, self._clock()
+        drawn = await _drawn(Picture(trie, now, depth, children, MOST_NODES), _way(query.get("way", "")))
+        about = {"ttl_s": trie.ttl_s, "bytes": trie.size_bytes, "most_bytes": trie.max_bytes, "evicted": trie.evicted}
+        return _json({"node": _node(drawn), **about})
+
+    def __repr__(self) -> str:
+        return f"<LiveEndpoints, {self._broadcast!r}"
+
+
+async def _drawn(picture: Picture, way: list[bytes]) -> Drawn:
+    """In turns of the event loop, which it shares with other long work."""
+    turns, steps = turns_of(asyncio.get_running_loop()), picture.steps(way)
+    drawn: Drawn | None = None
+    while drawn is None:
+        drawn = await turns.take(partial(next, steps))
+    return drawn
+
+
+def _way(text: str) -> list[bytes]:
+    """Raises GatewayError 400."""
+    parts = text.split(".") if text else []
+    if len(parts) > MAX_EDGES or not all(_KEY.fullmatch(part) for part in parts):
+        raise bad_request(f"'way' must be keys of 16 hexadecimal digits with dots between, {MAX_EDGES} at most.", "way")
+    return [bytes.fromhex(part) for part in parts]
+
+
+def _number(text: str, name: str, most: int) -> int:
+    """Raises GatewayError 400."""
+    if text.isascii() and text.isdecimal() and len(text) < 4 and 1 <= int(text) <= most:
+        return int(text)
+    raise bad_request(f"'{name}' must be a whole number from 1 to {most}.", name)
+
+
+def _node(drawn: Drawn) -> dict[str, Any]:
+    return {
+        "way": ".".join([key.hex() for key in drawn.way]),
+        "blocks": drawn.blocks,
+        "tokens": drawn.tokens,
+        "depth_tokens": drawn.depth_tokens,
+        "holders": [holder._asdict() for holder in drawn.holders],
+        "further_holders": drawn.further,
+        "idle_s": drawn.idle_s,
+        "children": drawn.children,
+        "shown": [_node(child) for child in drawn.shown],
+    }
+
+
+def _json(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=_HEADERS)
+
+
+def _give_up_soon(request: web.Request, stall_s: float) -> None:
+    """Of a reader that reads nothing little is to wait in the kernel, and for stall_s: then the connection is gone."""
+    taken = request.transport.get_extra_info("socket") if request.transport else None
+    if taken is not None and taken.family != socket.AF_UNIX:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_s * 1000))

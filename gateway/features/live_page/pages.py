@@ -1,0 +1,113 @@
+"""The files of the live page (`static/`), as they are in the package: read once, when the first of them is asked for.
+
+They are the same for everyone, hold nothing of this gateway, and are served without a key; what the page shows comes from
+endpoints that ask for it. No file refers to anything outside: the policy below lets a browser load nothing else, and run no
+script and apply no style that is written into a page.
+
+A name is looked up among those that there are, never made into a path.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from aiohttp import web
+
+from gateway.errors import GatewayError
+
+ROOT: Final = "/warmroute/ui"
+INDEX: Final = "index.html"
+TYPES: Final[Mapping[str, str]] = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+    "json": "application/json",
+}
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asked for again each time, and mostly answered 304
+}
+
+
+_NEVER: Final = re.compile(r"q\s*=\s*0(?:\.0{0,3})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """packed: the body, zipped. etag: of the body."""
+
+    body: bytes
+    packed: bytes
+    etag: str
+    content_type: str
+
+
+class Pages:
+    """See the top of this file; `routes` mounts the handlers."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(ROOT, self.redirect), web.get(ROOT + "/{name:.*}", self.page)]
+
+    async def redirect(self, _request: web.Request) -> web.Response:
+        """To where relative names of files are right, also behind a proxy that adds a path in front."""
+        return web.Response(status=308, headers={**_HEADERS, "Location": "ui/"})
+
+    async def page(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"] or INDEX
+        page = self._pages.get(name)
+        if page is None:
+            raise GatewayError(404, "not_found", f"The live page has no file {name[:100]!r}; it begins at {ROOT}/.")
+        zipped = _takes_gzip(request.headers.get("Accept-Encoding", ""))
+        etag, body = (f"{page.etag}-gzip", page.packed) if zipped else (page.etag, page.body)
+        headers = {**_HEADERS, "ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
+        if any(each.value in (etag, "*") for each in request.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        if zipped:
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body, headers={**headers, "Content-Type": page.content_type})
+
+    @cached_property
+    def _pages(self) -> dict[str, Page]:
+        found: dict[str, Page] = {}
+        _collect(files("gateway.features.live_page") / "static", "", found)
+        return found
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """By an Accept-Encoding header: it names gzip, or else *, and not with q=0."""
+    taken = dict[str, bool]()
+    for part in accepted.lower().split(","):
+        name, _, quality = part.partition(";")
+        taken[name.strip()] = not _NEVER.fullmatch(quality.strip())
+    return taken.get("gzip", taken.get("*", False))
+
+
+def _collect(folder: Traversable, prefix: str, found: dict[str, Page]) -> None:
+    for each in folder.iterdir():
+        name = prefix + each.name
+        if each.is_dir():
+            _collect(each, name + "/", found)
+        elif (suffix := name.rpartition(".")[2]) in TYPES:
+            body = each.read_bytes()
+            etag = hashlib.sha256(body).hexdigest()[:32]
+            found[name] = Page(body, gzip.compress(body, mtime=0), etag, TYPES[suffix])

@@ -1,0 +1,149 @@
+"""Requests for whoever watches them (`features/live_page/feed.py`): when their replica is chosen, and when they have ended.
+
+An observer only while somebody watches; then a decision is also ranked a second time, with every candidate's price, for that
+is what "explain" shows. What a client or a replica can name is cut here, and made encodable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gateway.accounting.money import dollars
+from gateway.features.live_page.feed import Feed, Row
+from gateway.request.record import SettledRequest
+from gateway.request.settle import Observer
+from router import Candidate, Decision
+
+MOST_CHARS: Final = 100  # of a name
+ERROR_CHARS: Final = 300
+MOST_CANDIDATES: Final = 64  # the best of them, and the chosen one
+MOST_ATTEMPTS: Final = 8
+HEAD_BYTES: Final = 8  # the key of the first block
+
+
+class LiveRequests:
+    """See the top of this file. now: Unix seconds."""
+
+    def __init__(self, feed: Feed, observers: list[Observer], now: Callable[[], float]) -> None:
+        """observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
+        self._feed = feed
+        self._observers = observers
+        self._now = now
+        feed.begin, feed.end = self._begin, self._end
+
+    def _begin(self) -> None:
+        self._observers.append(self)
+
+    def _end(self) -> None:
+        self._observers.remove(self)
+
+    @property
+    def on(self) -> bool:
+        """Whether somebody watches."""
+        return self._feed.on
+
+    def wants(self, request: SettledRequest, now: float) -> bool:
+        """Whether the request has a row, or gets one now. now: of the gateway's clock."""
+        if request.live == 0:
+            request.live = self._feed.number(now) or -1
+        return request.live > 0
+
+    def chose(self, request: SettledRequest, policy: str, pool: str, decision: Decision, ranking: Sequence[Candidate]) -> None:
+        """Its replica is chosen. O(MOST_CANDIDATES)."""
+        row = _row(request, self._now() if request.live_since == 0 else request.live_since)
+        request.live_since = row["time"]
+        row |= {
+            "pool": name(pool),
+            "replica": name(decision.best.replica),
+            "reason": decision.reason,
+            "estimated_prompt_tokens": decision.prompt_tokens,
+            "predicted_cached_tokens": decision.best.matched_tokens,
+        }
+        shown = list(ranking[:MOST_CANDIDATES])
+        if all(each.replica != decision.best.replica for each in shown):
+            shown[-1:] = [decision.best]
+        further = max(0, len(ranking) - len(shown))
+        self._feed.put(request.live, row, lambda: _reasons(policy, pool, decision, shown, further))
+
+    def __call__(self, request: SettledRequest) -> None:
+        self._feed.ended += 1
+        if self.wants(request, request.ended):
+            since = request.live_since or self._now() - (request.ended - request.begun)
+            self._feed.put(request.live, _ended(request, since))
+
+
+def name(text: str) -> str:
+    """As it can be encoded, and not too long."""
+    return text[:MOST_CHARS].encode("utf-8", "replace").decode()
+
+
+def _reasons(policy: str, pool: str, decision: Decision, shown: list[Candidate], further: int) -> Row:
+    """further: candidates that are not shown."""
+    return {
+        "policy": policy,
+        "pool": name(pool),
+        "replica": name(decision.best.replica),
+        "reason": decision.reason,
+        "promise": decision.promise,
+        "promised_tokens": decision.promised_tokens,
+        "prompt_tokens": decision.prompt_tokens,
+        "available_tokens": decision.available_tokens,
+        "candidates": [_candidate(each) for each in shown],
+        "further": further,
+    }
+
+
+def _candidate(candidate: Candidate) -> Row:
+    cost = {**candidate.cost._asdict(), "total_s": candidate.cost.total_s}
+    return {**candidate._asdict(), "replica": name(candidate.replica), "cost": cost}
+
+
+def _row(request: SettledRequest, since: float) -> Row:
+    """What is known of a request at any time."""
+    booking = request.booking
+    keys = b"" if booking is None else booking.prompt.keys
+    return {
+        "id": name(request.id),
+        "state": "running",
+        "time": since,
+        "endpoint": request.endpoint,
+        "model": name(request.model),
+        "tenant": request.tenant,
+        "api_key": request.key,
+        "stream": request.stream,
+        "head": keys[:HEAD_BYTES].hex(),
+        "blocks": len(keys) // HEAD_BYTES,
+    }
+
+
+def _ended(request: SettledRequest, since: float) -> Row:
+    used, bill, first = request.consumed, request.bill, request.first_byte
+    attempts = [
+        {key: name(str(value)) for key, value in attempt.items()} for attempt in request.failed_attempts[:MOST_ATTEMPTS]
+    ]
+    ended: dict[str, Any] = {
+        "state": "ended",
+        "pool": name(request.pool),
+        "replica": name(request.replica),
+        "reason": request.reason,
+        "status": request.status,
+        "code": request.code,
+        "error": request.error[:ERROR_CHARS].encode("utf-8", "replace").decode(),
+        "estimated_prompt_tokens": request.estimated_prompt_tokens,
+        "predicted_cached_tokens": request.predicted_cached_tokens,
+        "prompt_tokens": used.usage.prompt if used else None,
+        "cached_tokens": used.cached if used else None,
+        "completion_tokens": used.usage.completion if used else None,
+        "estimated": used.estimated if used else "",
+        "ttft_s": None if first is None else max(0.0, first - request.begun),
+        "queued_s": request.queued_s,
+        "seconds": max(0.0, request.ended - request.begun),
+        "cost_usd": dollars(bill.total) if bill else None,
+        "saved_usd": dollars(bill.saved) if bill else None,
+        "resumed": request.resumed,
+        "failed_attempts": attempts,
+        "fallback": name(" -> ".join((*request.passed, request.pool))) if request.passed else "",
+        "cancelled": request.cancelled,
+    }
+    return {**_row(request, since), **ended}

@@ -1,0 +1,52 @@
+"""One process's part of what is watched: the answer to a question that goes to all of them.
+
+A question is {"explain": KEY}, or {"cursors": {RING: VERSION}, "after": {PROCESS: TIME}}: what a watcher has already. Both are
+msgpack, as are the answers. The watcher's side, which merges the answers: `gateway/features/live_page/broadcast.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.features.live_page.feed import Feed
+from gateway.features.live_page.sums import Sums
+
+
+class QuestionError(ValueError):
+    """These bytes are no question."""
+
+
+class LiveView:
+    """See the top of this file. process: an id of this process, for as long as it lives."""
+
+    def __init__(self, process: str, feed: Feed, sums: Sums) -> None:
+        self.process = process
+        self.feed = feed
+        self.sums = sums
+
+    def answer(self, question: bytes, now: float) -> bytes:
+        """Raises QuestionError."""
+        try:
+            asked: dict[str, Any] = msgspec.msgpack.decode(question)
+            if "explain" in asked:
+                return msgspec.msgpack.encode(self.feed.explain(str(asked["explain"])))
+            cursors, after = dict(asked["cursors"]), float(asked["after"].get(self.process, float("-inf")))
+        except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise QuestionError(str(error)) from error
+        self.sums.sample(now)
+        page = self.feed.page(cursors, now)
+        page["process"] = self.process
+        page["samples"] = self.sums.since(after)
+        page["replicas"] = self.sums.replicas
+        page["pools"] = dict(self.sums.pools())
+        return msgspec.msgpack.encode(page)
+
+    def sweep(self, now: float) -> None:
+        """To be called every second or so."""
+        self.feed.sweep(now)
+        self.sums.sample(now)
+
+    def __repr__(self) -> str:
+        return f"<LiveView {self.process}, {self.feed!r}, {self.sums!r}>"

@@ -1,0 +1,68 @@
+"""What GET /warmroute/recording answers, and what of GET /warmroute/replicas is in a trace."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Row(Struct, frozen=True, array_like=True):
+    """One request, as `RecordTraffic` (gateway/features/recording/observer.py) makes it. ids: units are token ids, and
+    no bytes.
+    """
+
+    begun: float
+    ttft: float | None
+    seconds: float
+    prompt_tokens: int | None
+    estimated_tokens: int
+    completion_tokens: int | None
+    cached: int | None
+    predicted: int
+    units: int
+    block: int
+    ids: bool
+    keys: bytes
+    session_key: int
+    client: int
+    status: int
+    model: str
+    pool: str
+    replica: str
+    tenant: str
+
+
+class Page(Struct, frozen=True):
+    """The rows `first` to `last` of one worker, without those of conversations that are not wanted."""
+
+    ring: str
+    first: int
+    last: int
+    left: int
+    skipped: int
+    rows: tuple[Row, ...]
+
+
+class Recorded(Struct, frozen=True):
+    """now: the gateway's clock, by which rows have begun."""
+
+    version: str
+    now: float
+    policy: str
+    pages: tuple[Page, ...]
+
+
+class ReplicaRow(Struct, frozen=True):
+    name: str
+    pool: str | None
+    prefill_tokens_per_second: float
+    capacity_tokens: int | None = None
+    engine_kv_tokens: int | None = None
+    learned_capacity_tokens: int | None = None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        return self.capacity_tokens or self.engine_kv_tokens or self.learned_capacity_tokens
+
+
+class Fleet(Struct, frozen=True):
+    replicas: tuple[ReplicaRow, ...]

@@ -1,0 +1,55 @@
+"""Traffic for whoever records it (`warmroute record`)."""
+
+from __future__ import annotations
+
+from gateway.features.recording.recording import Recording
+from gateway.request.record import SettledRequest
+from gateway.request.settle import Observer
+
+
+class RecordTraffic:
+    """Keeps a row of every request that a replica has got, for recorders. An observer only while there are some."""
+
+    def __init__(self, recording: Recording, observers: list[Observer]) -> None:
+        """observers: of the gateway; it joins them and leaves them as the recording begins and ends."""
+        self._recording = recording
+        self._observers = observers
+        recording.begin, recording.end = self._begin, self._end
+
+    def _begin(self) -> None:
+        self._observers.append(self)
+
+    def _end(self) -> None:
+        self._observers.remove(self)
+
+    def __call__(self, request: SettledRequest) -> None:
+        booking, recording, usage = request.booking, self._recording, request.usage
+        if booking is None or not request.generates or not request.countable:
+            recording.skipped += 1
+            return
+        prompt = booking.prompt
+        if not recording.wants(prompt.session_key):
+            return
+        first = request.first_byte if request.stream else None
+        row = (
+            request.begun,
+            None if first is None else first - request.begun,
+            request.ended - request.begun,
+            usage.prompt if usage else None,
+            request.estimated_prompt_tokens,
+            usage.completion if usage else None,
+            usage.cached if usage else None,
+            request.predicted_cached_tokens,
+            prompt.units,
+            prompt.block_units,
+            not prompt.scale,
+            prompt.keys,
+            prompt.session_key,
+            prompt.client,
+            request.status,
+            request.label,
+            request.pool,
+            request.replica,
+            request.tenant,
+        )
+        recording.add(prompt.session_key, prompt.keys, row)

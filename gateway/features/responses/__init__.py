@@ -1,0 +1,1 @@
+"""Stored responses, conversations and background responses of OpenAI's Responses API."""

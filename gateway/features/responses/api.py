@@ -1,0 +1,212 @@
+"""The endpoints of what is kept: responses (GET, DELETE, cancel, input_items) and conversations, as OpenAI has them.
+
+    (method, path, query, body, owner) ──► (status, JSON), or a GatewayError
+
+What is not here may be at a replica: an id that only a replica knows is not answered here (None).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
+from uuid import uuid4
+
+import orjson
+
+from gateway.admission.memory import LARGE_BODY
+from gateway.database.failures import StoreFailed
+from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
+from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
+from gateway.errors import GatewayError, bad_request
+from gateway.features.histories.histories import Histories, gone, unavailable
+from gateway.features.histories.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown
+from gateway.features.responses.background.objects import RUNNING, in_background
+
+MAX_DIGITS: Final = 15  # of an event's number
+MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed, and of a page of a conversation (but for one item)
+
+_PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
+_OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
+
+_COPIES: Final = 2  # of a body's items, beside the body: to be kept, and in the answer
+PARSED: Final = 4  # times that a JSON text takes, once it is parsed
+
+Answer = tuple[int, bytes]
+
+
+class Again(NamedTuple):
+    """The stream of a response in the background that a client asks for. response: the object as it is kept. going: it runs
+    still. after: the number of the last event that the client has, None: it has none.
+    """
+
+    owner: str
+    id: str
+    response: bytes
+    going: bool
+    after: int | None
+
+
+class StateApi:
+    """See the top of this file. stop: called with owner and id of a response that was cancelled or deleted while it may run.
+    clock: Unix seconds.
+    """
+
+    def __init__(self, histories: Histories, stop: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
+        self._histories = histories
+        self._stop = stop
+        self._clock = clock
+
+    async def answer(
+        self, method: str, target: str, body: bytes, owner: str, client: str, charge: Charge, *, elsewhere: bool
+    ) -> Answer | Again | None:
+        """target: path and query. client: the unit of fairness. charge: memory that the answer takes. elsewhere: a replica may
+        have the object, if we do not. None: it is nothing of ours.
+
+        Raises GatewayError.
+        """
+        path, _, query = target.partition("?")
+        found = _PATH.fullmatch(path)
+        if self._histories.store is None or found is None:
+            return None
+        kind, id_, below, item = found.groups()
+        id_, item = (unquote(id_) if id_ else id_), (unquote(item) if item else item)
+        if not all(name is None or is_id(name) for name in (id_, item)):
+            raise bad_request(f"An id has at most {MAX_ID_CHARS} characters, which are printable.")
+        require_includes(query)
+        try:
+            if kind == "conversations":
+                return await self._conversation(method, (id_, below, item), query, body, owner, client, charge)
+            if id_ is None or id_ in _OWN or item is not None or below == "items":
+                return None
+            return await self._response(method, (id_, below), query, owner, client, charge)
+        except Unknown as unknown:
+            if elsewhere and unknown.id == id_:
+                return None
+            what = "Response" if kind == "responses" else "Conversation" if unknown.id == id_ else "Item"
+            raise GatewayError(404, "not_found", f"{what} with id {unknown.id[:100]!r} not found.") from None
+        except Expired as expired:
+            raise gone(expired) from None
+        except TooLarge as large:
+            raise GatewayError(
+                413, "too_large", f"It has {large.turns:,} parts, {large.size:,} bytes: too many for this."
+            ) from None
+        except StoreFailed as failure:
+            raise unavailable(failure) from None
+
+    # -- responses
+
+    async def _response(
+        self, method: str, named: tuple[str, str | None], query: str, owner: str, client: str, charge: Charge
+    ) -> Answer | Again | None:
+        (id_, below), store = named, await self._histories.opened()
+        if below == "input_items":
+            _require(method, "GET")
+            asked = _query(query)
+            Paging(asked)  # before anything is read
+            chain = await store.chain(owner, id_, MAX_LISTED)
+            charge(PARSED * sum(len(each.input) + len(each.output) for each in chain))
+            turns = [(each.id, each.input, each.output) for each in chain]
+            return 200, await self._histories.reader.input_items(turns, asked, client)
+        if below == "cancel":
+            _require(method, "POST")
+            found = await store.get(owner, id_)
+            if not in_background(found.response):
+                raise bad_request("Only responses that run in the background can be cancelled.", code="not_in_background")
+            if found.status in RUNNING:
+                await store.cancel(owner, id_)
+                self._stop(owner, id_)
+                found = await store.get(owner, id_)
+            return 200, found.response
+        _require(method, "GET", "DELETE")
+        if method == "DELETE":
+            if not await store.delete(owner, id_):
+                await store.get(owner, id_)  # says why
+                raise Unknown(id_)
+            self._stop(owner, id_)
+            return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
+        found, asked = await store.get(owner, id_), _query(query)
+        if asked.get("stream") not in ("true", "1"):
+            return 200, found.response
+        if not in_background(found.response):
+            raise bad_request("Only responses that run in the background can be streamed again.", "stream")
+        return Again(owner, id_, found.response, found.status in RUNNING, _number(asked.get("starting_after")))
+
+    # -- conversations
+
+    async def _conversation(
+        self,
+        method: str,
+        named: tuple[str | None, str | None, str | None],
+        query: str,
+        body: bytes,
+        owner: str,
+        client: str,
+        charge: Charge,
+    ) -> Answer | None:
+        (id_, below, item), store, read = named, await self._histories.opened(), self._histories.reader
+        if len(body) >= LARGE_BODY:
+            charge(_COPIES * len(body))
+        if id_ is None:
+            _require(method, "POST")
+            given = await read.given(body, client)
+            made = Conversation(owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=given.metadata)
+            await store.create_conversation(made, [Item(*each) for each in given.items or ()])
+            return 200, _conversation(made)
+        if below is None:
+            _require(method, "GET", "POST", "DELETE")
+            if method == "DELETE":
+                if not await store.delete_conversation(owner, id_):
+                    await store.conversation(owner, id_)
+                    raise Unknown(id_)
+                return 200, orjson.dumps({"id": id_, "object": "conversation.deleted", "deleted": True})
+            if method == "POST":
+                await store.describe(owner, id_, (await read.given(body, client)).metadata)
+            return 200, _conversation(await store.conversation(owner, id_))
+        if below != "items":
+            raise GatewayError(404, "not_found", "A conversation has 'items'.")
+        if item is not None:
+            _require(method, "GET", "DELETE")
+            if method == "DELETE":
+                await store.delete_item(owner, id_, item)
+                return 200, _conversation(await store.conversation(owner, id_))
+            return 200, (await store.item(owner, id_, item, charge)).item
+        _require(method, "GET", "POST")
+        if method == "POST":
+            items = (await read.given(body, client)).items
+            if items is None:
+                raise bad_request("'items' is required: a list.", "items")
+            await store.add(owner, id_, [Item(*each) for each in items])
+            return 200, page(items, more=False)
+        asked = Paging(_query(query))
+        part = Part(asked.limit, asked.after, descending=asked.descending)
+        rows, more = await store.items(owner, id_, part, MAX_LISTED, charge)
+        return 200, page([(each.id, each.item) for each in rows], more=more)
+
+
+def _conversation(found: Conversation) -> bytes:
+    metadata = orjson.loads(found.metadata)
+    return orjson.dumps({"id": found.id, "object": "conversation", "created_at": int(found.created_at), "metadata": metadata})
+
+
+def _require(method: str, *allowed: str) -> None:
+    if method not in allowed:
+        raise GatewayError(405, "method_not_allowed", f"This path takes {', '.join(allowed)}.")
+
+
+def _query(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
+    except ValueError:
+        raise bad_request("The query has too many fields.") from None
+
+
+def _number(text: str | None) -> int | None:
+    """Raises GatewayError 400."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
+        raise bad_request("'starting_after' must be the number of an event.", "starting_after")
+    return int(text)

@@ -1,0 +1,77 @@
+"""The stream of a response that has ended, made again from its object: for clients whose events are held no more.
+
+    whole         created, in_progress, for each item: added, its texts, done; then the last event with the whole object
+    from N on     the last event alone, as number N + 1: what was between has come, or is in the object
+
+The pieces of a text are not known any more: each text comes as one. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from gateway.dialects.responses.kept import ENDS
+from gateway.features.responses.background.events import event_of
+from gateway.features.responses.background.objects import IN_PROGRESS
+
+
+def last_event_of(raw: bytes, number: int) -> bytes:
+    """The event with which the stream of this object (JSON) ends."""
+    return _last(orjson.loads(raw), raw, number)
+
+
+def replayed(raw: bytes, after: int | None) -> Iterator[bytes]:
+    """Event by event, the first when it is asked for. raw: the object, JSON. after: the last number that the client has, None:
+    it has none. O(length).
+    """
+    response, number = orjson.loads(raw), 0 if after is None else after + 1
+    if after is None:
+        try:
+            for number, (kind, data) in enumerate(_told(response), 1):
+                yield _event(kind, number - 1, data)
+        except orjson.JSONEncodeError:
+            pass  # nested too deeply to be taken apart: the whole object follows all the same
+    yield _last(response, raw, number)
+
+
+def _last(response: dict[str, Any], raw: bytes, number: int) -> bytes:
+    status = response.get("status")
+    return event_of(f"response.{status if status in ENDS else 'completed'}", number, raw)
+
+
+def _told(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All events but the last one, without their numbers."""
+    begun = {**response, "status": IN_PROGRESS, "output": [], "usage": None, "error": None}
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+    output = response.get("output")
+    for at, item in enumerate(output if isinstance(output, list) else ()):
+        if isinstance(item, dict):
+            yield from _item(at, item)
+
+
+def _item(at: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The events of an item of the output."""
+    content = item.get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = item.get("type") == "message" and all(part.get("type") == "output_text" for part in parts)
+    begun = {**item, "status": IN_PROGRESS, "content": []} if texts else item
+    told: list[tuple[str, dict[str, Any]]] = [("response.output_item.added", {"output_index": at, "item": begun})]
+    for index, part in enumerate(parts if texts else ()):
+        place = {"item_id": item.get("id"), "output_index": at, "content_index": index}
+        text = part.get("text")
+        told += [
+            ("response.content_part.added", {**place, "part": {**part, "text": ""}}),
+            ("response.output_text.delta", {**place, "delta": text, "logprobs": []}),
+            ("response.output_text.done", {**place, "text": text, "logprobs": []}),
+            ("response.content_part.done", {**place, "part": part}),
+        ]
+    return [*told, ("response.output_item.done", {"output_index": at, "item": item})]
+
+
+def _event(kind: str, number: int, data: dict[str, Any]) -> bytes:
+    text = orjson.dumps({"type": kind, "sequence_number": number, **data})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode("ascii"), text)

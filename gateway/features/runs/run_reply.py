@@ -1,0 +1,95 @@
+"""The reply to a run in the background, which no client reads.
+
+    a stream ──────────────► its whole events ──► Run.take
+    a plain answer ────────► held until it is whole, MAX_KEPT bytes of it ──► Run.whole, which is kept then
+    an error ──────────────► Run.body: why there is no answer
+
+A plain answer that was read whole before (a small one) is kept already. Whatever is held is charged to the request's lease.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gateway.admission.memory import MemoryLease
+from gateway.dialects.events.sse import data_of
+from gateway.dialects.responses.kept import MAX_KEPT
+from gateway.errors import over_budget
+from gateway.features.responses.background.events import MAX_EVENT
+from gateway.features.runs.run import Run, answer_too_large
+from gateway.features.runs.whole_events import WholeEvents
+from gateway.request.client import ClientReply
+from gateway.upstream.client import Source
+
+MAX_ERROR: Final = 64 << 10  # bytes of an error's body
+
+_STREAM: Final = re.compile(rb"(?:^|\r\n)content-type: ?text/event-stream", re.IGNORECASE)
+
+
+class RunReply(ClientReply):
+    """See the top of this file."""
+
+    def __init__(self, run: Run, lease: MemoryLease) -> None:
+        super().__init__()
+        self.keep_alive = True
+        self._run = run
+        self._lease = lease
+        self._events: WholeEvents | None = None
+        self._plain: bytearray | None = None
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        self.begun = True
+        run = self._run
+        run.status, run.body = status, b""
+        if status == 200:
+            run.progress()
+            if _STREAM.search(headers):
+                self._events = WholeEvents(self._lease)
+            elif not run.keeping:
+                self._plain = bytearray()
+        self.write(first)
+
+    def write(self, data: bytes) -> None:
+        """Raises GatewayError: 502 for what is no response or too large, 413 or 503 without memory for it."""
+        run = self._run
+        if self._events:
+            self._take(self._events.feed(data))
+            if self._events.held > MAX_EVENT:
+                raise answer_too_large()
+            self._events.charge()
+        elif self._plain is not None:
+            self._hold(self._plain, data)
+        elif run.status != 200:
+            run.body += data[: MAX_ERROR - len(run.body)]
+
+    def end(self, last: bytes = b"") -> None:
+        self.write(last)
+        if self._events:
+            self._take(self._events.finish())
+        elif self._plain is not None:
+            self._run.whole, self._plain = bytes(self._plain), None
+
+    def cut(self) -> None:
+        """What has come stays; the run has failed."""
+        if self._events:
+            self._events.drop()
+        self._plain = None
+
+    def feed_from(self, answer: Source | None) -> None:
+        """Nobody holds it back: a log drops what is old."""
+
+    def _take(self, events: list[bytes]) -> None:
+        for event in events:
+            if data_of(event).lstrip().startswith(b"{"):
+                self._run.take(event)
+
+    def _hold(self, plain: bytearray, data: bytes) -> None:
+        if len(plain) + len(data) > MAX_KEPT:
+            raise answer_too_large()
+        if not self._lease.grow(len(data)):
+            raise over_budget(0, self._lease.account.largest)
+        plain += data
+
+    def __repr__(self) -> str:
+        return f"<RunReply {self._events or self._run.status!r}>"

@@ -1,0 +1,193 @@
+"""The store, with responses that run in the background.
+
+    begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, the answer is kept
+                                                                     └──────► cancel, delete, end_abandoned: the row goes, too
+
+The row of the run is there exactly while the response is queued or in progress. Whoever takes it away, in one transaction with
+how the response ends, has decided; a runner that finds it gone stops. So it does not matter which process a client asks.
+
+A runner says again and again that it lives (`renew`). A run whose runner has been silent past `alive_until` was abandoned: a
+process that was killed. Anybody may end it then; runs of a process that lives are safe from that, also on the same store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, delete, insert, or_, select, tuple_, update
+
+from gateway.features.histories import names
+from gateway.features.histories.records import Item, RunEnd, StoredResponse
+from gateway.features.histories.store import Store
+from gateway.features.histories.tables import responses, runs
+from gateway.features.responses.background.objects import (
+    CANCELLED,
+    FAILED,
+    IN_PROGRESS,
+    QUEUED,
+    RESTARTED,
+    RUNNING,
+    in_state,
+)
+
+ALIVE_S: Final = 60.0  # a runner may be silent for so long: a database that does not answer, clocks that differ
+MAX_ASKED: Final = 1000  # runs of others, in one query
+_ENDED_AT_ONCE: Final = 100
+
+
+class RunStore(Store):
+    """See the top of this file. runner: the id of a process. All methods raise StoreFailed."""
+
+    async def begin(self, response: StoredResponse, runner: str) -> None:
+        """Returns when it is durable."""
+        now = self._clock()
+        row = {"owner": response.owner, "id": response.id, "runner": runner, "alive_until": now + ALIVE_S}
+
+        def work(connection: Connection) -> None:
+            self._insert(connection, response, now)
+            connection.execute(insert(runs).values(row))
+
+        await self._database.write(work)
+
+    async def progress(self, owner: str, id_: str, response: bytes) -> None:
+        """It is in progress now; if it has ended already, nothing happens. response: the object that says so."""
+        queued = and_(_is_response(owner, id_), responses.c.status == QUEUED)
+
+        def work(connection: Connection) -> None:
+            connection.execute(update(responses).where(queued).values(status=IN_PROGRESS, response=response))
+
+        await self._database.write(work)
+
+    async def finish(self, owner: str, id_: str, end: RunEnd, added: Sequence[Item] = (), conversation: str = "") -> bool:
+        """False, without a change: it has ended otherwise. added: to its conversation, with it or not at all.
+
+        Raises Unknown if its conversation is gone, TooLarge if that is full.
+        """
+        now = self._clock()
+
+        def work(connection: Connection) -> bool:
+            if not _taken(connection, owner, id_):
+                return False
+            values = {"status": end.status, "output": end.output, "response": end.response}
+            size = responses.c.size + len(end.output)
+            row = and_(_is_response(owner, id_), responses.c.emptied == 0)
+            changed: Any = connection.execute(update(responses).where(row).values(size=size, **values))
+            if changed.rowcount:  # else it has expired meanwhile
+                names.add(connection, owner, id_, end.names)
+            if conversation:
+                self._extend(connection, owner, conversation, added, now)
+            return True
+
+        return await self._database.write(work)
+
+    async def cancel(self, owner: str, id_: str) -> None:
+        """If it has ended already, nothing happens."""
+
+        def work(connection: Connection) -> None:
+            if _taken(connection, owner, id_):
+                _ended(connection, owner, id_, CANCELLED, None)
+
+        await self._database.write(work)
+
+    async def delete(self, owner: str, id_: str) -> bool:
+        """False: there is none. What goes on with it has lost its history; one that runs is stopped by that."""
+        now = self._clock()
+
+        def work(connection: Connection) -> bool:
+            connection.execute(delete(runs).where(_is_run(owner, id_)))
+            condition = and_(_is_response(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
+            if not connection.execute(delete(responses).where(condition)).rowcount:
+                return False
+            names.remove(connection, owner, id_)
+            return True
+
+        return await self._database.write(work)
+
+    async def get(self, owner: str, id_: str) -> StoredResponse:
+        """One that was abandoned has failed. Raises Unknown or Expired."""
+        found = await super().get(owner, id_)
+        if found.status not in RUNNING or await self.going(owner, id_):
+            return found
+        await self._end(owner, id_)
+        return await super().get(owner, id_)
+
+    async def going(self, owner: str, id_: str) -> bool:
+        """Whether it runs, and its runner lives."""
+        query = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > self._clock())
+
+        def work(connection: Connection) -> bool:
+            return connection.execute(query).first() is not None
+
+        return await self._database.read(work)
+
+    async def going_of(self, runner: str, others: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """(owner, id) of the runs of this process, and of those of `others` whose runners live. others: MAX_ASKED at most."""
+        wanted = runs.c.runner == runner
+        if others:
+            theirs = tuple_(runs.c.owner, runs.c.id).in_(list(others))
+            wanted = or_(wanted, and_(theirs, runs.c.alive_until > self._clock()))
+        query = select(runs.c.owner, runs.c.id).where(wanted)
+
+        def work(connection: Connection) -> set[tuple[str, str]]:
+            return {(row.owner, row.id) for row in connection.execute(query).all()}
+
+        return await self._database.read(work)
+
+    async def renew(self, runner: str, ids: Collection[str]) -> None:
+        """The process lives, and these are its runs. (What it has begun and does not know, as where it was told that the store
+        had failed, is left to its fate.)
+        """
+        until = self._clock() + ALIVE_S
+        mine = and_(runs.c.runner == runner, runs.c.id.in_(list(ids)))
+
+        def work(connection: Connection) -> None:
+            connection.execute(update(runs).where(mine).values(alive_until=until))
+
+        await self._database.write(work)
+
+    async def end_abandoned(self) -> int:
+        """End some of the runs whose runners are silent. Returns how many; 0: no more."""
+        query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDED_AT_ONCE)
+
+        def work(connection: Connection) -> list[tuple[str, str]]:
+            return [(row.owner, row.id) for row in connection.execute(query).all()]
+
+        found = await self._database.read(work)
+        for owner, id_ in found:
+            await self._end(owner, id_)
+        return len(found)
+
+    async def _end(self, owner: str, id_: str) -> None:
+        """If its runner is silent, the response has failed."""
+        now = self._clock()
+
+        def work(connection: Connection) -> None:
+            going = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > now)
+            if connection.execute(going).first() is None:
+                _taken(connection, owner, id_)
+                _ended(connection, owner, id_, FAILED, RESTARTED)
+
+        await self._database.write(work)
+
+
+def _taken(connection: Connection, owner: str, id_: str) -> bool:
+    """Whether this transaction has taken the run's row away."""
+    return bool(connection.execute(delete(runs).where(_is_run(owner, id_))).rowcount)
+
+
+def _ended(connection: Connection, owner: str, id_: str, status: str, error: dict[str, str] | None) -> None:
+    """Without an answer."""
+    row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
+    found: Any = connection.execute(select(responses.c.response).where(row)).scalars().first()
+    if found is not None:
+        response = in_state(found, status, error)
+        connection.execute(update(responses).where(row).values(status=status, response=response))
+
+
+def _is_run(owner: str, id_: str) -> Any:
+    return and_(runs.c.owner == owner, runs.c.id == id_)
+
+
+def _is_response(owner: str, id_: str) -> Any:
+    return and_(responses.c.owner == owner, responses.c.id == id_)

@@ -1,0 +1,59 @@
+"""Runs of other processes that clients wait for here: the store is asked for all of them at once (`runs.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+from typing import Final
+
+from gateway.errors import GatewayError
+from gateway.features.runs.event_log import Key
+from gateway.features.runs.places import Places
+
+MAX_WATCHED: Final = 1000  # that wait
+
+
+class Watched:
+    """Each that waits takes one of `places`, so one client cannot have all of them."""
+
+    def __init__(self) -> None:
+        self.places = Places(MAX_WATCHED, MAX_WATCHED)
+        self._waiting: dict[Key, list[asyncio.Future[None]]] = {}
+
+    async def over(self, key: Key, client: str) -> None:
+        """Wait until that run has ended. client: the address that waits. Raises GatewayError 429."""
+        if not self.places.admit(key[0], client):
+            text = "Too many responses are followed here. Poll for this one."
+            raise GatewayError(429, "too_many_followed", text, retry_after_s=1)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(waiter)
+        try:
+            await waiter
+        finally:
+            self.places.release(key[0], client)
+            waiting = self._waiting.get(key, [])
+            if waiter in waiting:
+                waiting.remove(waiter)
+                if not waiting:
+                    del self._waiting[key]
+
+    def keys(self) -> list[Key]:
+        """MAX_WATCHED at most."""
+        return list(self._waiting)
+
+    def ended(self, key: Key) -> None:
+        for waiter in self._waiting.pop(key, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def end_all_but(self, going: Container[Key], asked: list[Key]) -> None:
+        """Of those that were asked for, only these run."""
+        for key in asked:
+            if key not in going:
+                self.ended(key)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __repr__(self) -> str:
+        return f"<Watched {len(self._waiting)} runs, {self.places!r}>"

@@ -1,0 +1,1 @@
+"""Savings: what other routing policies would have found cached."""

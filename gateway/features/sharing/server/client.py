@@ -1,0 +1,145 @@
+"""Connects to a Valkey or Redis server, as the configuration says: alone, watched by sentinels, or as a cluster.
+
+The library is imported when a store is configured: it is the extra `store`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.config.addresses import StoreAddress, parse_store_url
+from gateway.config.parse import ConfigError
+from gateway.config.schema import SharingConfig
+from gateway.features.sharing.server.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
+from gateway.features.sharing.server.named import Names, resolving
+
+CONNECT_S = 2.0
+ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
+SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: one may hang, then others are asked
+LIBRARY = "redis[hiredis]>=8.1"  # as the extra `store` has it
+
+
+def require_library() -> None:
+    """Raises ConfigError if the library is not installed."""
+    try:
+        import redis  # noqa: F401
+    except ImportError:
+        raise ConfigError(f"sharing.url needs a library that is not installed here: pip install '{LIBRARY}'") from None
+
+
+@asynccontextmanager
+async def connected(sharing: SharingConfig, names: Names, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
+    """A client of redis-py. Its commands raise `store_errors`, as this does, and are not repeated by the library."""
+    address = parse_store_url(sharing.url)
+    client, sentinel = _client(address, _options(sharing, address, env), names, env)
+    try:
+        yield client
+    except Exception:
+        names.all_failed()
+        raise
+    finally:
+        await client.aclose()
+        for each in sentinel.sentinels if sentinel else ():
+            await each.aclose()
+
+
+def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, str]) -> dict[str, Any]:
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+
+    options: dict[str, Any] = {
+        "username": address.user or None,
+        "password": env.get(PASSWORD) or None,
+        "socket_connect_timeout": CONNECT_S,
+        "socket_timeout": ANSWER_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    if address.tls:
+        check_files(sharing)  # the library's errors do not name them
+        options["ssl"] = True
+        files = {"ssl_ca_certs": sharing.ca_file, "ssl_certfile": sharing.cert_file}
+        files["ssl_keyfile"] = sharing.key_file or sharing.cert_file
+        options.update((name, path) for name, path in files.items() if path)
+    return options
+
+
+def _client(address: StoreAddress, options: dict[str, Any], names: Names, env: Mapping[str, str]) -> tuple[Any, Any]:
+    """(client, the sentinels or None)"""
+    from redis.asyncio import Redis
+    from redis.asyncio.cluster import ClusterNode, RedisCluster
+    from redis.asyncio.sentinel import Sentinel
+
+    if address.kind == "cluster":
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        cluster = RedisCluster(startup_nodes=nodes, **options)
+        makers: list[Any] = [cluster, *cluster.startup_nodes]  # it makes further nodes with its own arguments
+        for each in makers:
+            _resolve(each.connection_kwargs, each, names)
+        return cluster, None
+    if address.kind == "sentinel":
+        own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None, **SENTINEL_LIMITS}
+        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options, db=address.db)  # type: ignore[no-untyped-call]
+        master = sentinel.master_for(address.service)
+        for client in (master, *sentinel.sentinels):
+            _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
+        return master, sentinel
+    (host, port), *_ = address.hosts
+    client = Redis(host=host, port=port, db=address.db, **options)
+    _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
+    return client, None
+
+
+def _resolve(arguments: dict[str, Any], maker: Any, names: Names) -> None:
+    """What makes connections with these arguments makes such as resolve names by `names`."""
+    if kind := arguments.get("connection_class"):
+        arguments["connection_class"] = resolving(kind)
+    if kind := getattr(maker, "connection_class", None):
+        maker.connection_class = resolving(kind)
+    arguments["names"] = names
+
+
+class OddReply(Exception):
+    """The server has answered what none of its kind does."""
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """What commands raise when the store does not do what it should."""
+    from redis.exceptions import RedisClusterException, RedisError
+
+    return RedisError, RedisClusterException, OSError, TimeoutError, OddReply
+
+
+def reason_of(error: Exception) -> str:
+    """The reason of a failure, as `sharing_errors_total` has it."""
+    from redis import exceptions
+
+    if DENIED in (sentinel_failures(error) or ()):
+        return "denied"
+    if isinstance(error, exceptions.RedisClusterException) and isinstance(error.__cause__, Exception):
+        return reason_of(error.__cause__)
+    if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+        return "denied"
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return "full"
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError | TimeoutError):
+        return "unreachable"
+    text = str(error)
+    if isinstance(error, OddReply) or text.startswith(("WRONGTYPE", "The ID specified in XADD")):
+        return "garbage"
+    return "full" if text.startswith(("OOM", "MISCONF")) else "other"
+
+
+def is_late(error: Exception) -> bool:
+    """Whether the answer did not come in time."""
+    from redis.exceptions import TimeoutError as Late
+
+    return isinstance(error, Late | TimeoutError)
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether nothing can be added to a stream any more: somebody has written the last possible id into it."""
+    return "The ID specified in XADD" in str(error) or "exhausted the last possible ID" in str(error)

@@ -1,0 +1,162 @@
+"""Keeps a snapshot in a file: read at the start, written from time to time and at the end.
+
+A snapshot that cannot be read, or that is of no use, is a cold start and a line in the log, never an error. One that cannot be
+written is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.config.listen import AUTO, OFF
+from gateway.config.schema import Config
+from gateway.database.places import state_folder
+from gateway.features.snapshots.file import CLOCKS, Clocks, read, write
+from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.notices import Notices
+
+log = logging.getLogger("warmroute.snapshots")
+
+TOLD_S = 3600.0  # between two lines about the same reason
+LAST_S = 5.0  # for the last one, at the end
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """every_s: seconds between two writes."""
+
+    path: Path
+    every_s: float
+
+
+def file_of(config: Config) -> SnapshotFile | None:
+    """The file that a configuration asks for."""
+    file, every_s = config.snapshot.file, config.snapshot.every_s
+    if file != AUTO:
+        return SnapshotFile(Path(file), every_s) if file != OFF else None
+    host, port = config.address
+    name = "".join(char if char.isalnum() or char in ".-" else "-" for char in host)
+    return SnapshotFile(state_folder() / f"index-{name}-{port}.snapshot", every_s) if port else None
+
+
+def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """The result of work in a thread that the end of the process does not wait for: a disk may hang."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def end(set_it: Callable[[], None]) -> None:
+        if not result.done():
+            set_it()
+
+    def run() -> None:
+        try:
+            set_it = partial(result.set_result, work())
+        except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+            set_it = partial(result.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(end, set_it)
+
+    try:
+        threading.Thread(target=run, name="snapshot", daemon=True).start()
+    except RuntimeError as error:  # the process may have no more threads
+        result.set_exception(OSError(errno.ENOMEM, str(error)))
+    return result
+
+
+class Keeper:
+    """See the top of this file."""
+
+    def __init__(
+        self,
+        file: SnapshotFile,
+        collect: Callable[[], Awaitable[Snapshot | None]],
+        metrics: Metrics,
+        clocks: Clocks = CLOCKS,
+        last_s: float = LAST_S,
+    ) -> None:
+        """collect: None: there is nothing to be kept. May raise KnowledgeError: there is none now. last_s: for the last one."""
+        self._path = file.path
+        self._every_s = file.every_s
+        self._collect = collect
+        self._metrics = metrics
+        self._clocks = clocks
+        self._last_s = last_s
+        self._notices = Notices(clocks.monotonic, most=1, within_s=TOLD_S)
+        self._writing: asyncio.Future[int] | None = None  # in its thread
+        for result in ("good", "failed"):
+            metrics.snapshots.add((result,), 0)
+
+    async def read(self) -> Snapshot | None:
+        """The last one, if there is one."""
+        try:
+            found = await asyncio.to_thread(read, self._path, self._clocks)
+        except FileNotFoundError:
+            log.info("there is no snapshot", extra={"path": str(self._path)})
+        except (OSError, KnowledgeError) as error:
+            log.warning("snapshot ignored", extra={"path": str(self._path), "reason": str(error)})
+        else:
+            self._show_age(found)
+            return found
+        return None
+
+    async def run(self) -> None:
+        """Write one every `every_s`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.write()
+
+    async def write_last(self) -> None:
+        """At the end. After last_s nobody waits for it any more: the process may end before it is written."""
+        try:
+            async with asyncio.timeout(self._last_s):
+                await self.write(logging.INFO)
+        except TimeoutError:
+            log.warning("last snapshot not written in time", extra={"path": str(self._path), "seconds": self._last_s})
+
+    async def write(self, level: int = logging.DEBUG) -> None:
+        """level: of the log line."""
+        try:
+            snapshot = await self._collect()
+            if snapshot is None:
+                return
+            if snapshot.header.partial:
+                about = {"path": str(self._path), "reason": "the one that this gateway began with is not all taken in"}
+                log.log(level, "snapshot kept as it is", extra=about)
+                return
+            if self._writing and not self._writing.done():  # whoever waited for it has given up
+                await asyncio.wait([self._writing])
+                self._writing.exception()  # nobody else asks for it
+            self._writing = in_thread(partial(write, self._path, snapshot, self._clocks))
+            size = await asyncio.shield(self._writing)
+        except (OSError, KnowledgeError) as error:
+            self._metrics.snapshots.add(("failed",))
+            reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
+            about = {"path": str(self._path), "reason": str(error)}
+            self._notices.say(reason, log.warning, "snapshot not written", about)
+            return
+        except Exception:  # a bug: whoever runs this says so
+            self._metrics.snapshots.add(("failed",))
+            raise
+        self._metrics.snapshots.add(("good",))
+        self._metrics.snapshot_bytes.set((), size)
+        self._show_age(snapshot)
+        log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
+
+    def _show_age(self, snapshot: Snapshot) -> None:
+        """Of what the next start would read."""
+        self._metrics.snapshot_timestamp.set((), self._clocks.wall() - (self._clocks.monotonic() - snapshot.at))
+
+    def __repr__(self) -> str:
+        return f"<Keeper of {self._path}>"

@@ -1,0 +1,151 @@
+"""This process's knowledge: its router's, together with which process each replica is. Collected and restored in slices.
+
+Between two slices requests have their turns; while there are any, it pauses there. So a snapshot takes a share of one core for
+some seconds at most.
+
+While the snapshot that the process begins with is not all taken in, what is collected is partial: the one that it came from is
+worth more. It stays so if the process is stopped before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from gateway.config.live import Live
+from gateway.features.snapshots.origins import has_restarted, origin_of
+from gateway.features.snapshots.snapshot import (
+    Header,
+    KnowledgeError,
+    Snapshot,
+    difference_of,
+    format_of,
+)
+from gateway.fleet.directory import Fleet
+from gateway.telemetry.metrics import Metrics
+from router import Router
+from router.snapshot.collect import collect
+from router.snapshot.records import RecordError, decode, encode
+from router.snapshot.restore import Restorer
+
+log = logging.getLogger("warmroute.snapshots")
+
+MAX_BYTES = 256 << 20  # of one snapshot: what was used least recently is left out
+PAUSE_S = 0.002  # between two slices of a collection
+MAX_LATE = 8  # snapshots that are kept for them
+LATE_S = 60.0  # replicas that join within that time get what a snapshot has of them
+LOOK_S = 0.5
+
+
+class Knowledge:
+    """See the top of this file."""
+
+    def __init__(self, *, live: Live, router: Router, fleet: Fleet, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._live = live
+        self._router = router
+        self._fleet = fleet
+        self._metrics = metrics
+        self._clock = clock
+        self._beginning = False  # what it begins with is being taken in, or was not to the end
+        self._begun_with: list[Restorer] = []
+        self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
+
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
+        """A snapshot of what was used in the last since_s seconds, of about most_bytes at most. None: nothing is known."""
+        if not self._router.trie.blocks:
+            return None
+        origins = {state.name: origin_of(state) for state in self._fleet.replicas}
+        at = self._clock()
+        partial = self._beginning or any(restorer in self._begun_with for _, restorer, _ in self._late)
+        header = Header(format_of(self._live.config.routing), origins, partial)
+        chunks: list[bytes] = []
+        size = 0
+        for records in collect(self._router, at, since_s):
+            if records:
+                chunks.append(encode(records))
+                size += len(chunks[-1])
+            if size >= most_bytes:
+                break
+            await asyncio.sleep(PAUSE_S if self._router.ledger.open_leases else 0)
+        return Snapshot(header, chunks, at)
+
+    async def begin(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot that this process begins with. Raises KnowledgeError."""
+        self._beginning = True
+        try:
+            restorer = await self._restore(snapshot)
+            if restorer.waiting:
+                self._begun_with.append(restorer)
+        except Exception:  # not CancelledError: the process is stopped
+            self._beginning = False
+            raise
+        self._beginning = False
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Take in another one. Raises KnowledgeError."""
+        await self._restore(snapshot)
+
+    async def _restore(self, snapshot: Snapshot) -> Restorer:
+        ours = format_of(self._live.config.routing)
+        if snapshot.header.format != ours:
+            raise KnowledgeError(difference_of(snapshot.header.format, ours))
+        restorer = Restorer(self._router, snapshot.at, self._clock())
+        try:
+            for chunk in snapshot.chunks:
+                restorer.add(decode(chunk))
+                await asyncio.sleep(0)
+        except RecordError as error:
+            raise KnowledgeError(str(error)) from error
+        await self._take(restorer, snapshot.header)
+        age_s, blocks = round(self._clock() - snapshot.at, 1), restorer.blocks
+        about = {"source": snapshot.source, "age_s": age_s, "blocks": blocks, "records": restorer.records}
+        if restorer.waiting and len(self._late) < MAX_LATE:
+            self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
+            about["replicas_unknown"] = len(restorer.waiting)
+        else:
+            await _free(restorer)
+        self._metrics.snapshot_restored_blocks.add((), restorer.blocks)
+        log.info("prefix index restored", extra=about)
+        return restorer
+
+    async def _take(self, restorer: Restorer, header: Header) -> None:
+        def restarted(name: str) -> bool:
+            state = self._fleet.named(name)
+            return state is None or has_restarted(state, header.origins.get(name))
+
+        begun = self._clock()
+        for _ in restorer.steps(restarted):
+            took_s = self._clock() - begun
+            await asyncio.sleep(took_s if self._router.ledger.open_leases else 0)
+            begun = self._clock()
+
+    async def run(self) -> None:
+        """Take in what is left of snapshots for replicas that join late, until it is cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._look()
+            except Exception:  # a bug must not end what goes on beside it
+                log.exception("a snapshot was not taken in for a replica that joined late")
+                self._late.clear()
+
+    async def _look(self) -> None:
+        for late in tuple(self._late):
+            until, restorer, header = late
+            if self._clock() > until or not restorer.waiting:
+                self._late.remove(late)
+                await _free(restorer)
+            elif any(self._router.known(name) is not None for name in restorer.waiting):
+                before = restorer.blocks
+                await self._take(restorer, header)
+                self._metrics.snapshot_restored_blocks.add((), restorer.blocks - before)
+
+    def __repr__(self) -> str:
+        return f"<Knowledge of {self._router!r}>"
+
+
+async def _free(restorer: Restorer) -> None:
+    for _ in restorer.free():
+        await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""Which requests are traced, decided before anything is noted.
+
+    traceparent is valid ──┬─ tracing.follow_parents ──► as its flag says
+                           └─ else: not where its flag says no; the share `tracing.sample`, by its trace id
+    none, or not valid ──────► the share `tracing.sample`, in a new trace
+
+By the trace id: gateways that see the same trace decide alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from gateway.config.live import Live
+from gateway.features.tracing.context import HEADER, SAMPLED, TraceParent, parse_traceparent
+from gateway.features.tracing.trace import ROOT_BITS, Trace
+from gateway.request.client import ClientRequest
+
+_IDS: Final = 1 << 64  # values of the half of a trace id that decides
+_RANDOM: Final = 2  # of the flags: the trace id is random; to be passed on
+
+
+class Tracer:
+    """See the top of this file. wall_clock: Unix seconds. chance: of ids, which need not be secret."""
+
+    def __init__(self, live: Live, chance: random.Random, wall_clock: Callable[[], float]) -> None:
+        self._live = live
+        self._chance = chance
+        self._wall_clock = wall_clock
+
+    def begin(self, request: ClientRequest, now: float) -> Trace | None:
+        """None: the request is not traced. now: a reading of the gateway's clock."""
+        header = request.headers.get(HEADER)
+        parent = parse_traceparent(header) if header else None
+        if parent is None:
+            return self._trace(None, request, now) if self._chance.random() < self._live.trace_share else None
+        return self._trace(parent, request, now) if parent.sampled and self._takes(parent) else None
+
+    def _takes(self, parent: TraceParent) -> bool:
+        return self._live.follows_parents or int(parent.trace_id[16:], 16) < self._live.trace_share * _IDS
+
+    def _trace(self, parent: TraceParent | None, request: ClientRequest, now: float) -> Trace:
+        root = self._chance.getrandbits(ROOT_BITS) or 1
+        trace_id = parent.trace_id if parent else f"{self._chance.getrandbits(128) or 1:032x}"
+        origin_ns = int(self._wall_clock() * 1e9) - int(now * 1e9)
+        trace = Trace(trace_id, parent.span_id if parent else "", root, request.method, origin_ns)
+        if parent is not None:
+            trace.flags = SAMPLED | (parent.flags & _RANDOM)
+        return trace
+
+    def __repr__(self) -> str:
+        return f"<Tracer of {self._live.trace_share:g} of the requests>"

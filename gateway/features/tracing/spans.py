@@ -1,0 +1,196 @@
+"""The spans of a traced request, made of its record when it has ended. Pure.
+
+    chat qwen3 (server) ─┬─ receive ── parse ── recall ── admit ── choose        only those that there were
+                         ├─ attempt (client), one for each call to a replica
+                         └─ deliver
+
+Names are those of OpenTelemetry's conventions for generative AI and for HTTP, and `warmroute.*` for what no convention has a
+name for. They are written down here: the library's module of them changes with each release.
+
+No text of a prompt or an answer, no header and no key is in a span. Words of engines are left out too, for an error of theirs
+may quote a prompt: the log has them, by the request's id. All strings are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.accounting.money import dollars
+from gateway.errors import CLIENT_LEFT
+from gateway.features.tracing.span import CLIENT, SERVER, Span, Value
+from gateway.features.tracing.trace import ADMIT, CHOOSE, DELIVER, Attempt, Choice, Trace
+from gateway.request.record import SettledRequest
+
+OPERATIONS: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""Of an endpoint: the name of what its model does, by the conventions."""
+
+MAX_CHARS: Final = 100  # of a name that a client or a replica has chosen
+MAX_TEXT: Final = 300  # characters of an error
+NO_PROVIDER: Final = "warmroute"  # where no replica was asked
+
+
+def spans_of(request: SettledRequest, trace: Trace) -> list[Span]:
+    """The request's own span first."""
+    return [_root(request, trace), *_phases(request, trace), *(_attempt(one, request, trace) for one in trace.attempts)]
+
+
+def _root(request: SettledRequest, trace: Trace) -> Span:
+    operation = OPERATIONS.get(request.endpoint)
+    name = f"{operation} {request.label[:MAX_CHARS]}" if operation else f"{trace.method[:16]} {request.endpoint}"
+    begun = min(trace.phases[0].begun, request.begun) if trace.phases else request.begun  # an upload is before `begun`
+    span = Span(trace.trace_id, trace.span_id, trace.parent_id, name, *_times(trace, begun, request.ended))
+    span.kind, span.remote = SERVER, bool(trace.parent_id)
+    span.attributes = _attributes(request, trace)
+    if operation:
+        span.attributes |= _generation(request, trace, operation)
+    if request.status == CLIENT_LEFT:
+        span.attributes["error.type"] = "client_left"
+    elif request.status >= 500 or (request.status < 400 and request.error):
+        span.error = ""
+        span.attributes["error.type"] = request.code or _failure(trace) or str(request.status)
+    elif request.code:
+        span.attributes["error.type"] = request.code  # the client's fault: by the conventions no error of a server's span
+    return span
+
+
+def _failure(trace: Trace) -> str:
+    """Why the last attempt has failed, "" if it has not."""
+    return trace.attempts[-1].failure if trace.attempts else ""
+
+
+def _attributes(request: SettledRequest, trace: Trace) -> dict[str, Value]:
+    """Of every request."""
+    found: dict[str, Value] = {
+        "http.request.method": trace.method[:16],
+        "http.route": request.endpoint,
+        "http.response.status_code": request.status,
+        "warmroute.request_id": request.id,
+        "warmroute.tenant": request.tenant,
+    }
+    if trace.choices:
+        found["warmroute.pool"] = trace.choices[-1].pool
+    if request.replica:
+        found["warmroute.replica"] = request.replica
+        found["warmroute.attempts"] = trace.tried
+    if request.passed:
+        found["warmroute.fallback.passed_pools"] = list(request.passed)
+    if request.resumed:
+        found["warmroute.resumed"] = request.resumed
+    if request.translated:
+        found["warmroute.translated"] = True
+    if request.cancelled:
+        found["warmroute.cancelled"] = True
+    if request.bill is not None:
+        found["warmroute.cost_usd"] = dollars(request.bill.total)
+        found["warmroute.saved_usd"] = dollars(request.bill.saved)
+        if request.consumed is not None and request.consumed.estimated:
+            found["warmroute.estimated"] = request.consumed.estimated
+    return found
+
+
+def _generation(request: SettledRequest, trace: Trace, operation: str) -> dict[str, Value]:
+    """Of a request to a model."""
+    found: dict[str, Value] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": trace.attempts[-1].engine if trace.attempts else NO_PROVIDER,
+        "gen_ai.request.model": request.model[:MAX_CHARS],
+        "gen_ai.request.stream": request.stream,
+    }
+    if request.alias:
+        found["warmroute.model_alias"] = request.alias[:MAX_CHARS]
+    if request.first_byte is not None:
+        found["gen_ai.response.time_to_first_chunk"] = request.first_byte - request.begun
+    if usage := request.usage:
+        found["gen_ai.usage.input_tokens"] = usage.prompt
+        found["gen_ai.usage.output_tokens"] = usage.completion
+        if usage.cached is not None:
+            found["gen_ai.usage.cache_read.input_tokens"] = usage.cached
+        if usage.written:
+            found["gen_ai.usage.cache_creation.input_tokens"] = usage.written
+    return found
+
+
+def _phases(request: SettledRequest, trace: Trace) -> list[Span]:
+    """Each ends where the next one begins, or the first attempt after it: deliver with the request."""
+    spans, choices = list[Span](), iter(trace.choices)
+    begins = sorted([phase.begun for phase in trace.phases] + [one.begun for one in trace.attempts])
+    for number, phase in enumerate(trace.phases):
+        if phase.name == DELIVER:
+            ended = request.ended
+        else:
+            after = trace.phases[number + 1].begun if number + 1 < len(trace.phases) else request.ended
+            ended = next((one.begun for one in trace.attempts if phase.begun <= one.begun <= after), after)
+        name, times = phase.name, _times(trace, phase.begun, ended)
+        span = Span(trace.trace_id, trace.phase_id(number), trace.span_id, name, *times)
+        if name == ADMIT and request.queued_s:
+            span.attributes["warmroute.queued_s"] = request.queued_s
+        elif name == CHOOSE and (choice := next(choices, None)):
+            span.attributes = _decision(choice)
+        last = number == len(trace.phases) - 1 and begins[-1] == phase.begun
+        if last and request.code and phase.name != DELIVER:  # the phase in which it was refused
+            span.attributes["error.type"] = request.code
+            span.error = "" if request.status >= 500 else None
+        spans.append(span)
+    return spans
+
+
+def _decision(choice: Choice) -> dict[str, Value]:
+    decision = choice.decision
+    best = decision.best
+    found: dict[str, Value] = {
+        "warmroute.pool": choice.pool,
+        "warmroute.policy": choice.policy,
+        "warmroute.reason": decision.reason,
+        "warmroute.replica": best.replica,
+        "warmroute.prompt_tokens.estimated": decision.prompt_tokens,
+        "warmroute.cached_tokens.predicted": best.matched_tokens,
+        "warmroute.cached_tokens.available": decision.available_tokens,
+        "warmroute.cost_s": best.cost.total_s,
+        "warmroute.cost.queue_s": best.cost.queue_s,
+        "warmroute.cost.prefill_s": best.cost.prefill_s,
+        "warmroute.candidates": choice.candidates,
+        "warmroute.candidates.replica": [one.replica for one in choice.shown],
+        "warmroute.candidates.cost_s": [one.cost.total_s for one in choice.shown],
+        "warmroute.candidates.cached_tokens": [one.matched_tokens for one in choice.shown],
+    }
+    if decision.promise:
+        found["warmroute.promise"] = decision.promise
+    return found
+
+
+def _attempt(attempt: Attempt, request: SettledRequest, trace: Trace) -> Span:
+    ended = request.ended if attempt.ended is None else attempt.ended
+    span = Span(trace.trace_id, attempt.span_id, trace.span_id, "attempt", *_times(trace, attempt.begun, ended))
+    parts = urlsplit(attempt.url)
+    span.kind = CLIENT
+    span.attributes = {
+        "server.address": (parts.hostname or "")[:MAX_CHARS],
+        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
+        "warmroute.replica": attempt.replica,
+        "warmroute.engine": attempt.engine,
+    }
+    if attempt.resumes:
+        span.attributes["warmroute.resumes"] = True
+    if attempt.failure:
+        span.error = attempt.text[:MAX_TEXT]
+        span.attributes["error.type"] = attempt.failure
+    elif attempt is trace.attempts[-1] and request.answered:
+        span.attributes["http.response.status_code"] = request.answered
+        if request.answered >= 400:
+            span.error = ""
+            span.attributes["error.type"] = str(request.answered)
+    return span
+
+
+def _times(trace: Trace, begun: float, ended: float) -> tuple[int, int]:
+    """Unix nanoseconds. A span does not end before it begins."""
+    first = trace.origin_ns + int(begun * 1e9)
+    return first, max(first, trace.origin_ns + int(ended * 1e9))

@@ -1,0 +1,132 @@
+"""What is noted of a traced request while it runs: readings of the clock, decisions, attempts. No span exists before its end.
+
+    begun ── receive ── parse ── recall ── admit ── choose ──┬── deliver ── ended      phases: each ends where the next begins
+                                             ▲               │
+                                             └─ another pool ┤
+                                                             └── attempt, attempt, ...  from the call to the answer's end
+
+A request that is not traced has no `Trace`: its phases ask for one (`SettledRequest.enter`), find none, and read no clock. What
+is noted is bounded: phases by the pools, of which each is passed once, attempts by MAX_ATTEMPTS, for where replicas refuse
+connections a request may try thousands. Of more, the first ones are kept, and the last.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.tracing.context import SAMPLED, traceparent
+from router import Candidate, Decision
+
+RECEIVE, PARSE, RECALL, ADMIT, CHOOSE, DELIVER = "receive", "parse", "recall", "admit", "choose", "deliver"
+MAX_SHOWN: Final = 5  # candidates of a decision
+MAX_ATTEMPTS: Final = 64
+_FIRST_ATTEMPT: Final = 1  # ids of spans below the root: its own, and odd numbers for attempts, even ones for phases
+_FIRST_PHASE: Final = 2
+ROOT_BITS: Final = 62  # of a root's id, so that those below it have no more than 63
+
+
+class Phase:
+    """One that has begun. Times are readings of the gateway's clock, in seconds."""
+
+    __slots__ = ("begun", "name")
+
+    def __init__(self, name: str, begun: float) -> None:
+        self.name = name
+        self.begun = begun
+
+    def __repr__(self) -> str:
+        return f"<Phase {self.name}>"
+
+
+class Attempt:
+    """One call to a replica. ended: None while it goes on. failure: its reason, "" without one; text: more about it, in words
+    of the gateway's own.
+    """
+
+    __slots__ = ("begun", "ended", "engine", "failure", "replica", "resumes", "span_id", "text", "url")
+
+    def __init__(self, span_id: str, replica: str, url: str, engine: str, begun: float) -> None:
+        self.span_id = span_id
+        self.replica = replica
+        self.url = url
+        self.engine = engine
+        self.begun = begun
+        self.ended: float | None = None
+        self.failure = ""
+        self.text = ""
+        self.resumes = False
+
+    def __repr__(self) -> str:
+        return f"<Attempt on {self.replica}, {self.failure or 'good'}>"
+
+
+class Choice:
+    """One decision of the router. candidates: how many there were; shown: the best of them, the best first."""
+
+    __slots__ = ("candidates", "decision", "policy", "pool", "shown")
+
+    def __init__(self, policy: str, pool: str, decision: Decision, ranking: list[Candidate]) -> None:
+        """ranking: all of them."""
+        self.policy = policy
+        self.pool = pool
+        self.decision = decision
+        self.candidates = len(ranking)
+        self.shown = ranking[:MAX_SHOWN]
+
+    def __repr__(self) -> str:
+        return f"<Choice by {self.policy}, {self.decision!r}>"
+
+
+class Trace:
+    """See the top of this file. parent_id: of the span that the request came from, "" if it begins a trace. origin_ns: Unix
+    time at which the gateway's clock was zero, in nanoseconds.
+    """
+
+    __slots__ = ("attempts", "choices", "flags", "method", "origin_ns", "parent_id", "phases", "root", "trace_id", "tried")
+
+    def __init__(self, trace_id: str, parent_id: str, root: int, method: str, origin_ns: int) -> None:
+        """root: the id of the request's span, a number of ROOT_BITS."""
+        self.trace_id = trace_id
+        self.parent_id = parent_id
+        self.root = root
+        self.method = method
+        self.origin_ns = origin_ns
+        self.flags = SAMPLED
+        self.phases: list[Phase] = []
+        self.attempts: list[Attempt] = []
+        self.tried = 0  # attempts in all
+        self.choices: list[Choice] = []
+
+    @property
+    def span_id(self) -> str:
+        """Of the request's span."""
+        return f"{self.root:016x}"
+
+    def phase_id(self, number: int) -> str:
+        return f"{self.root + _FIRST_PHASE + 2 * number:016x}"
+
+    def enter(self, phase: str, now: float) -> None:
+        self.phases.append(Phase(phase, now))
+
+    def chose(self, choice: Choice) -> None:
+        self.choices.append(choice)
+
+    def attempt(self, replica: str, url: str, engine: str, now: float) -> bytes:
+        """One begins. Returns its traceparent for the replica."""
+        span_id = f"{self.root + _FIRST_ATTEMPT + 2 * self.tried:016x}"
+        self.tried += 1
+        made = Attempt(span_id, replica, url, engine, now)
+        made.resumes = bool(self.phases) and self.phases[-1].name == DELIVER
+        if len(self.attempts) >= MAX_ATTEMPTS:
+            self.attempts.pop()
+        self.attempts.append(made)
+        return traceparent(self.trace_id, span_id, self.flags)
+
+    def failed(self, reason: str, text: str, now: float) -> None:
+        """The last attempt has failed. Idempotent."""
+        if self.attempts and self.attempts[-1].ended is None:
+            last = self.attempts[-1]
+            last.ended, last.failure, last.text = now, reason, text
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.trace_id}-{self.span_id}, {self.tried} attempts>"

@@ -1,0 +1,236 @@
+"""The stream of an engine that writes chat in a form of its own, as OpenAI's: events for a client, or one whole answer.
+
+    engine's events ── ChatPieces ──► texts, end ──┬── AdaptedReader ──► chat.completion.chunk events ──► the client's dialect
+                       (stop strings end it)       └── Collected ──────► one chat.completion ───────────► the client's dialect
+
+Distributed-Llama's events: `object` is chat.completion, all ids are alike, `\\r\\n\\r\\n` ends them, the last one has
+`finish_reason` "stop" in all cases and no delta, and `data: [DONE]` has no line end. It reports no usage. Whether its answer
+was cut is guessed: it has as many pieces as tokens were allowed. A piece is mostly a token; where it has several (those that
+make up one character, or that might have been the end), a cut answer has fewer pieces, and is taken for a whole one.
+
+Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect, StreamOpening, StreamReader
+from gateway.dialects.events.splitter import Splitter
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
+from gateway.dialects.openai.errors import error_body
+from gateway.dialects.openai.stream import Opening, begins_well
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError, ReplicaFailure
+from gateway.features.translation.adaptation.request import PlainChat
+from gateway.features.translation.adaptation.stops import StopFilter
+from gateway.features.translation.answers import TranslatedAnswers
+
+MAX_TEXT: Final = 1 << 20  # characters of an answer that is collected
+
+_ROLE: Final = {"role": "assistant", "content": ""}
+
+
+class ChatPieces:
+    """Reads the engine's stream: `feed` it. over: nothing more is wanted of it. reason: why it ended, "" before. created: its
+    time, 0 before the first event.
+    """
+
+    __slots__ = ("_limit", "_pieces", "_splitter", "_stops", "created", "over", "reason")
+
+    def __init__(self, chat: PlainChat) -> None:
+        self._splitter = Splitter()
+        self._stops = StopFilter(chat.stops)
+        self._limit = chat.max_tokens
+        self._pieces = 0
+        self.created = 0
+        self.reason = ""
+        self.over = False
+
+    def feed(self, chunk: bytes) -> str:
+        """The text that is certain now. Raises ReplicaFailure for what no engine writes."""
+        texts = list[str]()
+        for event in self._splitter.feed(chunk):
+            texts.append(self._event(event))
+        if self._splitter.held > MAX_PARSED_EVENT:
+            raise _garbage(f"an event of more than {MAX_PARSED_EVENT} bytes")
+        return "".join(texts)
+
+    def finish(self) -> str:
+        """The stream is over; the last event may lack its end."""
+        return self._event(self._splitter.finish())
+
+    def _event(self, event: bytes) -> str:
+        data = data_of(event).strip()
+        if self.over or not data:
+            return ""
+        if data == b"[DONE]":
+            if not self.reason:
+                raise _garbage("the stream ends without a finish_reason")
+            self.over = True
+            return ""
+        choice = self._choice(data)
+        delta, reason = choice.get("delta"), choice.get("finish_reason")
+        text = delta.get("content") if isinstance(delta, dict) else None
+        out = ""
+        if isinstance(text, str) and text and not self.reason:
+            self._pieces += 1
+            out = self._stops.feed(text)
+            if self._stops.stopped:
+                self.reason, self.over = "stop", True
+        if isinstance(reason, str) and reason and not self.reason:
+            out += self._stops.finish()
+            self.reason = "length" if self._limit and self._pieces >= self._limit else "stop"
+        return out
+
+    def _choice(self, data: bytes) -> dict[str, Any]:
+        try:
+            chunk = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise _garbage("an event whose data is no JSON") from error
+        choices = chunk.get("choices") if isinstance(chunk, dict) else None
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise _garbage("an event without choices")
+        created = chunk.get("created")
+        if not self.created and type(created) is int and 0 < created < 1 << 40:
+            self.created = created
+        choice: dict[str, Any] = choices[0]
+        return choice
+
+
+class AdaptedReader(StreamReader):
+    """For a client that wants a stream. inner: of its dialect."""
+
+    def __init__(self, chat: PlainChat, inner: StreamReader, id_: str) -> None:
+        super().__init__()
+        self._pieces = ChatPieces(chat)
+        self._model = chat.model
+        self._id = id_
+        self._inner = inner
+        self._begun = False
+
+    @property
+    def last_number(self) -> int:
+        return self._inner.last_number
+
+    @property
+    def passed(self) -> int:
+        return self._inner.passed
+
+    @property
+    def late(self) -> bool:
+        return self._inner.late
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self._passed(self._pieces.feed(chunk))
+
+    def finish(self) -> bytes:
+        out = self._passed(self._pieces.finish())
+        rest = self._inner.finish()
+        self._note()
+        return out + rest
+
+    def raise_failure(self) -> None:
+        self._inner.raise_failure()
+
+    def _passed(self, text: str) -> bytes:
+        if self._inner.done:
+            return b""
+        events = list[bytes]()
+        if not self._begun:
+            self._begun = True
+            events.append(self._chunk(_ROLE, None))
+        if text:
+            events.append(self._chunk({"content": text}, None))
+        if self._pieces.over:
+            events += (self._chunk({}, self._pieces.reason), b"data: [DONE]\n\n")
+        out = self._inner.feed(b"".join(events))
+        self._note()
+        return out
+
+    def _note(self) -> None:
+        inner = self._inner
+        self.usage, self.done, self.reported = inner.usage, inner.done, inner.reported
+        self.within_event, self.holds = inner.within_event, inner.holds
+        self.enough = self._pieces.over and inner.done
+
+    def _chunk(self, delta: dict[str, str], reason: str | None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        chunk = {"id": self._id, "object": "chat.completion.chunk", "created": self._pieces.created, "model": self._model}
+        return b"data: " + orjson.dumps({**chunk, "choices": [choice]}) + b"\n\n"
+
+
+class Collected:
+    """The same as one whole answer: `feed` until it is `over`, then `answer`."""
+
+    def __init__(self, chat: PlainChat, id_: str) -> None:
+        self._pieces = ChatPieces(chat)
+        self._model = chat.model
+        self._id = id_
+        self._texts = list[str]()
+        self._length = 0
+
+    @property
+    def over(self) -> bool:
+        return self._pieces.over
+
+    def feed(self, chunk: bytes) -> None:
+        """Raises ReplicaFailure."""
+        self._add(self._pieces.feed(chunk))
+
+    def finish(self) -> None:
+        """The stream is over."""
+        self._add(self._pieces.finish())
+
+    def _add(self, text: str) -> None:
+        self._length += len(text)
+        if self._length > MAX_TEXT:
+            raise _garbage(f"an answer of more than {MAX_TEXT} characters")
+        if text:
+            self._texts.append(text)
+
+    def answer(self) -> bytes:
+        """Raises ReplicaFailure if it is not whole."""
+        if not self.over:
+            raise ReplicaFailure("reset", "the stream ended without its last event")
+        message = {"role": "assistant", "content": "".join(self._texts)}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._pieces.reason}
+        head = {"id": self._id, "object": "chat.completion", "created": self._pieces.created, "model": self._model}
+        return orjson.dumps({**head, "choices": [choice]})
+
+
+class AdaptedAnswers(Dialect):
+    """What `Dialect` says of answers, for one adapted request. inner: what reads a chat answer for the client."""
+
+    name: ClassVar[str] = "adapted"
+
+    def __init__(self, chat: PlainChat, inner: Dialect, seed: str) -> None:
+        self.chat = chat
+        self.inner = inner
+        self._id = f"chatcmpl-{seed}"
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        return AdaptedReader(self.chat, self.inner.reader(api, watchful=watchful), self._id)
+
+    def opening(self, data: bytes) -> StreamOpening | None:
+        return None if begins_well(data) else Opening()
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        return None
+
+    def collected(self) -> Collected:
+        return Collected(self.chat, self._id)
+
+    def answer(self, body: bytes) -> bytes:
+        """A collected answer, as the client reads it. Raises ReplicaFailure."""
+        return self.inner.answer(body) if isinstance(self.inner, TranslatedAnswers) else body
+
+    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
+        return error_body(error)
+
+
+def _garbage(text: str) -> ReplicaFailure:
+    return ReplicaFailure("garbage", text)

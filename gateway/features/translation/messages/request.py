@@ -1,0 +1,133 @@
+"""A Messages request as a chat request.
+
+What is said is the same, in the same order, so that an engine makes the same prompt of it as of the original: `turns.py` has
+the conversation, this module all else. Left out, because they are not about the answer, or no chat engine can be relied on to
+take them: `metadata`, `service_tier`, `cache_control` (the gateway has read it), `thinking` and `output_config.effort` (a model
+thinks as its template has it; engines differ in the names and values of both), `context_management`, `container`, other betas.
+What only a server could do (its own tools, MCP) is refused.
+
+`max_tokens: 0` computes the prompt and nothing else. Chat has no such request: one token is asked for, and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.dialects.anthropic.prompt import chat_tool
+from gateway.dialects.body import json_object, model_of, wants_stream
+from gateway.dialects.prompt.canonical import to_json
+from gateway.errors import bad_request
+from gateway.features.translation.messages.echo import Echo
+from gateway.features.translation.messages.turns import chat_messages, system_text
+from gateway.features.translation.translation import TranslatedRequest
+
+# The same in both. The last ones are extensions of engines that shape the prompt, or whose cache it is.
+_COPIED: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "cache_salt",
+    "cache_prompt",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+_CLIENT_TOOLS: Final = (None, "custom")
+_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(raw: bytes) -> TranslatedRequest:
+    """Raises GatewayError 400 that names the field that chat has no words for. O(length)."""
+    body = json_object(raw)
+    chat: dict[str, Any] = {"model": model_of(body), "messages": _conversation(body)}
+    for name in _COPIED:
+        if body.get(name) is not None:
+            chat[name] = body[name]
+    _add_tools(chat, body)
+    _add_format(chat, body)
+    stops = _stops(body.get("stop_sequences"))
+    if stops:
+        chat["stop"] = stops
+    most = body.get("max_tokens")
+    empty = type(most) is int and most == 0
+    if most is not None:
+        chat["max_tokens"] = 1 if empty else most
+    if wants_stream(body):
+        chat["stream"] = True
+        chat["stream_options"] = {"include_usage": True}
+    return TranslatedRequest(to_json(chat), Echo(stops, empty=empty).written())
+
+
+def _conversation(body: Mapping[str, Any]) -> list[Any]:
+    system = system_text(body.get("system"))
+    turns = chat_messages(body.get("messages"))
+    return turns if system is None else [{"role": "system", "content": system}, *turns]
+
+
+def _add_tools(chat: dict[str, Any], body: Mapping[str, Any]) -> None:
+    if body.get("mcp_servers"):
+        raise bad_request(
+            "mcp_servers: the replicas of this model do not run tools; connect to them in the client.", "mcp_servers"
+        )
+    tools = body.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise bad_request("'tools' must be a list.", "tools")
+    if tools:
+        for number, tool in enumerate(tools):
+            _require_function(tool, number)
+        chat["tools"] = [chat_tool(tool, number) for number, tool in enumerate(tools)]
+    choice = body.get("tool_choice")
+    if choice is not None:
+        _add_choice(chat, choice)
+
+
+def _require_function(tool: Any, number: int) -> None:
+    where = f"tools[{number}]"
+    if not isinstance(tool, dict):
+        raise bad_request(f"{where} must be an object with 'name' and 'input_schema'.", where)
+    kind = tool.get("type")
+    if kind not in _CLIENT_TOOLS:
+        text = f"{where}.type: {str(kind)[:50]!r} is a tool of Anthropic's; the replicas of this model know only custom tools."
+        raise bad_request(text, f"{where}.type")
+    for name, type_, wanted in (("name", str, "a string"), ("input_schema", dict, "an object")):
+        if not isinstance(tool.get(name), type_):
+            raise bad_request(f"{where}.{name} is required and must be {wanted}.", f"{where}.{name}")
+
+
+def _add_choice(chat: dict[str, Any], choice: Any) -> None:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "tool":
+        name = choice.get("name")
+        if not isinstance(name, str):
+            raise bad_request("tool_choice.name is required and must be a string.", "tool_choice.name")
+        chat["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        if "tools" in chat or kind == "any":  # engines refuse the others without tools
+            chat["tool_choice"] = _CHOICES[kind]
+    else:
+        raise bad_request("tool_choice.type must be 'auto', 'any', 'tool' or 'none'.", "tool_choice")
+    if choice.get("disable_parallel_tool_use") is True and "tools" in chat:
+        chat["parallel_tool_calls"] = False
+
+
+def _add_format(chat: dict[str, Any], body: Mapping[str, Any]) -> None:
+    """The form that the answer has to have: a field of `output_config`, or, in older clients, of the body."""
+    where, wanted, config = "output_format", body.get("output_format"), body.get("output_config")
+    if isinstance(config, dict) and config.get("format") is not None:
+        where, wanted = "output_config.format", config["format"]
+    if wanted is None:
+        return
+    schema = wanted.get("schema") if isinstance(wanted, dict) and wanted.get("type") == "json_schema" else None
+    if not isinstance(schema, dict):
+        raise bad_request(f"""{where} must be an object with "type": "json_schema" and a 'schema'.""", where)
+    chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+def _stops(stops: Any) -> list[str]:
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise bad_request("'stop_sequences' must be a list of strings.", "stop_sequences")
+    return stops

@@ -1,0 +1,287 @@
+"""The events of a response, written while a chat stream comes.
+
+    response.created, response.in_progress        with the first chunk
+    item by item                                  reasoning, message: one is open at a time, and the next one closes it
+                                                  calls: all stay open until the end, for their arguments may come by turns
+    response.completed or .incomplete             with the chat's [DONE]; or error and response.failed
+
+Texts are kept as the inside of a JSON string. Everything is repeated three times at its item's end and once at the response's:
+so one response may collect MAX_COLLECTED bytes, and MAX_CALLS calls; one with more is not believed (ReplicaFailure).
+
+The input of a custom tool is written at once, at its end: before that its arguments are no readable JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.excerpt import one_line
+from gateway.dialects.usage import Usage
+from gateway.errors import ReplicaFailure
+from gateway.features.translation.responses import answer as form
+from gateway.features.translation.responses.answer import OUTPUT_TEXT, REFUSAL, CallHead, Identity, ResponseForm, inside
+from gateway.features.translation.responses.tools import ToolName, tool_names
+from gateway.features.translation.translation import EventWriter, nameless_call
+
+MAX_COLLECTED: Final = 4 << 20  # bytes of texts and arguments, as JSON; the longest answers of 2026 have one MiB
+MAX_CALLS: Final = 256
+MAX_ITEMS: Final = 1024  # and parts of one
+
+_REASONING: Final = "reasoning_text"
+
+
+class _Item:
+    """A message or a reasoning that is open. parts: its finished parts. text: of its last part, of this kind."""
+
+    __slots__ = ("index", "kind", "name", "parts", "text")
+
+    def __init__(self, name: bytes, index: int, kind: str) -> None:
+        self.name = name
+        self.index = index
+        self.kind = kind
+        self.parts = list[bytes]()
+        self.text = bytearray()
+
+    def json(self, status: bytes) -> bytes:
+        """With its finished parts."""
+        write = form.reasoning_json if self.kind == _REASONING else form.message_json
+        return write(self.name, b",".join(self.parts), status)
+
+
+class _Call:
+    """A call. head: once its name is known; index: of its item, from then on. arguments: the inside of a JSON string."""
+
+    __slots__ = ("arguments", "call_id", "head", "index")
+
+    def __init__(self) -> None:
+        self.call_id = ""
+        self.head: CallHead | None = None
+        self.index = 0
+        self.arguments = bytearray()
+
+
+class ResponseWriter(EventWriter):
+    """One response. echo: what it repeats of its request. seed: of its ids."""
+
+    def __init__(self, echo: bytes, seed: str = "") -> None:
+        super().__init__()
+        self._seed = seed
+        self._echo = echo
+        self._tools: dict[str, ToolName] = tool_names(echo)
+        self._form = ResponseForm(Identity({}, seed), echo)
+        self._items = list[bytes]()  # by output index; b"": open
+        self._open: _Item | None = None
+        self._calls = list[_Call]()
+        self._by_index = dict[int, _Call]()  # the engine's index
+        self._call_ids = set[str]()  # clients match results by them: one that comes again is replaced
+        self._latest = 0  # the output index of what the engine is writing
+        self._collected = 0
+        self._reasoning = 0  # tokens
+
+    def begin(self, chunk: dict[str, Any]) -> bytes:
+        self._form = ResponseForm(Identity(chunk, self._seed), self._echo)
+        response = self._form.json("in_progress")
+        return self._event(b"response.created", b'"response":' + response) + self._event(
+            b"response.in_progress", b'"response":' + response
+        )
+
+    def counted(self, usage: dict[str, Any]) -> None:
+        self._reasoning = form.reasoning_tokens(usage)
+
+    def delta(self, delta: dict[str, Any]) -> bytes:
+        """Raises ReplicaFailure "garbage" for more than one response may have."""
+        out = b""
+        if thought := form.reasoning_text(delta):
+            out += self._text(_REASONING, thought)
+        for name, kind in (("content", OUTPUT_TEXT), ("refusal", REFUSAL)):
+            text = delta.get(name)
+            if isinstance(text, str) and text:
+                out += self._text(kind, text)
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list):
+            out += b"".join([self._call_delta(call) for call in calls if isinstance(call, dict)])
+        return out
+
+    def end(self, reason: str, usage: Usage | None) -> bytes:
+        status = form.status_of(reason)
+        out = self._close(status.encode() if self._is_latest(self._open) else b"completed")
+        for call in self._calls:
+            out += self._close_call(call, status.encode() if call.index == self._latest else b"completed")
+        output = b",".join(self._items)
+        response = self._form.json(status, output, form.usage_json(usage, self._reasoning), reason)
+        return out + self._event(b"response." + status.encode(), b'"response":' + response)
+
+    def failed(self, message: str) -> bytes:
+        """`error` is what OpenAI's clients raise, `response.failed` what others read."""
+        text = orjson.dumps(one_line(message))
+        error = b'"code":"server_error","message":%b,"param":null,"error":{"message":%b,"type":"server_error","param":null,'
+        out = self._event(b"error", (error + b'"code":"server_error"}') % (text, text))
+        response = self._form.json("failed", error=b'{"code":"server_error","message":%b}' % text)
+        return out + self._event(b"response.failed", b'"response":' + response)
+
+    # -- texts
+
+    def _text(self, kind: str, text: str) -> bytes:
+        """A piece of a text. Opens and closes what has to be for it."""
+        raw, out = self._collect(text), b""
+        item = self._open
+        if item is None or (item.kind == _REASONING) != (kind == _REASONING):
+            out += self._close(b"completed")
+            item = self._opened(kind)
+            out += self._event(b"response.output_item.added", self._item_fields(item.index, item.json(b"in_progress")))
+            out += self._begin_part(item)
+        elif item.kind != kind:
+            self._require_fewer(len(item.parts) + 1)
+            out += self._end_part(item)
+            item.kind = kind
+            out += self._begin_part(item)
+        self._latest = item.index
+        item.text += raw
+        logprobs = b',"logprobs":[]' if kind == OUTPUT_TEXT else b""
+        fields = b'%b,"delta":"%b"%b' % (_place(item), raw, logprobs)
+        return out + self._event(b"response.%b.delta" % kind.encode(), fields)
+
+    def _opened(self, kind: str) -> _Item:
+        index = self._new_index()
+        item = _Item(self._form.identity.item(b"rs" if kind == _REASONING else b"msg", index), index, kind)
+        self._open = item
+        return item
+
+    def _begin_part(self, item: _Item) -> bytes:
+        part = form.part_json(item.kind, b"")
+        return self._event(b"response.content_part.added", b'%b,"part":%b' % (_place(item), part))
+
+    def _end_part(self, item: _Item) -> bytes:
+        text, place, kind = bytes(item.text), _place(item), item.kind.encode()
+        name = b"refusal" if item.kind == REFUSAL else b"text"
+        logprobs = b',"logprobs":[]' if item.kind == OUTPUT_TEXT else b""
+        part = form.part_json(item.kind, text)
+        out = self._event(b"response.%b.done" % kind, b'%b,"%b":"%b"%b' % (place, name, text, logprobs))
+        out += self._event(b"response.content_part.done", b'%b,"part":%b' % (place, part))
+        item.parts.append(part)
+        item.text.clear()
+        return out
+
+    def _close(self, status: bytes) -> bytes:
+        item = self._open
+        if item is None:
+            return b""
+        self._open = None
+        out = self._end_part(item)
+        return out + self._done(item.index, item.json(status))
+
+    def _is_latest(self, item: _Item | None) -> bool:
+        return item is not None and item.index == self._latest
+
+    # -- calls
+
+    def _call_delta(self, delta: dict[str, Any]) -> bytes:
+        function, call_id = delta.get("function"), delta.get("id")
+        if not isinstance(function, dict):
+            return b""
+        name, arguments = function.get("name"), function.get("arguments")
+        name = form.checked(name) if isinstance(name, str) else ""
+        call = self._call(delta.get("index"), form.checked(call_id) if isinstance(call_id, str) else "", name)
+        out, raw = b"", self._collect_arguments(arguments)
+        call.arguments += raw
+        if call.head is None:
+            if not name:
+                return b""  # what comes before the name is written with it
+            out, raw = self._begin_call(call, name), bytes(call.arguments)
+        self._latest = call.index
+        return out + self._arguments(call, raw)
+
+    def _call(self, index: Any, call_id: str, name: str) -> _Call:
+        """The call to which a delta belongs. Engines that number none, or all alike, send whole calls, each with its id; some
+        of the former without one.
+        """
+        at = index if isinstance(index, int) else -1
+        call = self._by_index.get(at)
+        other = call_id != call.call_id if call is not None and call_id else at == -1
+        if call is None or (name and call.head is not None and other):
+            if len(self._calls) == MAX_CALLS:
+                raise ReplicaFailure("garbage", f"an answer with more than {MAX_CALLS} tool calls")
+            call = self._by_index[at] = _Call()
+            self._calls.append(call)
+        call.call_id = call.call_id or call_id
+        return call
+
+    def _begin_call(self, call: _Call, name: str) -> bytes:
+        out = self._close(b"completed")
+        call.index = self._new_index()
+        call_id = "" if call.call_id in self._call_ids else call.call_id
+        self._call_ids.add(call_id)
+        head = call.head = CallHead(self._form.identity, call.index, name, call_id, self._tools)
+        added = self._item_fields(call.index, head.json(b"", b"in_progress"))
+        return out + self._event(b"response.output_item.added", added)
+
+    def _arguments(self, call: _Call, raw: bytes) -> bytes:
+        head = call.head
+        if not raw or head is None or head.tool.custom:
+            return b""
+        fields = b'%b,"delta":"%b"' % (_place_of_call(head, call.index), raw)
+        return self._event(b"response.function_call_arguments.delta", fields)
+
+    def _close_call(self, call: _Call, status: bytes) -> bytes:
+        head = call.head
+        if head is None:
+            if not call.arguments:
+                return b""
+            raise nameless_call()
+        place, given = _place_of_call(head, call.index), bytes(call.arguments)
+        if head.tool.custom:
+            given = form.input_of(given)
+            out = self._event(b"response.custom_tool_call_input.delta", b'%b,"delta":"%b"' % (place, given))
+            out += self._event(b"response.custom_tool_call_input.done", b'%b,"input":"%b"' % (place, given))
+        else:
+            fields = b'%b,"name":%b,"arguments":"%b"' % (place, orjson.dumps(head.tool.name), given)
+            out = self._event(b"response.function_call_arguments.done", fields)
+        return out + self._done(call.index, head.json(given, status))
+
+    # -- all of them
+
+    def _new_index(self) -> int:
+        self._require_fewer(len(self._items))
+        self._items.append(b"")
+        return len(self._items) - 1
+
+    def _require_fewer(self, parts: int) -> None:
+        if parts >= MAX_ITEMS:
+            raise ReplicaFailure("garbage", f"an answer of more than {MAX_ITEMS} parts")
+
+    def _collect_arguments(self, arguments: Any) -> bytes:
+        """A piece of their JSON; some engines give the object."""
+        if isinstance(arguments, dict):
+            return self._counted(form.object_arguments(arguments))
+        return self._collect(arguments) if isinstance(arguments, str) else b""
+
+    def _collect(self, text: str) -> bytes:
+        return self._counted(inside(text))
+
+    def _counted(self, raw: bytes) -> bytes:
+        self._collected += len(raw)
+        if self._collected > MAX_COLLECTED:
+            raise ReplicaFailure("garbage", f"an answer of more than {MAX_COLLECTED} bytes")
+        return raw
+
+    def _done(self, index: int, item: bytes) -> bytes:
+        self._items[index] = item
+        return self._event(b"response.output_item.done", self._item_fields(index, item))
+
+    def _item_fields(self, index: int, item: bytes) -> bytes:
+        return b'"output_index":%d,"item":%b' % (index, item)
+
+    def _event(self, kind: bytes, fields: bytes) -> bytes:
+        """One event, numbered. fields: JSON members."""
+        self.last_number += 1
+        return b'event: %b\ndata: {"type":"%b",%b,"sequence_number":%d}\n\n' % (kind, kind, fields, self.last_number)
+
+
+def _place(item: _Item) -> bytes:
+    return b'"item_id":"%b","output_index":%d,"content_index":%d' % (item.name, item.index, len(item.parts))
+
+
+def _place_of_call(head: CallHead, index: int) -> bytes:
+    return b'"item_id":"%b","output_index":%d' % (head.item_id, index)

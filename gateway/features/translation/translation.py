@@ -1,0 +1,235 @@
+"""A dialect in the words of OpenAI's chat: what a replica that speaks only that is asked, and what its answer means.
+
+    body ── request ──► a chat request ──► replica ──► whole answer ── answer ──► the dialect's
+                                                  ├──► stream ── TranslatingReader, EventWriter ──► the dialect's events
+                                                  └──► error ── error ──► the dialect's
+
+Pure: bytes in, bytes out. What cannot be said in chat is a GatewayError 400 that names the field: nothing is dropped in silence
+that would change the answer.
+
+The stream's end is written when the chat stream ends ([DONE]): only then its usage is known.
+
+An answer that lacks a part must not look whole: data that cannot be read, a stream without a `finish_reason`, and one that says
+that the engine gave up, are the replica's failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from gateway.dialects.dialect import StreamReader
+from gateway.dialects.events.splitter import Splitter
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
+from gateway.dialects.json_structure import exceeds
+from gateway.dialects.openai.stream import QUIET, failure_of
+from gateway.dialects.openai.usage import parse_usage
+from gateway.dialects.usage import Usage
+from gateway.errors import ReplicaFailure
+from gateway.features.translation.chat_message import in_texts
+
+CHAT_PATH: Final = "/v1/chat/completions"
+MAX_EVENT: Final = 1 << 20  # bytes; no engine writes such a chunk
+MAX_VALUES: Final = 1 << 15  # of a long event: as `json_structure` counts them
+
+_GAVE_UP: Final = frozenset(["abort", "error"])  # reasons of vLLM and SGLang
+_ERROR_NAME: Final = (b"event: error", b"event:error")
+
+
+class TranslatedRequest:
+    """body: the chat request. echo: JSON that the answer repeats of the request, as its dialect wants that; b"": nothing."""
+
+    __slots__ = ("body", "echo")
+
+    def __init__(self, body: bytes, echo: bytes = b"") -> None:
+        self.body = body
+        self.echo = echo
+
+
+class EventWriter:
+    """Writes one answer's events, from chunks of a chat stream. Each method returns the bytes for the client.
+
+    last_number: of the last event that has one, in dialects that number them; -1: none had.
+    """
+
+    def __init__(self) -> None:
+        self.last_number = -1
+
+    def counted(self, usage: dict[str, Any]) -> None:
+        """The chat's usage as its engine wrote it, for what a Usage has not. It may have anything in it."""
+
+    def begin(self, chunk: dict[str, Any]) -> bytes:
+        """The first chunk is here (its deltas come to `delta` as well)."""
+        raise NotImplementedError
+
+    def delta(self, delta: dict[str, Any]) -> bytes:
+        """The `delta` of the first choice. It may have anything in it, of any type."""
+        raise NotImplementedError
+
+    def stopped(self, text: str) -> None:
+        """The engine names the stop sequence that ended the text. Comes before `end`, if at all."""
+
+    def end(self, reason: str, usage: Usage | None) -> bytes:
+        """All is here. reason: chat's `finish_reason`. Raises ReplicaFailure "garbage" if something is missing after all."""
+        raise NotImplementedError
+
+    def failed(self, message: str) -> bytes:
+        """The engine has reported an error: what makes the dialect's official clients raise."""
+        raise NotImplementedError
+
+
+class Translation:
+    """One dialect. One object serves all requests."""
+
+    name: ClassVar[str] = ""  # the dialect's
+
+    def request(self, raw: bytes) -> TranslatedRequest:
+        """The chat request for a body that the dialect has parsed (`Dialect.parse`). A stream always asks for its usage.
+
+        Raises GatewayError 400 that names the field that cannot be translated. O(length).
+        """
+        raise NotImplementedError
+
+    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
+        """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is none. seed: what tells the
+        answer's ids from those of other requests, for engines have ids that come again.
+        """
+        raise NotImplementedError
+
+    def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
+        """The body of a replica's error in the dialect's shape. body: whatever it sent, cut to a few kB."""
+        raise NotImplementedError
+
+    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
+        raise NotImplementedError
+
+    def reader(self, echo: bytes, seed: str = "") -> TranslatingReader:
+        """For one answer's stream."""
+        return TranslatingReader(self.writer(echo, seed))
+
+
+class TranslatingReader(StreamReader):
+    """Reads a chat stream, event by event; what it returns is in the dialect of its writer. O(bytes)."""
+
+    def __init__(self, writer: EventWriter) -> None:
+        super().__init__()
+        self.writer = writer
+        self._splitter = Splitter()
+        self._begun = False
+        self._reason = ""
+        self._deltas = 0
+        self._counted = 0  # deltas that had come when the usage came
+
+    @property
+    def passed(self) -> int:
+        return max(0, self._deltas - QUIET)
+
+    @property
+    def late(self) -> bool:
+        return self.usage is not None and self._deltas - self._counted > 1
+
+    @property
+    def last_number(self) -> int:
+        return self.writer.last_number
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, one whose data is no JSON, what the writer refuses,
+        and an answer that the engine gave up.
+        """
+        out = [self._event(event) for event in self._splitter.feed(chunk)]
+        if self._splitter.held > MAX_EVENT:
+            raise _too_large()
+        return b"".join(out)
+
+    def finish(self) -> bytes:
+        rest = self._splitter.finish()
+        return self._event(rest) if rest else b""
+
+    def _event(self, event: bytes) -> bytes:
+        if self.done or self.reported:
+            return b""
+        if data_of(event).strip() == b"[DONE]":
+            if not self._reason:
+                raise ReplicaFailure("garbage", "the stream ends without a finish_reason")
+            out = self.writer.end(self._reason, self.usage)
+            self.done = True  # not before: `end` may find that something is missing
+            return out
+        chunk = _chunk_of(event)
+        error = chunk.get("error")
+        if not error and (chunk.get("object") == "error" or event.startswith(_ERROR_NAME)):
+            error = chunk
+        if error:
+            self.reported = failure_of(event)
+            self.done = self.reported is None  # the client's own fault, which it reads in the event
+            message = error.get("message") if isinstance(error, dict) else error
+            return self.writer.failed(message if isinstance(message, str) else "The engine has failed.")
+        self._count(chunk)
+        choices = chunk.get("choices")
+        if not isinstance(choices, list):
+            return b""
+        out = self._opened(chunk)
+        choice = choices[0] if choices else None
+        if isinstance(choice, dict) and choice.get("index") in (None, 0):
+            delta, reason = choice.get("delta"), choice.get("finish_reason")
+            if not isinstance(delta, dict):
+                delta = choice.get("message")  # some engines stream one chunk, written like a whole answer
+            if isinstance(delta, dict):
+                self._deltas += 1
+                out += self.writer.delta(in_texts(delta))
+            if isinstance(reason, str) and reason:
+                require_finished(reason)
+                self._reason = reason
+                if stop := stop_text(choice):
+                    self.writer.stopped(stop)
+        return out
+
+    def _count(self, chunk: dict[str, Any]) -> None:
+        usage = parse_usage(chunk)
+        if usage:
+            self.usage, self._counted = usage, self._deltas
+            self.writer.counted(chunk["usage"])
+
+    def _opened(self, chunk: dict[str, Any]) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        return self.writer.begin(chunk)
+
+
+def stop_text(choice: Mapping[str, Any]) -> str:
+    """The stop sequence that a choice names as what ended it: vLLM's and SGLang's fields, which may hold a token's id, too."""
+    for name in ("stop_reason", "matched_stop"):
+        value = choice.get(name)
+        if isinstance(value, str):
+            return value
+    return ""
+
+
+def require_finished(reason: str) -> None:
+    """Raises ReplicaFailure for a `finish_reason` of an answer that is neither whole nor cut where the request wanted that."""
+    if reason in _GAVE_UP:
+        raise ReplicaFailure("garbage", f"it gave the answer up (finish_reason {reason!r})")
+
+
+def nameless_call() -> ReplicaFailure:
+    return ReplicaFailure("garbage", "the answer has a tool call without a name")
+
+
+def _chunk_of(event: bytes) -> dict[str, Any]:
+    """{}: it has none. A long one is read, too: some engines write all arguments of a tool call at once."""
+    if len(event) > MAX_EVENT or (len(event) > MAX_PARSED_EVENT and exceeds(event, MAX_VALUES)):
+        raise _too_large()
+    data = data_of(event).strip()
+    if not data:
+        return {}
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ReplicaFailure("garbage", "an event whose data is no JSON") from error
+    return chunk if isinstance(chunk, dict) else {}
+
+
+def _too_large() -> ReplicaFailure:
+    return ReplicaFailure("garbage", f"an event of more than {MAX_EVENT} bytes, or {MAX_VALUES} values")

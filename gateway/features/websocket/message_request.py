@@ -1,0 +1,264 @@
+"""A message of a WebSocket as a request of the gateway, and the messages that answer it.
+
+    stream of events ──► one message for each event: its data            {"type": "response.output_text.delta", ...}
+    any other answer ──► one message                                     {"type": "error", "status": 404, "error": {...}}
+
+Both have the request's `stream_id`, if it named one. An event that is not whole when the answer breaks off is dropped, so an
+error can be said at any place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from gateway.admission.memory import MemoryLease
+from gateway.dialects.events.sse import data_of
+from gateway.dialects.excerpt import excerpt
+from gateway.dialects.openai.errors import error_of
+from gateway.dialects.responses.create_message import Created, warmed
+from gateway.errors import GatewayError
+from gateway.features.histories.recent import Lane, Newest
+from gateway.features.runs.whole_events import WholeEvents
+from gateway.features.websocket.frames import text_frame
+from gateway.features.websocket.message_socket import MessageSocket
+from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.upstream.client import Source
+from gateway.upstream.headers import upstream_headers
+
+MAX_ERROR: Final = 64 << 10  # bytes of an answer that is no stream
+
+_NOT_FOUND: Final = "previous_response_not_found"  # with which OpenAI has clients send the whole conversation again
+_NAMED_HEADERS: Final = frozenset([b"retry-after", b"x-request-id"])  # that an error's message has
+_HEADER: Final = re.compile(rb"([^:\r\n]+): ?([^\r\n]*)\r\n")
+_STREAM: Final = b"text/event-stream"
+_HANDSHAKE: Final = b"sec-websocket-"
+
+
+class Opening:
+    """The request that has opened the connection: who sends its messages, and what goes on of its headers.
+
+    lines: for replicas.
+    """
+
+    def __init__(self, request: AiohttpRequest) -> None:
+        self.request = request
+        self.caller = request.caller()
+        pairs = [pair for pair in request.inner.raw_headers if not pair[0].lower().startswith((_HANDSHAKE, b"content-type"))]
+        self.lines = b"%bContent-Type: application/json\r\n" % upstream_headers(pairs)
+
+
+class MessageHeaders:
+    """The opening request's headers. A request id of the client's gets the message's number, for ids tell requests apart."""
+
+    def __init__(self, opening: Headers, number: int) -> None:
+        self._opening = opening
+        self._number = number
+
+    def get(self, name: str, /) -> str | None:
+        value = self._opening.get(name)
+        return f"{value}.{self._number}" if value and name == REQUEST_ID_HEADER else value
+
+
+class MessageRequest(ClientRequest):
+    """One message. opening: of its connection. `close` it."""
+
+    def __init__(self, opening: Opening, socket: MessageSocket, number: int, lease: MemoryLease) -> None:
+        request = opening.request
+        super().__init__("POST", request.path, request.target, MessageHeaders(request.headers, number), lease)
+        self.opening = opening
+        self.refers = False  # the request names an earlier response
+        self.warms = False  # it wants no output
+        self.stream_id = ""
+        self._socket = socket
+        self._body = b""
+
+    def put(self, body: bytes, found: Created, newest: Newest) -> None:
+        """newest: of the connection's responses."""
+        self._body = body
+        self.stream_id, self.refers, self.warms = found.stream_id, found.refers, found.warms
+        self.recent = Lane(newest, found.stream_id, warms=found.warms)
+
+    def caller(self) -> Caller:
+        return self.opening.caller
+
+    def upstream_headers(self) -> bytes:
+        return self.opening.lines
+
+    @property
+    def here(self) -> bool:
+        return True
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def take(self) -> bytes:
+        body, self._body = self._body, b""
+        return body
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+        return MessageReply(self._socket, self)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._body = b""
+        self.lease.close()
+
+    def __repr__(self) -> str:
+        return f"<MessageRequest {self.stream_id or '-'}, {len(self._body)} bytes>"
+
+
+class MessageReply(ClientReply):
+    """The messages that answer one."""
+
+    def __init__(self, socket: MessageSocket, request: MessageRequest) -> None:
+        super().__init__()
+        self.keep_alive = True
+        self._socket = socket
+        self._stream_id = request.stream_id
+        self._lease = request.lease
+        self._refers = request.refers
+        self._warms = request.warms
+        self._source: Source | None = None
+        self._events: WholeEvents | None = None  # of a stream
+        self._status = 0
+        self._length: int | None = None
+        self._headers = b""
+        self._held = bytearray()  # the body of an answer that is no stream
+        self._over = False
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        self.begun = True
+        self._status, self._headers, self._length = status, headers, length
+        kinds = [value for name, value in _HEADER.findall(headers) if name.lower() == b"content-type"]
+        if status == 200 and kinds and kinds[0].lower().startswith(_STREAM):
+            self._events = WholeEvents(self._lease)
+        self.write(first)
+        if not self._events and length == 0:
+            self._say()
+
+    def write(self, data: bytes) -> None:
+        if self._over or not data:
+            return
+        if self._events:
+            self._send(self._events.feed(data))
+            self._events.charge()
+            return
+        self._held += data[: MAX_ERROR - len(self._held)]
+        if self._length is not None and len(self._held) >= min(self._length, MAX_ERROR):
+            self._say()
+
+    def end(self, last: bytes = b"") -> None:
+        self.write(last)
+        if not self._over:
+            if self._events:
+                self._send(self._events.finish())
+            else:
+                self._say()
+        self._close()
+
+    def cut(self) -> None:
+        """It breaks off where an error cannot be an event: here it can. A client that does not read is dropped."""
+        if not self._socket.writable:
+            self._socket.abort()
+        elif not self._over:
+            self._fail(GatewayError(502, "replica_failed", "The replica failed while it answered. Retry the request."))
+
+    def feed_from(self, answer: Source | None) -> None:
+        if self._source:
+            self._socket.sources.discard(self._source)
+        self._source = answer
+        if answer:
+            self._socket.feed_from(answer)
+
+    def _send(self, events: Sequence[bytes]) -> None:
+        if self._warms:
+            events = warmed(events)
+        messages = [text_frame(text) for event in events if (text := self._message(data_of(event)))]
+        if messages:
+            self._socket.send(b"".join(messages))
+
+    def _message(self, data: bytes) -> bytes:
+        """An event's data, with the stream id; empty if it is no object ([DONE], or none)."""
+        data = data.strip()
+        if not (data.startswith(b"{") and data.endswith(b"}")):
+            return b""
+        if not data.isascii():
+            data = data.decode("utf-8", "replace").encode()  # a text message has to be UTF-8
+        return labelled(data, self._stream_id)
+
+    def _say(self) -> None:
+        """The message for an answer that is no stream."""
+        body = bytes(self._held)
+        self._close()
+        error = _error_in(body, self._status)
+        if self._refers and _is_lost(error, self._status):
+            error["code"] = _NOT_FOUND
+        headers = {
+            name.lower().decode("latin-1"): value.decode("latin-1")
+            for name, value in _HEADER.findall(self._headers)
+            if name.lower() in _NAMED_HEADERS
+        }
+        status = self._status if self._status >= 400 else 502
+        self._socket.send(text_frame(error_message(error, status, self._stream_id, headers)))
+
+    def _fail(self, error: GatewayError) -> None:
+        self._close()
+        self._socket.send(text_frame(message_of(error, self._stream_id)))
+
+    def _close(self) -> None:
+        self._over = True
+        self._held = bytearray()
+        if self._events:
+            self._events.drop()
+
+    def __repr__(self) -> str:
+        state = "over" if self._over else "begun" if self.begun else "not begun"
+        return f"<MessageReply {state}, {self._events or len(self._held)!r}>"
+
+
+def labelled(data: bytes, stream_id: str) -> bytes:
+    """A JSON object with the stream id as its first member. O(length)."""
+    if not stream_id:
+        return data
+    comma = b"" if data[1:].lstrip().startswith(b"}") else b","
+    return b'{"stream_id":"%b"%b%b' % (stream_id.encode("ascii"), comma, data[1:])
+
+
+def message_of(error: GatewayError, stream_id: str = "") -> bytes:
+    """The message for an error of the gateway."""
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return error_message(error_of(error)["error"], error.status, stream_id, headers)
+
+
+def error_message(error: dict[str, Any], status: int, stream_id: str, headers: dict[str, str]) -> bytes:
+    message = {"type": "error", "status": status, "error": error}
+    if headers:
+        message["headers"] = headers
+    return labelled(orjson.dumps(message), stream_id)
+
+
+def _error_in(body: bytes, status: int) -> dict[str, Any]:
+    """What the body of an error says, in OpenAI's form."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        data = None
+    if status < 400:
+        text = f"The replica answered {status}, without a stream of events."
+        return error_of(GatewayError(502, "replica_failed", text))["error"]
+    error = data.get("error") if isinstance(data, dict) else None
+    if isinstance(error, dict):
+        return error
+    return error_of(GatewayError(status, "replica_error", excerpt(body) or f"The replica answered {status}."))["error"]
+
+
+def _is_lost(error: dict[str, Any], status: int) -> bool:
+    """Whether a replica refuses a request because it does not have, or cannot have, the earlier response that is named."""
+    about = error.get("param") == "previous_response_id" or "previous_response" in str(error.get("message"))
+    return about if status == 400 else status in (404, 410) and error.get("code") != "model_not_found"

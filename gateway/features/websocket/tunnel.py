@@ -1,0 +1,233 @@
+"""WebSockets that go to a replica: the request for the upgrade, its answer, and then bytes in both directions.
+
+    GET /v1/realtime?model=M ──► Lifecycle, as any request ──► 101: bytes both ways, until one side ends
+                                                           └─► any other answer: plain HTTP, as it came
+
+The handshake is the replica's: its key and subprotocol pass, and so do all frames. Extensions are not offered to it, for usage
+cannot be read in compressed frames; what it reports in passing is the request's (`usage_tap.py`). Until its 101 it is tried on
+other replicas, as any request before its first byte. From then on the gateway only says that a connection has ended, with a
+close frame behind the replica's last whole frame: 1011 if the replica is gone or nothing passes for `timeouts.idle_s`, 1001 if
+the gateway goes down. A side that is not read holds the other one back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gateway.admission.cors import require_origin
+from gateway.config.live import Live
+from gateway.errors import bad_request, shutting_down
+from gateway.features.websocket.boundaries import Boundaries
+from gateway.features.websocket.frames import GOING_AWAY, INTERNAL_ERROR, close_frame
+from gateway.features.websocket.takeover import Upgraded, UpgradedResponse
+from gateway.features.websocket.usage_tap import UsageTap
+from gateway.request.client import Caller, ClientReply, ClientRequest
+from gateway.request.lifecycle import Lifecycle
+from gateway.request.running import Running
+from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.upstream.client import ReplicaAnswer, Source
+from gateway.upstream.headers import upstream_headers
+from gateway.upstream.http1 import SWITCHING
+
+TUNNELED: Final = frozenset(["/v1/realtime"])  # paths of engines' WebSockets
+
+_EXTENSIONS: Final = b"sec-websocket-extensions"
+_HEAD: Final = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nServer: warmroute\r\n"
+
+
+class Tunnels:
+    """Serves the connections of one gateway."""
+
+    def __init__(self, *, live: Live, lifecycle: Lifecycle, running: Running) -> None:
+        self._live = live
+        self._lifecycle = lifecycle
+        self._running = running
+
+    async def serve(self, request: AiohttpRequest) -> UpgradedResponse | ClientReply:
+        """Until the connection has ended; any other answer than a 101 is returned. Raises as `Lifecycle.serve`."""
+        require_origin(self._live.cors_origins, request.headers.get("Origin"))
+        if self._running.draining:
+            raise shutting_down()
+        asking = UpgradeRequest(request, self._running)
+        reply = await self._lifecycle.serve(asking)
+        if not isinstance(reply, TunnelReply):
+            return reply
+        if reply.plain:
+            return reply.plain
+        await reply.ended()
+        return UpgradedResponse()
+
+
+class UpgradeRequest(ClientRequest):
+    """A request for an upgrade that goes to a replica. opening: the same as aiohttp has read it."""
+
+    def __init__(self, opening: AiohttpRequest, running: Running) -> None:
+        super().__init__(opening.method, opening.path, opening.target, opening.headers, opening.lease)
+        self.upgrades = True
+        self.opening = opening
+        self._running = running
+
+    def caller(self) -> Caller:
+        return self.opening.caller()
+
+    def upstream_headers(self) -> bytes:
+        pairs = [pair for pair in self.opening.inner.raw_headers if pair[0].lower() != _EXTENSIONS]
+        return upstream_headers(pairs)
+
+    @property
+    def here(self) -> bool:
+        """It has no body."""
+        return True
+
+    @property
+    def complete(self) -> bool:
+        return self.opening.complete
+
+    def take(self) -> bytes:
+        return b""
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+        return TunnelReply(self, self._running, keep_alive=keep_alive, patience_s=patience_s)
+
+
+class TunnelReply(ClientReply):
+    """The answer to one. plain: what writes it, if it is no 101."""
+
+    def __init__(self, request: UpgradeRequest, running: Running, *, keep_alive: bool, patience_s: float) -> None:
+        super().__init__()
+        self.plain: ClientReply | None = None
+        self.keep_alive = keep_alive
+        self._request = request
+        self._running = running
+        self._patience_s = patience_s
+        self._socket: TunnelSocket | None = None
+        self._tap = UsageTap()
+        self._passed = Boundaries(self._tap)  # of the replica's frames
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        """Raises GatewayError 400 for a client that has not waited for its handshake."""
+        if status != SWITCHING:
+            self.plain = self._request.opening.reply(keep_alive=self.keep_alive, patience_s=self._patience_s)
+            self.plain.begin(status, headers, length=length, first=first)
+            self.begun = True
+            return
+        socket = TunnelSocket(asyncio.get_running_loop(), self)
+        if not socket.take_over(self._request.opening.inner, b"%b%b\r\n" % (_HEAD, headers)):
+            raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
+        self._socket = socket
+        self.begun = True
+        if first:
+            self.write(first)
+
+    def write(self, data: bytes) -> None:
+        if self.plain:
+            self.plain.write(data)
+        elif self._socket:
+            self._passed.feed(data)
+            self.usage, self.unread = self._tap.usage, self._tap.unread
+            self.satisfied = self.satisfied or self._passed.closing
+            self._socket.write(data)
+
+    def end(self, last: bytes = b"") -> None:
+        if self.plain:
+            self.plain.end(last)
+        elif self._socket:
+            self._close()
+
+    def cut(self) -> None:
+        if self.plain:
+            self.plain.cut()
+        elif self._socket:
+            if self._socket.writable:
+                self._close()
+            else:
+                self._socket.abort()
+
+    def feed_from(self, answer: Source | None) -> None:
+        if self.plain:
+            self.plain.feed_from(answer)
+        elif self._socket:
+            assert answer is None or isinstance(answer, ReplicaAnswer)  # nothing else switches protocols
+            self._socket.connect(answer, self._request)
+
+    async def ended(self) -> None:
+        """Wait for the end of the connection."""
+        if self._socket:
+            await self._socket.ended()
+
+    def _close(self) -> None:
+        """The replica's side has ended."""
+        socket = self._socket
+        if socket is None or socket.transport is None or socket.transport.is_closing():
+            return
+        if self._running.over and self._passed.between:
+            socket.write(close_frame(GOING_AWAY, "the gateway is shutting down"))
+        elif not self._passed.closing and self._passed.between:
+            socket.write(close_frame(INTERNAL_ERROR, "the connection to the replica has ended"))
+        elif not self._passed.closing:
+            socket.abort()
+            return
+        socket.end()
+
+    def __repr__(self) -> str:
+        return f"<TunnelReply {'plain' if self.plain else 'upgraded' if self._socket else 'not begun'}>"
+
+
+class TunnelSocket(Upgraded):
+    """The client's side of a tunnel."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reply: ClientReply) -> None:
+        super().__init__(loop)
+        self._reply: ClientReply | None = reply
+        self._answer: ReplicaAnswer | None = None
+        self._request: UpgradeRequest | None = None
+        self._passed = Boundaries()  # of the client's frames
+        self._charged = 0  # bytes that the replica does not read
+        self._over: asyncio.Future[None] | None = None
+
+    def connect(self, answer: ReplicaAnswer | None, request: UpgradeRequest) -> None:
+        """Both directions; None: the replica's side has ended."""
+        self._hold(False)
+        self.sources.clear()
+        self._answer, self._request = answer, request
+        if answer:
+            self.feed_from(answer)
+            answer.when_held(self._hold)
+
+    def data_received(self, data: bytes) -> None:
+        """After the end of the replica's side it is dropped."""
+        if self._answer:
+            self._passed.feed(data)
+            if self._reply and self._passed.closing:
+                self._reply.satisfied = True
+            self._answer.forward(data)
+
+    def lost(self) -> None:
+        self._hold(False)
+        self._answer = self._request = self._reply = None
+        if self._over and not self._over.done():
+            self._over.set_result(None)
+
+    async def ended(self) -> None:
+        while self.transport:
+            self._over = self.loop.create_future()
+            await self._over
+
+    def _hold(self, on: bool) -> None:
+        """The replica does not read what is forwarded, or does again."""
+        transport, request = self.transport, self._request
+        if transport is None or transport.is_closing():
+            return
+        if on and self._answer and request:
+            transport.pause_reading()
+            size = self._answer.unsent - self._charged
+            if not request.lease.grow(max(0, size)):
+                self.abort()
+            else:
+                self._charged += max(0, size)
+        elif not on:
+            if request:
+                request.lease.shrink(self._charged)
+            self._charged = 0
+            transport.resume_reading()

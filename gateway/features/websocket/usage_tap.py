@@ -1,0 +1,142 @@
+"""The tokens of a realtime session, read in what its replica sends, as that passes. Pure.
+
+    frames ──► text messages with "response.done" in them ──► their usage, summed
+
+`Boundaries` walks the frames; here a message is searched where it lies, and only one that came in several reads or frames is
+copied, up to MAX_EVENT bytes. A JSON text has the name of an event in it as it is: within a string its quotes were escaped.
+What may have been such an event and could not be read (compressed, masked, too long, without a usage) is `unread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.openai.usage import parse_usage
+from gateway.dialects.usage import Usage, token_count
+from gateway.features.websocket.boundaries import FrameTap
+
+MAX_EVENT: Final = 1 << 18
+
+_RESPONSE, _TRANSCRIPTION = "response.done", "transcription.done"  # OpenAI's, and vLLM's for audio that becomes text
+_MARKS: Final = (b'"response.done"', b'"transcription.done"')
+_LONGEST: Final = max(map(len, _MARKS)) - 1  # bytes of a mark that may have come already
+_TEXT, _CONTROLS = 1, 8
+_FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
+
+
+class UsageTap(FrameTap):
+    """One session. usage: the sum so far, None: none was reported."""
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.unread = False
+        self._left = 0  # bytes of the current frame that are still to come
+        self._in_message = False  # a text message that can be read has begun
+        self._reading = False  # the current frame is a part of it
+        self._final = False  # and its last one
+        self._held = bytearray()  # of the message, where it did not come at once
+        self._searched: bytes | None = None  # the end of what has come of one that is too long for that
+
+    def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
+        self._left = length - (end - begin)
+        opcode = first & _OPCODE
+        if opcode >= _CONTROLS:
+            self._reading = False
+            return
+        if opcode:  # a message begins
+            readable = not (first & _RESERVED or second & _MASKED)
+            self._in_message = opcode == _TEXT and readable
+            self.unread = self.unread or not readable
+            self._held, self._searched = bytearray(), None
+        if self._in_message and len(self._held) + length > MAX_EVENT:
+            self._in_message = False
+            self._searched, self._held = bytes(self._held), bytearray()
+        self._reading, self._final = self._in_message or self._searched is not None, bool(first & _FINAL)
+        self._piece(data, begin, end)
+
+    def more(self, data: bytes, end: int) -> None:
+        self._left -= end
+        self._piece(data, 0, end)
+
+    def lost(self) -> None:
+        self.unread, self._reading = True, False
+
+    def _piece(self, data: bytes, begin: int, end: int) -> None:
+        if not self._reading:
+            return
+        if self._searched is not None:
+            self._search(data, begin, end)
+            return
+        whole = self._final and not self._left
+        if not (whole and not self._held):
+            self._held += data[begin:end]
+            if whole:
+                held, self._held = bytes(self._held), bytearray()
+                self._read(held, 0, len(held))
+        else:
+            self._read(data, begin, end)
+        if whole:
+            self._in_message = self._reading = False
+
+    def _search(self, data: bytes, begin: int, end: int) -> None:
+        """A piece of a message that is too long to be held."""
+        assert self._searched is not None
+        text = self._searched + data[begin:end]
+        if _marked(text, 0, len(text)):
+            self.unread, self._searched, self._reading = True, None, False
+        else:
+            self._searched = text[-_LONGEST:]
+
+    def _read(self, data: bytes, begin: int, end: int) -> None:
+        """A whole message."""
+        if not _marked(data, begin, end):
+            return
+        try:
+            event = orjson.loads(data[begin:end])
+        except orjson.JSONDecodeError:
+            return
+        kind = event.get("type") if isinstance(event, dict) else None
+        if kind not in (_RESPONSE, _TRANSCRIPTION):
+            return
+        usage = usage_of(event.get("response") if kind == _RESPONSE else event)
+        if usage is None:
+            self.unread = True
+        else:
+            self.usage = added(self.usage, usage)
+
+    def __repr__(self) -> str:
+        return f"<UsageTap {self.usage!r}{', unread' if self.unread else ''}>"
+
+
+def usage_of(holder: object) -> Usage | None:
+    """The `usage` of a response, or of an event, in the words of realtime APIs or of chat; None: none that makes sense."""
+    usage: Any = holder.get("usage") if isinstance(holder, dict) else None
+    if not isinstance(holder, dict) or not isinstance(usage, dict):
+        return None
+    if "input_tokens" not in usage:
+        return parse_usage({"choices": [], "usage": usage})
+    prompt, completion = token_count(usage.get("input_tokens")), token_count(usage.get("output_tokens"))
+    if prompt is None or completion is None:
+        return None
+    cached = _cached(usage)
+    return Usage(prompt, completion, None if cached is None else min(cached, prompt))
+
+
+def added(before: Usage | None, usage: Usage) -> Usage:
+    """Both. Cached tokens are unknown where neither has them."""
+    if before is None:
+        return usage
+    cached = None if before.cached is usage.cached is None else (before.cached or 0) + (usage.cached or 0)
+    return Usage(before.prompt + usage.prompt, before.completion + usage.completion, cached, before.written + usage.written)
+
+
+def _cached(usage: Mapping[str, Any]) -> int | None:
+    details = usage.get("input_token_details")
+    return token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+
+
+def _marked(data: bytes | bytearray, begin: int, end: int) -> bool:
+    return data.find(_MARKS[0], begin, end) >= 0 or data.find(_MARKS[1], begin, end) >= 0

@@ -1,0 +1,42 @@
+"""Which requests open a WebSocket, and who serves it. Any other request for an upgrade is answered as plain HTTP."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from gateway.errors import GatewayError
+from gateway.features.websocket.handshake import VERSION, WRONG_VERSION, wants_websocket
+from gateway.features.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
+from gateway.features.websocket.takeover import UpgradedResponse
+from gateway.features.websocket.tunnel import TUNNELED, Tunnels
+from gateway.request.client import ClientReply
+from gateway.request.lifecycle import Lifecycle
+from gateway.server.http.aiohttp_request import AiohttpRequest
+
+_VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
+
+
+class WebSockets:
+    """Of one gateway. Their requests go through its lifecycle, and see its configuration and its end."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        live, running = lifecycle.live, lifecycle.running
+        self._lifecycle = lifecycle
+        self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=lifecycle.parsing, running=running)
+        self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running)
+
+    def wanted(self, request: web.Request) -> bool:
+        """Whether `serve` is for this request."""
+        return wants_websocket(request) and (request.path == RESPONSES_PATH or request.path in TUNNELED)
+
+    async def serve(self, request: AiohttpRequest) -> UpgradedResponse | ClientReply:
+        """Until the connection has ended, or the answer is another one. Raises ConnectionError."""
+        begun = self._lifecycle.clock()
+        try:
+            if request.path == RESPONSES_PATH:
+                return await self._responses.serve(request)
+            return await self._tunnels.serve(request)
+        except GatewayError as error:
+            return self._lifecycle.refuse(request, error, begun, _VERSION if error.status == WRONG_VERSION else b"")

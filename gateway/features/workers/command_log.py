@@ -1,0 +1,207 @@
+"""Log of the operators' commands that a new worker has to execute first.
+
+    sent to all workers ──► pending ── all have answered, none refused ──► in force, until another one undoes it
+                               └────── one refused ──► forgotten
+
+All workers execute all commands in one order, so that all accept or refuse the same ones; in that order they come into force,
+whichever is answered first. A new worker executes those in force, then the pending ones, which it answers too. A worker that
+ended without an answer is not waited for.
+
+What is in force is bounded: an addition by the replicas that a gateway may have, for workers refuse more, and drains by
+DRAINS_MOST, of which the oldest is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from gateway.cluster.membership import addition_problem, remaining
+from gateway.cluster.messages import Drain, Join, Leave
+from gateway.config.schema import MAX_REPLICAS, Config
+from gateway.features.workers.channel import HUB
+from gateway.fleet.membership import CONFIGURATION, OPERATORS, member_of
+
+PENDING_MOST: Final = 1000
+DRAINS_MOST: Final = MAX_REPLICAS
+
+Replayed = Drain | Join | Leave
+"""The commands that a new worker has to execute."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """payload: the encoded message. waiting_for: the workers that have not answered yet. accepted: one has executed it."""
+
+    command: Replayed
+    payload: bytes
+    waiting_for: set[int]
+    accepted: bool = False
+
+
+_Which = tuple[int, int]
+"""An asker, and its number for a command."""
+
+
+@dataclass(slots=True, eq=False)
+class _Folded:
+    """Additions and drains by name. joining, draining: those that are pending; a replica that is joining has no other drain."""
+
+    added: dict[str, tuple[Join, bytes]]
+    drained: dict[str, bytes]
+    joining: dict[str, tuple[_Which, _Pending]] = field(default_factory=dict)
+    draining: dict[str, tuple[_Which, _Pending]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Of all additions, the oldest first."""
+        return [*self.added, *self.joining]
+
+    def has(self, name: str) -> bool:
+        return name in self.added or name in self.joining
+
+    def join(self, name: str) -> Join:
+        if name in self.added:
+            return self.added[name][0]
+        command = self.joining[name][1].command
+        assert isinstance(command, Join)
+        return command
+
+    def remove(self, name: str) -> None:
+        """What there is of this name, and its drain."""
+        for each in (self.added, self.drained, self.joining, self.draining):
+            each.pop(name, None)
+
+
+class CommandLog:
+    """See the top of this file."""
+
+    def __init__(self) -> None:
+        self._pending: dict[_Which, _Pending] = {}
+        self._added: dict[str, tuple[Join, bytes]] = {}
+        self._drained: dict[str, bytes] = {}
+
+    def send(self, asker: int, number: int, command: Replayed, payload: bytes, workers: Iterable[int]) -> None:
+        """The command goes to these workers."""
+        self._pending[asker, number] = _Pending(command, payload, set(workers))
+
+    @property
+    def full(self) -> bool:
+        return len(self._pending) >= PENDING_MOST
+
+    def is_pending(self, asker: int, number: int) -> bool:
+        return (asker, number) in self._pending
+
+    def answered(self, worker: int, asker: int, number: int, *, accepted: bool) -> None:
+        """A worker has executed or refused a pending command."""
+        if accepted:
+            pending = self._pending[asker, number]
+            pending.accepted = True
+            pending.waiting_for.discard(worker)
+        else:
+            del self._pending[asker, number]
+        self._bring_into_force()
+
+    def ended(self, worker: int) -> None:
+        """O(pending)."""
+        for pending in self._pending.values():
+            pending.waiting_for.discard(worker)
+        self._bring_into_force()
+
+    def reconfigured(self, before: Config, after: Config) -> None:
+        """There is another configuration: some additions end (`remaining`), and so does a drain whose replica leaves, or comes.
+
+        As in the workers, a replica with another URL is another one. A drain of a name that neither knows stays: it may be that
+        of a source's member. The workers execute all pending commands before: what these have come to then is all that a new
+        worker, which begins with `after`, may learn of them.
+        """
+        done = self._fold(before)
+        known = _urls(before) | {name: done.join(name).replica.url for name in done.names}
+        left = _outliving([done.join(name) for name in done.names], after)
+        now = _urls(after) | {name: join.replica.url for name, join in left.items()}
+        stays = {name for name in done.drained.keys() | done.draining.keys() if known.get(name) == now.get(name)}
+        # A drain of what the configuration names now is in force; that of what is still joining comes after its addition.
+        moved = {name: done.draining[name][1].payload for name in done.draining.keys() & stays if name not in left}
+        self._added = {name: joined for name, joined in done.added.items() if name in left}
+        self._drained = {name: payload for name, payload in (done.drained | moved).items() if name in stays}
+        kept = {which for one in (done.joining, done.draining) for name, (which, _) in one.items() if name in left}
+        self._pending = {which: pending for which, pending in self._pending.items() if which in kept}
+        self._bring_into_force()
+
+    def _fold(self, config: Config) -> _Folded:
+        """What is there once the workers have executed all pending commands, with this configuration."""
+        done = _Folded(dict(self._added), dict(self._drained))
+        configured = _urls(config)
+        for which, pending in self._pending.items():
+            match pending.command:
+                case Join(pool, replica):
+                    source = CONFIGURATION if replica.name in configured else OPERATORS if done.has(replica.name) else None
+                    members = len(configured) + len(done.added) + len(done.joining)
+                    if not addition_problem(config, member_of(replica, pool), source, members):
+                        done.remove(replica.name)
+                        done.joining[replica.name] = which, pending
+                case Leave(name):
+                    if done.has(name):
+                        done.remove(name)
+                case Drain(name, on):
+                    done.drained.pop(name, None)
+                    done.draining.pop(name, None)
+                    if on and name in done.joining:
+                        done.draining[name] = which, pending
+                    elif on:
+                        done.drained[name] = pending.payload
+                case _:
+                    assert_never(pending.command)
+        return done
+
+    def replay(self, worker: int) -> Iterator[tuple[int, bytes]]:
+        """The messages for a new worker, in order, each with its asker; HUB: it is in force. The pending ones now wait for this
+        worker, too.
+        """
+        for _, payload in self._added.values():
+            yield HUB, payload
+        for payload in self._drained.values():
+            yield HUB, payload
+        for (asker, _), pending in self._pending.items():
+            pending.waiting_for.add(worker)
+            yield asker, pending.payload
+
+    def _bring_into_force(self) -> None:
+        """The oldest pending commands, up to one that a worker has not answered yet, or that all workers left unanswered."""
+        while self._pending:
+            which, pending = next(iter(self._pending.items()))
+            if pending.waiting_for or not pending.accepted:
+                return
+            del self._pending[which]
+            match pending.command:
+                case Join(_, replica):  # of two replicas with one name the first one stays
+                    if replica.name not in self._added:
+                        self._added[replica.name] = (pending.command, pending.payload)
+                        self._drained.pop(replica.name, None)  # that of a replica that has left
+                case Leave(name):
+                    self._added.pop(name, None)
+                    self._drained.pop(name, None)
+                case Drain(name, on):
+                    self._drained.pop(name, None)
+                    if on:
+                        self._drained[name] = pending.payload
+                case _:
+                    assert_never(pending.command)
+            while len(self._drained) > DRAINS_MOST:
+                del self._drained[next(iter(self._drained))]
+
+    def __repr__(self) -> str:
+        return f"<CommandLog: {len(self._added) + len(self._drained)} in force, {len(self._pending)} pending>"
+
+
+def _urls(config: Config) -> dict[str, str]:
+    """Of its replicas, by name."""
+    return {replica.name: replica.url for pool in config.pools for replica in pool.replicas}
+
+
+def _outliving(joins: Sequence[Join], config: Config) -> dict[str, Join]:
+    """Those of the additions, the oldest first, that there may be with this configuration. By name."""
+    members = [member_of(join.replica, join.pool) for join in joins]
+    outlive = set(remaining(members, _urls(config).keys(), {pool.name for pool in config.pools}))
+    return {member.name: join for join, member in zip(joins, members, strict=True) if member in outlive}

@@ -1,0 +1,367 @@
+"""Message hub: broadcasts each worker's messages to all others in one total order, and gives a new worker what the others know.
+
+A worker that replaces another begins with what sources of replicas have found, the commands of operators (`command_log.py`), a
+snapshot of a worker that serves, and the events since it joined; or, if none serves, with the recent events (HISTORY_BYTES, and
+no older than the prefix index would remember): `hub_knowledge.py`. The other workers publish for it what they have open. The
+counters of a worker that has ended stay in the sum. A worker that sends what does not decode is disconnected (`channel.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, encode_config
+from gateway.config.schema import MAX_SOURCES, Config
+from gateway.features.workers.channel import HUB, Channel
+from gateway.features.workers.command_log import CommandLog, Replayed
+from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, History, HubSnapshots
+from gateway.features.workers.messages import (
+    AskSharing,
+    Counters,
+    Current,
+    Examine,
+    Examined,
+    Execute,
+    Executed,
+    Forwarded,
+    Found,
+    Gone,
+    Joined,
+    Leaving,
+    Look,
+    Looked,
+    Message,
+    Publish,
+    Record,
+    Recorded,
+    Replace,
+    Scrape,
+    Scraped,
+    Serving,
+    Sharing,
+    SnapshotBegin,
+    SnapshotChunk,
+    SnapshotEnd,
+    SnapshotRestored,
+    Spent,
+    Stopping,
+    Welcome,
+    encode,
+    from_worker,
+)
+from gateway.features.workers.sharing import GatewayLink
+from gateway.fleet.membership import KEPT, SHOWN_S
+from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
+from gateway.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmroute.workers")
+
+SWEEP_S = 60.0  # between two looks for counters of replicas that have left
+FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
+
+
+@dataclass(slots=True, eq=False)
+class WorkerState:
+    """One worker.
+
+    counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: likewise, while
+    it serves; until then the time when it was started. follows: it gets the events of others at once.
+    """
+
+    channel: Channel
+    last_frame_at: float
+    last_healthy_at: float
+    serving: bool = False
+    stopping: bool = False
+    counters: bytes = b""
+    reported: bool = False  # they were sent while it served: it knew all replicas by then
+    follows: bool = False
+
+
+class Hub:
+    """See the top of this file."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Callable[[], float],
+        on_serving: Callable[[int], None],
+        history_bytes: int = HISTORY_BYTES,
+        begin_s: float = BEGIN_S,
+    ) -> None:
+        """on_serving: called for each worker that begins to serve. begin_s: that a new one waits for another one's snapshot."""
+        self.config = config
+        self.workers: dict[int, WorkerState] = {}
+        self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
+        self.history = History(history_bytes)
+        self.snapshots = HubSnapshots(self.healthy, begin_s)
+        self.link: GatewayLink | None = None
+        self._clock = clock
+        self._on_serving = on_serving
+        self._joined = 0
+        self._commands = CommandLog()
+        self._found: dict[str, bytes] = {}  # the last message about each source
+        self._swept_at = clock()
+        self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
+        self._commanded = 0  # commands of its own
+        self._leaving = False
+
+    def join(self, channel: Channel) -> int:
+        """A new worker. Returns its number, which no other has or had."""
+        self._joined += 1
+        worker = self._joined
+        state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
+        channel.send(Welcome(encode_config(self.config)), worker)
+        if self._leaving:
+            channel.send(Leaving())
+        for payload in self._found.values():
+            channel.forward(payload, HUB)
+        for asker, payload in self._commands.replay(worker):
+            channel.forward(payload, asker)
+        self._broadcast(worker, encode(Joined()))
+        self.workers[worker] = state
+        now = self.history.end
+        self.snapshots.join(worker, channel, lambda covered: self._follow(worker, state, now if covered else 0, now))
+        if self.link:
+            self.link.want_open()
+        channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
+        return worker
+
+    def _follow(self, worker: int, state: WorkerState, since: int, joined: int) -> None:
+        """A new worker gets the events from number `since` on, further ones at once. joined: their number when it joined."""
+        self.history.forget(self._clock() - self.config.routing.ttl_s)
+        for source, payload in self.history.since(since):
+            state.channel.forward(payload, source)
+        state.channel.send(Current())
+        state.follows = True
+        if self.history.begin > joined:  # there were too many: what is open, too, may have been among those that are lost
+            self._broadcast(worker, encode(Joined()), but=worker)
+
+    def leave(self, worker: int) -> None:
+        """A worker has ended."""
+        state = self.workers.pop(worker)
+        self.snapshots.leave(worker)
+        state.channel.close()
+        self._commands.ended(worker)
+        self._add_ended(worker, state.counters)
+        self.ended_elsewhere(worker)
+        if self.link:
+            self.link.reset(worker)
+
+    def begin_leaving(self) -> None:
+        """The whole gateway will go down."""
+        self._leaving = True
+        self._broadcast(HUB, encode(Leaving()))
+
+    # -- other gateways
+
+    def publish(self, source: int, batch: Batch) -> None:
+        """Events of another gateway's router, by a number that no worker has."""
+        self._pass_on(source, encode(Publish(batch)))
+
+    def ended_elsewhere(self, source: int) -> None:
+        """A router has ended."""
+        self._pass_on(source, encode(Gone()))
+
+    def announce_newcomer(self) -> None:
+        """Somebody does not know what the workers have open: they publish it."""
+        self._broadcast(HUB, encode(Joined()))
+
+    # -- one worker
+
+    def _add_ended(self, worker: int, counters: bytes) -> None:
+        if not counters:
+            return
+        try:
+            for _ in merge_slices(self.ended.instruments, counters, ended=True):
+                pass
+        except SnapshotError as error:
+            log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
+        self._forget_departed()
+
+    def sweep(self) -> None:
+        """Forget what ended workers have counted for replicas that left long ago. To be called often; mostly O(1)."""
+        now = self._clock()
+        if self._departure is not None and now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            self._forget_departed()
+
+    def _forget_departed(self) -> None:
+        """Drop the counters of replicas and pools that no living worker counts for any more. O(1) if none has left."""
+        if self._departure is None:
+            return
+        counted = Metrics().instruments
+        for state in self.workers.values():
+            if not state.reported:
+                return
+            try:
+                for _ in merge_slices(counted, state.counters):
+                    pass
+            except SnapshotError:
+                return
+        if not self.workers:
+            return
+        for label in ("replica", "pool"):
+            self.ended.instruments.keep(label, counted.values_of(label))
+        if self._clock() - self._departure > FORGOTTEN_S:
+            self._departure = None
+
+    def command(self, command: Command) -> None:
+        """From here to all workers."""
+        self._commanded += 1
+        execute = Execute(self._commanded, command, math.inf)
+        self._execute(HUB, execute, encode(execute))
+
+    def _receive(self, worker: int, to: int, message: Message, payload: bytes) -> None:
+        state = self.workers.get(worker)
+        if state is None:  # it has left already; this was still on its way
+            return
+        state.last_frame_at = self._clock()
+        if state.serving:
+            state.last_healthy_at = state.last_frame_at
+        match message:
+            case Publish() | Replace():
+                self._pass_on(worker, payload)
+                if self.link:
+                    if isinstance(message, Replace):
+                        self.link.reset(worker)
+                    self.link.publish(worker, message.batch)
+            case Spent():
+                self._broadcast(worker, payload, but=worker)
+            case Found(source):
+                self._remember_found(source, payload)
+            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
+                self.snapshots.receive(worker, message)
+            case SnapshotRestored():
+                self.snapshots.restored(worker, message)
+            case Counters(page):
+                state.counters, state.reported = page, state.serving
+            case Serving() | Stopping():
+                self._serves(worker, state, isinstance(message, Serving))
+            case _:
+                self._receive_question(worker, to, message, payload)
+
+    def _receive_question(self, worker: int, to: int, message: Message, payload: bytes) -> None:
+        """A question, or the answer to one."""
+        state = self.workers[worker]
+        match message:
+            case Scraped(_, page):
+                state.counters = page  # what was shown once stays in the sum, also if this worker is killed now
+                self._answer(worker, to, payload)
+            case Executed(number, error, internal):
+                if self._commands.is_pending(to, number):
+                    self._commands.answered(worker, to, number, accepted=error is None and not internal)
+                self._answer(worker, to, payload)
+            case Scrape(number):
+                self._confirm_forwarding(state, number)
+                state.channel.send(Scraped(number, packed(self.ended.instruments)), HUB)
+                self._broadcast(worker, payload)
+            case Examined() | Looked():
+                self._answer(worker, to, payload)
+            case Examine(number) | Look(number):
+                state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
+                self._broadcast(worker, payload)
+            case Execute():
+                self._execute(worker, message, payload)
+            case Record(number):
+                state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
+                self._broadcast(worker, payload)
+            case Recorded():
+                self._answer(worker, to, payload)
+            case AskSharing(number):
+                state.channel.send(Sharing(number, self.link.state if self.link else None), HUB)
+
+    def _serves(self, worker: int, state: WorkerState, serving: bool) -> None:
+        """It begins to serve, or drains."""
+        state.stopping = state.stopping or not serving
+        state.serving = not state.stopping  # it may have been stopped before it served
+        if state.serving:
+            self._on_serving(worker)
+
+    def restarted(self) -> None:
+        """A worker has ended unexpectedly."""
+        self.ended.worker_restarts.add()
+
+    def _confirm_forwarding(self, asker: WorkerState, number: int) -> None:
+        snapshots = {worker: state.counters for worker, state in self.workers.items()}
+        asker.channel.send(Forwarded(number, snapshots), HUB)
+
+    def _answer(self, worker: int, asker: int, payload: bytes) -> None:
+        if asker in self.workers:
+            self.workers[asker].channel.forward(payload, worker)
+
+    def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
+        """To all workers, the asker too. `payload`: the message, encoded."""
+        command = execute.command
+        if self._clock() > execute.until or (isinstance(command, Replayed) and self._commands.full):
+            return  # the asker gets no Forwarded, and gives up
+        if asker in self.workers:
+            self._confirm_forwarding(self.workers[asker], execute.number)
+        if isinstance(command, Reconfigure):
+            before, self.config = self.config, command.config
+            names = {each.source for each in self.config.discovery} | {KEPT}
+            self._found = {name: payload for name, payload in self._found.items() if name in names}
+            self._commands.reconfigured(before, self.config)
+            self._departure = self._clock()
+        elif isinstance(command, Replayed):
+            if isinstance(command, Leave):
+                self._departure = self._clock()
+            self._commands.send(asker, execute.number, command, payload, self.workers)
+        self._broadcast(asker, payload)
+
+    def replica_urls(self) -> list[str]:
+        """Of the configuration, and of what its sources have found last."""
+        urls = [replica.url for pool in self.config.pools for replica in pool.replicas]
+        for message in map(from_worker, self._found.values()):
+            if isinstance(message, Found):
+                urls += [member.url for member in message.members]
+        return list(dict.fromkeys(urls))
+
+    def _pass_on(self, source: int, payload: bytes) -> None:
+        """Events of a router, or its end, to all others; those that are still to begin get it from the history."""
+        self.history.add(self._clock(), source, payload)
+        for name, state in self.workers.items():
+            if state.follows and name != source:
+                state.channel.forward(payload, source)
+
+    def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:
+        """A message of `worker`, to all others but one."""
+        for name, state in self.workers.items():
+            if name != but:
+                state.channel.forward(payload, worker)
+
+    def _remember_found(self, source: str, payload: bytes) -> None:
+        """For workers that are started while the source does not answer. Replicas may have left it."""
+        self._found.pop(source, None)
+        self._found[source] = payload
+        if len(self._found) > MAX_SOURCES + 1:
+            del self._found[next(iter(self._found))]
+        self._departure = self._clock()
+
+    def silent(self, for_s: float) -> Iterator[int]:
+        """The workers from which nothing came for `for_s`."""
+        since = self._clock() - for_s
+        return (worker for worker, state in self.workers.items() if state.last_frame_at < since)
+
+    def unhealthy(self, for_s: float) -> Iterator[int]:
+        """The workers that have not served for `for_s`, as far as heartbeats show."""
+        since = self._clock() - for_s
+        return (worker for worker, state in self.workers.items() if state.last_healthy_at < since)
+
+    def healthy(self, within_s: float) -> Iterator[int]:
+        """The workers that serve, with a heartbeat within that time."""
+        since = self._clock() - within_s
+        return (worker for worker, state in self.workers.items() if state.serving and state.last_healthy_at >= since)
+
+    def credit_pause(self, for_s: float) -> None:
+        """The supervisor itself did not run for `for_s`, so that no heartbeat could arrive."""
+        now = self._clock()
+        for state in self.workers.values():
+            state.last_frame_at = min(now, state.last_frame_at + for_s)
+            state.last_healthy_at = min(now, state.last_healthy_at + for_s)
+
+    def __repr__(self) -> str:
+        return f"<Hub of {', '.join(map(str, self.workers)) or 'no workers'}, {self.history!r}>"

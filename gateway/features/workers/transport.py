@@ -1,0 +1,44 @@
+"""Replication over the workers' hub, which broadcasts each batch to all other workers in one order."""
+
+from __future__ import annotations
+
+from gateway.cluster.messages import Batch
+from gateway.cluster.replication import Subscriber
+from gateway.features.workers.channel import Channel
+from gateway.features.workers.messages import Gone, Joined, Message, Publish, Replace
+
+
+class HubTransport:
+    """A worker's `ReplicationTransport`. The reader of the worker's channel calls `receive` with each message."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._subscriber: Subscriber | None = None
+
+    @property
+    def unsent(self) -> int:
+        return self._channel.unsent
+
+    def publish(self, batch: Batch) -> None:
+        self._channel.send(Publish(batch))
+
+    def snapshot(self, batch: Batch) -> None:
+        self._channel.send(Replace(batch))
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+
+    def receive(self, worker: int, message: Message) -> None:
+        """A message from the hub; those that are not about replication are ignored."""
+        subscriber = self._subscriber
+        if subscriber is None:
+            return
+        match message:
+            case Publish(batch):
+                subscriber.receive(worker, batch)
+            case Replace(batch):
+                subscriber.replace(worker, batch)
+            case Gone():
+                subscriber.leave(worker)
+            case Joined():
+                subscriber.join()

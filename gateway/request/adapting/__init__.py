@@ -1,1 +1,0 @@
-"""Requests for engines that take chat in a form of their own (`dialects/adaptation/`)."""

@@ -1,1 +1,0 @@
-"""Requests whose history the gateway keeps."""

@@ -1,1 +1,0 @@
-"""What the live page shows of this process's requests: the last of them while somebody watches, and sums over time."""

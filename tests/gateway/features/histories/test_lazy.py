@@ -1,0 +1,51 @@
+"""The store, opened when it is needed first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.database.failures import StoreFailed
+from gateway.features.histories.lazy import RETRY_S, LazyStore
+from tests.gateway.features.histories.conftest import Clock, response
+from tests.support.paths import ROOT
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_gateway_that_keeps_nothing_does_not_load_it() -> None:
+    code = "import sys, gateway.app; print([name for name in sys.modules if name.startswith(('sqlalchemy', 'sqlite3'))])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def test_it_is_opened_once_and_closed(tmp_path: Path) -> None:
+    lazy = LazyStore(f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing)
+    assert not os.listdir(tmp_path)
+    store = await lazy.get()
+    assert await lazy.get() is store
+    await store.put(response("a"))
+    await lazy.close()
+    await lazy.close()
+    assert (await (await lazy.get()).get("o", "a")).id == "a", "it opens again"
+    await lazy.close()
+
+
+async def test_what_failed_is_tried_again_after_a_pause(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    clock = Clock()
+    lazy = LazyStore(f"sqlite:///{tmp_path}/file/a.sqlite", 100.0, nothing, pause_clock=clock)
+    with pytest.raises(StoreFailed, match="file"):
+        await lazy.get()
+    (tmp_path / "file").unlink()
+    with pytest.raises(StoreFailed, match="file"):
+        await lazy.get()
+    clock.now += RETRY_S
+    assert await lazy.get()
+    await lazy.close()

@@ -1,0 +1,448 @@
+"""Keys on a real socket: who gets in, as whom, and what a replica, a log and a metric see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.gateway.conftest import BODY, eventually
+from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
+from tests.support.fakes import FakeReplica, answers, dies, hangs, models
+from tests.support.fakes import status as refuses
+
+MESSAGES = "/v1/messages"
+MESSAGE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
+async def test_a_key_lets_in_and_its_tenant_counts(
+    tmp_path: Path, header: str, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run)
+        headers = {header: f"Bearer {key}" if header == "Authorization" else key, "X-Tenant-Id": "other"}
+        status, _, _ = await run.post(headers=headers)
+        assert status == 200
+        sent = {name.lower(): value for name, value in replica.requests[-1].headers.items()}
+        assert not sent.keys() & {"authorization", "x-api-key", "x-tenant-id"}
+        line = request_lines()[-1]
+        assert (line["tenant"], line["key"]) == ("acme", id_)
+        assert key not in json.dumps(request_lines())
+        assert key not in str(await run.metrics())
+        assert key.encode() not in (await run.get("/warmroute/keys"))[2]
+        assert key.rpartition("-")[2].encode() not in (tmp_path / "keys.sqlite").read_bytes()
+
+
+async def test_the_log_has_the_address_of_whoever_was_refused(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        key = (await made(run, requests_per_minute=1))[1]
+        other = (await made(run, models=["other"]))[1]
+        statuses = [(await run.post(headers=bearer(each)))[0] for each in (key, key, other, "wr-guess")]
+        assert statuses == [200, 429, 403, 401]
+        clients = [line.get("client") for line in request_lines()]
+        assert clients == [None, "127.0.0.1", "127.0.0.1", "127.0.0.1"]
+        assert (await run.post(b"{", headers=bearer(other)))[0] == 400
+        assert "client" not in request_lines()[-1]
+
+
+async def test_all_refusals_read_the_same(tmp_path: Path) -> None:
+    """1,000 guesses, some near to a key."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run)
+        guesses = [key[:-1], key + "x", key.upper(), key[:12], "wr-", "sk-1", "' OR 1=1 --", "<script>", "é" * 20, "a" * 4000]
+        guesses += [f"{key[:20]}{number:032d}" for number in range(990)]
+        texts = set()
+        for guess in guesses:
+            status, headers, answer = await run.post(headers=bearer(guess))
+            assert status == 401, guess
+            assert headers["WWW-Authenticate"] == "Bearer"
+            texts.add(json.dumps(answer))
+        assert len(texts) == 1
+        assert "invalid_api_key" in texts.pop()
+        assert replica.requests == []
+        assert (await run.metrics())['warmroute_keys_refused_total{reason="unknown"}'] == 1000
+        assert (await run.post())[0] == 401
+        assert (await run.get("/v1/models"))[0] == 401
+
+
+async def test_two_keys_are_refused(tmp_path: Path) -> None:
+    """What one program reads first, another may read last."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        (_, one), (_, other) = await made(run), await made(run)
+        status, _, answer = await run.post(headers={**bearer(one), "X-Api-Key": other})
+        assert (status, answer["error"]["code"]) == (400, "ambiguous_api_key")
+        twice = [("Authorization", f"Bearer {one}"), ("Authorization", f"Bearer {other}")]
+        assert (await run.post(headers=twice))[0] == 400
+        assert (await run.post(headers={**bearer(one), "X-Api-Key": one}))[0] == 200
+        assert len(replica.requests) == 1
+
+
+async def test_official_clients_read_the_errors(tmp_path: Path) -> None:
+    async with FakeReplica([answers()], listing=models("m")) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, requests_per_minute=1, models=["m"])
+        async with (
+            openai.AsyncOpenAI(base_url=f"{run.url}/v1", api_key="wr-no", max_retries=0) as wrong,
+            openai.AsyncOpenAI(base_url=f"{run.url}/v1", api_key=key, max_retries=0) as right,
+            anthropic.AsyncAnthropic(base_url=run.url, api_key="wr-no", max_retries=0) as claude,
+            anthropic.AsyncAnthropic(base_url=run.url, api_key=key, max_retries=0) as known,
+        ):
+            ask: Any = {"messages": [{"role": "user", "content": "hi"}]}
+            with pytest.raises(openai.AuthenticationError):
+                await wrong.chat.completions.create(model="m", **ask)
+            with pytest.raises(anthropic.AuthenticationError):
+                await claude.messages.create(model="m", max_tokens=5, **ask)
+            with pytest.raises(openai.PermissionDeniedError, match="may use: m"):
+                await right.chat.completions.create(model="n", **ask)
+            with pytest.raises(anthropic.PermissionDeniedError):
+                await known.messages.create(model="n", max_tokens=5, **ask)
+            assert (await right.chat.completions.create(model="m", **ask)).choices
+            with pytest.raises(openai.RateLimitError) as limited:
+                await right.chat.completions.create(model="m", **ask)
+            assert 1 <= int(limited.value.response.headers["Retry-After"]) <= 60
+            with pytest.raises(anthropic.RateLimitError):
+                await known.messages.create(model="m", max_tokens=5, **ask)
+        assert len(replica.requests) == 1
+
+
+async def test_models_that_are_not_allowed_are_not_listed(tmp_path: Path) -> None:
+    async with FakeReplica([answers()], listing=models("a-1", "a-2", "b")) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, models=["a-*"])
+        listed = json.loads((await run.get("/v1/models", headers=bearer(key)))[2])
+        assert [each["id"] for each in listed["data"]] == ["a-1", "a-2"]
+        assert (await run.get("/v1/models/b", headers=bearer(key)))[0] == 403
+        assert (await run.get("/v1/models/a-1", headers=bearer(key)))[0] == 200
+        status, _, answer = await run.post({**BODY, "model": "nothing"}, headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (403, "model_not_allowed")  # whether it exists or not
+
+
+async def test_a_pool_that_is_not_allowed(tmp_path: Path) -> None:
+    async with FakeReplica([answers()], listing=models("a")) as one, FakeReplica([answers()], listing=models("b")) as other:
+        pools = [{"name": "p", "replicas": [one.url], "models": ["a"]}, {"name": "q", "replicas": [other.url], "models": ["b"]}]
+        async with keyed(tmp_path, pools=pools) as run:
+            _, key = await made(run, pools=["p"])
+            assert (await run.post({**BODY, "model": "a"}, headers=bearer(key)))[0] == 200
+            status, _, answer = await run.post({**BODY, "model": "b"}, headers=bearer(key))
+            assert (status, answer["error"]["code"]) == (403, "pool_not_allowed")
+
+
+async def test_no_fallback_leads_to_a_pool_that_is_not_allowed(tmp_path: Path) -> None:
+    async with FakeReplica([answers()], listing=models("b")) as other:
+        pools = [
+            {"name": "p", "replicas": ["http://127.0.0.1:9"], "models": ["a"], "fallback": {"pool": "q", "model": "b"}},
+            {"name": "q", "replicas": [other.url], "models": ["b"]},
+        ]
+        async with keyed(tmp_path, pools=pools) as run:
+            (_, some), (_, all_) = await made(run, pools=["p"]), await made(run)
+            assert (await run.post({**BODY, "model": "a"}, headers=bearer(some)))[0] == 503
+            assert (await run.post({**BODY, "model": "a"}, headers=bearer(all_)))[0] == 200
+
+
+async def test_rotation_and_revocation(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, former = await made(run)
+        status, _, answer = await run.post({"grace_s": 3600}, f"/warmroute/keys/{id_}/rotate")
+        assert status == 200
+        for key in (former, answer["key"]):
+            assert (await run.post(headers=bearer(key)))[0] == 200
+        _, _, newest = await run.post({"grace_s": 0}, f"/warmroute/keys/{id_}/rotate")
+        assert [(await run.post(headers=bearer(key)))[0] for key in (former, answer["key"], newest["key"])] == [401, 401, 200]
+        async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as revoked:
+            assert revoked.status == 200
+        status, _, refused = await run.post(headers=bearer(newest["key"]))
+        assert (status, refused["error"]["message"]) == (401, f"The key {id_} was revoked.")
+        assert (await run.post({}, f"/warmroute/keys/{id_}/rotate"))[0] == 409
+        assert (await run.post({}, "/warmroute/keys/nothing/rotate"))[0] == 404
+
+
+async def test_a_change_that_a_worker_could_not_read_is_not_said_to_hold(tmp_path: Path) -> None:
+    """The database has a key that cannot be read, so that nothing behind it is."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run)
+        with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+            database.execute("INSERT INTO warmroute_keys (id, revision, digests, body) VALUES ('broken', 100, '', '?')")
+            database.execute("UPDATE warmroute_keys_revision SET revision = 100")
+        url = f"{run.admin_url}/warmroute/keys/{id_}"
+        status, _, rotated = await run.post({"grace_s": 0}, f"/warmroute/keys/{id_}/rotate")
+        assert (status, "not all workers have read it" in rotated["warning"]) == (200, True)
+        async with run.session.delete(url) as revoked:
+            answer = await revoked.json()
+        assert (revoked.status, answer["error"]["code"], revoked.headers["Retry-After"]) == (503, "keys_unavailable", "1")
+        assert f"The key {id_} is revoked in the database" in answer["error"]["message"]
+        assert (await run.post(headers=bearer(key)))[0] == 200, "so it is"
+        with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
+            database.execute("DELETE FROM warmroute_keys WHERE id = 'broken'")
+        async with run.session.delete(url) as again:
+            assert again.status == 200
+        assert (await run.post(headers=bearer(key)))[0] == 401
+
+
+async def test_a_stream_that_runs_goes_on_after_the_revocation(tmp_path: Path) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any, writer: asyncio.StreamWriter) -> None:
+        begun.set()
+        await go_on.wait()
+        await answers()(request, writer)
+
+    async with FakeReplica([slow]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run, requests_per_minute=100)
+        asked = asyncio.create_task(run.post(headers=bearer(key)))
+        await begun.wait()
+        async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}"):
+            pass
+        assert (await run.post(headers=bearer(key)))[0] == 401
+        go_on.set()
+        assert (await asked)[0] == 200
+
+
+async def test_a_request_that_waits_is_refused_if_its_key_was_revoked(tmp_path: Path) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any, writer: asyncio.StreamWriter) -> None:
+        begun.set()
+        await go_on.wait()
+        await answers()(request, writer)
+
+    async with FakeReplica([slow]) as replica:
+        pools = [{"name": "p", "replicas": [replica.url], "max_inflight": 1}]
+        async with keyed(tmp_path, pools=pools) as run:
+            id_, key = await made(run)
+            first = asyncio.create_task(run.post(headers=bearer(key)))
+            await begun.wait()
+            waiting = asyncio.create_task(run.post(headers=bearer(key)))
+            await eventually(lambda: run.gateway.fleet.pools[0].admission.waiting == 1)
+            async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}"):
+                pass
+            go_on.set()
+            assert ((await first)[0], (await waiting)[0]) == (200, 401)
+            assert len(replica.requests) == 1
+
+
+async def test_expired_keys(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run, expires_at="2020-01-01")
+        _, _, answer = await run.post(headers=bearer(key))
+        assert answer["error"]["message"] == f"The key {id_} has expired."
+
+
+async def test_keys_that_are_not_required(tmp_path: Path) -> None:
+    """What SDKs send for a key is nobody's; what looks like one of ours has to be one."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, keys={"required": False}) as run:
+        _, key = await made(run)
+        for headers, expected in ((None, 200), (bearer("EMPTY"), 200), (bearer(key), 200), (bearer(key[:-2] + "xx"), 401)):
+            assert (await run.post(headers=headers))[0] == expected
+        assert not any(name.lower() == "authorization" for request in replica.requests for name in request.headers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tenant": "none"},
+        {"tenant": ""},
+        {"tenant": "a\0b"},
+        {"tenant": "<b>'\""},
+        {"tenant": "x" * 65},
+        {"models": ["m"] * 101},
+        {"models": ["m" * 257]},
+        {"priority": 101},
+        {"budget_usd_day": -1},
+        {"requests_per_minute": 10**11},
+        {"expires_at": "soon"},
+        {"name": "\r\nX: y"},
+        {"sha256": "0" * 64},
+    ],
+)
+async def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        status, _, answer = await run.post({"tenant": "acme", **settings}, "/warmroute/keys")
+        assert (status, next(iter(settings)) in answer["error"]["message"]) == (400, True)
+
+
+async def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
+    from gateway.features.keys.secret import digest_of, new_key
+
+    one, other = new_key("abcdefgh"), new_key("abcdefgi")
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n- {{id: abcdefgh, sha256: {digest_of(one).hex()}, tenant: acme}}\n")
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, keys={"url": str(file)}) as run:
+        assert [(await run.post(headers=bearer(key)))[0] for key in (one, other)] == [200, 401]
+        assert (await run.post({"tenant": "t"}, "/warmroute/keys"))[0] == 409
+        file.write_text("keys:\n- {id: abcdefgh, sha256: nonsense, tenant: acme}\n")
+        failures = run.gateway.metrics.keys_failures
+        await eventually(lambda: failures.values[()] > 0)
+        assert run.gateway.metrics.keys_up.values[()] == 0
+        assert (await run.post(headers=bearer(one)))[0] == 200  # nothing has changed
+        file.write_text(f"keys:\n- {{id: abcdefgi, sha256: {digest_of(other).hex()}, tenant: acme}}\n")
+        ring = run.gateway.keys.ring if run.gateway.keys else None
+        await eventually(lambda: ring and ring.find(digest_of(other), 0))
+        assert run.gateway.metrics.keys_up.values[()] == 1
+        assert [(await run.post(headers=bearer(key)))[0] for key in (one, other)] == [401, 200]
+
+
+async def test_a_thousand_requests_race_for_a_budget(tmp_path: Path) -> None:
+    """Each costs 0.00102 USD at most, and 1.02 USD would be all of them: what is spent stays below the budget of 0.1 USD, for
+    no answer is longer than what is reserved for it.
+    """
+    async with (
+        FakeReplica([answers(prompt=400, completion=500, cached=0)]) as replica,
+        keyed(tmp_path, replica, prices=PRICES) as run,
+    ):
+        _, key = await made(run, budget_usd_day=0.1)
+        limit = asyncio.Semaphore(100)
+
+        async def one() -> int:
+            async with limit:
+                return (await run.post(headers=bearer(key)))[0]
+
+        statuses = await asyncio.gather(*(one() for _ in range(1000)))
+        spent = sum(value for name, value in (await run.metrics()).items() if name.startswith("warmroute_cost_usd_total"))
+        assert set(statuses) == {200, 429}
+        assert 0.09 < spent <= 0.1 + 0.0009  # and one alone
+        status, headers, answer = await run.post(headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (429, "insufficient_quota")
+        assert 0 < int(headers["Retry-After"]) <= 86_400
+
+
+async def test_a_restart_does_not_forget_what_was_spent(tmp_path: Path) -> None:
+    async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica:
+        async with keyed(tmp_path, replica, prices=PRICES) as run:
+            _, key = await made(run, budget_usd_month=0.5)
+            assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
+        async with keyed(tmp_path, replica, prices=PRICES) as run:
+            assert (await run.post(headers=bearer(key)))[0] == 429
+
+
+async def test_cached_tokens_do_not_count(tmp_path: Path) -> None:
+    """A conversation whose prompt is larger than the limit goes on, for nearly all of it is cached."""
+    long = {"model": "m", "messages": [{"role": "user", "content": "hello " * 4000}]}
+    async with FakeReplica([answers(prompt=6000, cached=5990)]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, uncached_tokens_per_minute=7000)
+        statuses = [(await run.post(long, headers=bearer(key)))[0] for _ in range(20)]
+        assert statuses == [200] * 20
+        other = {"model": "m", "messages": [{"role": "user", "content": "other " * 8000}]}
+        status, _, answer = await run.post(other, headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert len(replica.requests) == 20
+
+
+@pytest.mark.parametrize("settings", [{"models": ["m"]}, {"budget_usd_day": 1.0}, {"uncached_tokens_per_minute": 1000}])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/batch", "/v1//chat/completions", "/v1/x/y", "/v1/batches", "/v1/messages/batches"]
+)
+async def test_lists_and_limits_hold_at_paths_that_nobody_knows(tmp_path: Path, settings: dict[str, Any], path: str) -> None:
+    """An engine may generate there, or because of it, for any model, and nothing would be counted."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, **settings)
+        status, _, answer = await run.post(BODY, path, headers=bearer(key))
+        assert (status, f"may not use {path}" in answer["error"]["message"]) == (403, True)
+        _, free = await made(run)
+        assert (await run.post(BODY, path, headers=bearer(free)))[0] == 200
+        assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("limit", ["budget_usd_day", "budget_usd_month", "uncached_tokens_per_minute"])
+async def test_budgets_hold_at_endpoints_that_are_not_metered(tmp_path: Path, limit: str) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, **{limit: 1000})
+        status, _, answer = await run.post({"model": "m", "input": "x"}, "/v1/embeddings", headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (403, "endpoint_not_allowed")
+        _, other = await made(run, models=["m"], requests_per_minute=10)
+        assert (await run.post({"model": "m", "input": "x"}, "/v1/embeddings", headers=bearer(other)))[0] == 200
+
+
+async def test_no_key_changes_what_a_replica_serves(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run)
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            assert (await run.post({"model": "m", "lora_name": "x"}, path, headers=bearer(key)))[0] == 403
+        assert replica.requests == []
+
+
+async def test_models_of_others_are_not_named(tmp_path: Path) -> None:
+    async with FakeReplica([answers()], models("secret-7")) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, models=["gpt-*"])
+        status, _, answer = await run.post({**BODY, "model": "gpt-9"}, headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert "secret-7" not in json.dumps(answer)
+        _, free = await made(run)
+        assert "secret-7" in json.dumps((await run.post({**BODY, "model": "gpt-9"}, headers=bearer(free)))[2])
+
+
+async def test_requests_that_are_refused_do_not_count(tmp_path: Path) -> None:
+    """For what is left of a budget is reserved, or there is no replica."""
+    async with FakeReplica([refuses(400), answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, requests_per_minute=2, models=["m", "none"])
+        for _ in range(4):
+            assert (await run.post({**BODY, "model": "none"}, headers=bearer(key)))[0] == 404
+        assert [(await run.post(headers=bearer(key)))[0] for _ in range(3)] == [400, 200, 429]
+
+
+async def test_budgets_hold_for_what_replicas_run_in_the_background(tmp_path: Path) -> None:
+    """Without a database of responses it is the replica's, and its usage comes in an answer that is not metered."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES, state={"url": "off"}) as run:
+        body = {"model": "m", "input": "x", "background": True}
+        _, key = await made(run, budget_usd_day=1.0)
+        status, _, answer = await run.post(body, "/v1/responses", headers=bearer(key))
+        assert (status, answer["error"]["code"]) == (403, "endpoint_not_allowed")
+        assert not replica.requests
+        _, free = await made(run, models=["m"], requests_per_minute=10)
+        await run.post(body, "/v1/responses", headers=bearer(free))
+        assert len(replica.requests) == 1
+
+
+@pytest.mark.parametrize("settings", [{"models": []}, {"pools": []}, {"expires_at": ""}])
+async def test_a_bound_that_is_empty_is_a_mistake(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        status, _, answer = await run.post({"tenant": "acme", **settings}, "/warmroute/keys")
+        assert (status, answer["error"]["code"]) == (400, "invalid_request")
+        assert next(iter(settings)) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
+async def test_requests_whose_clients_leave_count(tmp_path: Path, path: str) -> None:
+    """Else a client could make replicas work without end, by leaving before each answer."""
+    never = asyncio.Event()
+    async with FakeReplica([hangs(never)]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, requests_per_minute=2)
+        for number in (1, 2):
+            post = asyncio.create_task(run.post(path=path, headers=bearer(key)))
+            await eventually(lambda number=number: len(replica.requests) == number)
+            post.cancel()
+            await asyncio.gather(post, return_exceptions=True)
+        assert (await run.post(path=path, headers=bearer(key)))[0] == 429
+        assert len(replica.requests) == 2
+        never.set()
+
+
+async def test_requests_that_break_replicas_count(tmp_path: Path) -> None:
+    async with FakeReplica([dies]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, requests_per_minute=2)
+        statuses = [(await run.post(path="/v1/embeddings", headers=bearer(key)))[0] for _ in range(3)]
+        assert statuses[2] == 429
+        assert statuses[0] >= 500
+
+
+async def test_what_is_not_known_of_a_rotation_is_refused(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        id_, key = await made(run)
+        assert (await run.post({"grace": 0}, f"/warmroute/keys/{id_}/rotate"))[0] == 400
+        assert (await run.post(headers=bearer(key)))[0] == 200
+
+
+async def test_a_time_long_ago_is_not_never(tmp_path: Path) -> None:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, expires_at="1970-01-01")
+        assert (await run.post(headers=bearer(key)))[0] == 401
+        _, poor = await made(run, budget_usd_day=1e-14)
+        assert (await run.post(headers=bearer(poor)))[0] == 200

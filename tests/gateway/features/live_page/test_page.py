@@ -1,0 +1,336 @@
+"""The live page in headless Chromium: it opens, follows requests, explains them, opens the index; by mouse and keyboard."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from bench.measure.ports import free_port
+from gateway.features.live_page.broadcast import MOST_WATCHERS
+from tests.chaos.stage import Child
+from tests.gateway.conftest import running
+from tests.gateway.features.live_page.conftest import converse, fleet, opened
+from tests.support.browser import PHONE, Scheme
+from tests.support.browser import tab as blank
+from tests.support.fakes import FakeReplica, answers, models, status
+
+pytestmark = pytest.mark.tools
+expect.set_options(timeout=40_000)
+
+TABS = ["Overview", "Replicas", "Requests", "Prefix index", "Keys", "Doctor"]
+
+
+async def focused(page: Page) -> str:
+    """What it says; "": nothing has the focus."""
+    of = "(each) => each === document.body ? '' : each.ariaLabel || each.textContent.trim() || each.name"
+    return str(await page.evaluate(f"({of})(document.activeElement)"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_it_opens_and_follows_requests_of_all_workers(browser: Browser, workers: int) -> None:
+    async with fleet(workers) as (runs, _), opened(browser, runs[0]) as tab:
+        page = tab.page
+        await expect(page.get_by_role("status").first).to_have_text("live")
+        await expect(page.get_by_text(f"{workers} worker")).to_be_visible()
+        await expect(page.locator(".tile", has_text="Replicas")).to_contain_text("2 of 2")
+        await page.get_by_role("link", name="Requests").click()
+        await expect(page.get_by_text("No requests since this page was opened")).to_be_visible()
+        for number, run in enumerate(runs * 2):
+            await converse(run, tail=str(number), **{"X-Tenant-Id": f"tenant-{number}"})
+        for number in range(len(runs) * 2):
+            row = page.get_by_role("row").filter(has_text=f"tenant-{number}")
+            await expect(row).to_contain_text("200")
+            await expect(row).to_contain_text("33 %")
+        await page.get_by_role("link", name="Overview").click()
+        await expect(page.get_by_role("img", name="Cached share of prompt tokens")).to_have_attribute(
+            "aria-label", re.compile("33 %")
+        )
+        await expect(page.locator(".tile", has_text="Saved")).to_contain_text("$0.00")
+        await page.get_by_text("As a table").first.click()
+        await expect(page.get_by_role("table", name="Requests per second")).to_be_visible()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_request_is_explained(browser: Browser, workers: int) -> None:
+    async with fleet(workers) as (runs, replicas), opened(browser, runs[0], "#requests") as tab:
+        page = tab.page
+        await expect(page.get_by_text("No requests since")).to_be_visible()
+        await converse(runs[-1])
+        await page.get_by_role("button", name="explain request").first.click()
+        dialog = page.get_by_role("dialog", name="Why this replica")
+        for replica in replicas:
+            await expect(dialog.get_by_role("rowheader", name=replica.name)).to_be_visible()
+        await expect(dialog.get_by_text("chosen", exact=True)).to_have_count(1)
+        await expect(dialog).to_contain_text("cold")
+        assert await tab.violations() == []
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_be_hidden()
+        assert "explain request" in await focused(page), "the focus is back"
+
+
+async def test_a_request_that_failed_over_says_so(browser: Browser) -> None:
+    async with FakeReplica([status(500)]) as one, FakeReplica([answers()]) as other, running(one, other) as run:  # noqa: SIM117
+        async with opened(browser, run, "#requests") as tab:
+            await expect(tab.page.get_by_text("No requests since")).to_be_visible()
+            for number in itertools.count():  # each is a new prompt, which may go to either
+                messages = [{"role": "user", "content": f"{number} hello " * 200}]
+                assert (await run.post({"model": "m", "messages": messages}))[0] == 200
+                if one.requests:
+                    break
+            await tab.page.get_by_role("row").filter(has_text="after 1 failed").first.get_by_role("button").click()
+            dialog = tab.page.get_by_role("dialog")
+            await expect(dialog.get_by_text("Attempts that failed first")).to_be_visible()
+            await expect(dialog.get_by_role("listitem").filter(has_text=one.name)).to_be_visible()
+
+
+async def test_the_list_can_be_filtered_and_paused(browser: Browser) -> None:
+    async with fleet() as (runs, _), opened(browser, runs[0], "#requests") as tab:
+        page, rows = tab.page, tab.page.get_by_role("row")
+        await expect(page.get_by_text("No requests since")).to_be_visible()
+        for name in ("red", "blue"):
+            await converse(runs[0], **{"X-Tenant-Id": name})
+        await expect(rows).to_have_count(3)
+        await page.get_by_label("Filter").fill("re")
+        await expect(rows.filter(has_text="blue")).to_have_count(0)
+        await page.get_by_label("Filter").fill("nobody")
+        await expect(page.get_by_text("No request matches")).to_be_visible()
+        await page.get_by_label("Filter").fill("")
+        await page.get_by_role("button", name="Pause").click()
+        await converse(runs[0], **{"X-Tenant-Id": "green"})
+        await page.get_by_role("link", name="Overview").click()
+        await expect(page.locator(".tile", has_text="Under way")).to_be_visible()
+        await page.get_by_role("link", name="Requests").click()
+        await expect(rows.filter(has_text="green")).to_have_count(1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_index_is_opened_by_mouse_and_keyboard(browser: Browser, workers: int) -> None:
+    async with fleet(workers) as (runs, _):
+        for head in (0, 1):
+            for tail in ("a", "b"):
+                await converse(runs[-1], head, tail)
+        async with opened(browser, runs[0], "#index") as tab:
+            page = tab.page
+            items = page.get_by_role("treeitem")
+            await expect(page.get_by_text("2 heads of prompts")).to_be_visible()
+            await expect(items).to_have_count(2)
+            await items.first.click()
+            await expect(items).to_have_count(4)
+            detail = page.get_by_role("region", name="Selected prefix")
+            await expect(detail).to_contain_text("2 prefixes")
+            await expect(detail.get_by_role("table")).to_contain_text("127.0.0.1")
+            await items.first.focus()
+            await page.keyboard.press("ArrowRight")
+            await expect(page.locator("[role=treeitem][aria-level='2']:focus")).to_have_count(1)
+            await expect(detail).to_contain_text("0 prefixes")
+            await page.keyboard.press("ArrowLeft")
+            await page.keyboard.press("ArrowLeft")
+            await expect(items).to_have_count(2)
+            await page.keyboard.press("End")
+            await page.keyboard.press("Enter")
+            await expect(items).to_have_count(4)
+            assert await tab.violations() == []
+
+
+async def test_the_focus_stays_with_a_node_that_changes_its_place(browser: Browser) -> None:
+    async with fleet() as (runs, _):
+        for head in range(3):
+            await converse(runs[0], head)
+        async with opened(browser, runs[0], "#index") as tab:
+            items = tab.page.get_by_role("treeitem")
+            await expect(items).to_have_count(3)
+            for head in (0, 1):  # each becomes the first one, for it was used last
+                way = str(await items.last.get_attribute("data-way"))
+                await items.last.focus()
+                await converse(runs[0], head, "b")
+                await expect(items.first).to_have_attribute("data-way", way)
+                await expect(items.first).to_be_focused()
+
+
+async def test_on_a_phone_the_view_and_ends_of_names_are_seen(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#doctor", size=PHONE) as tab:
+        links = tab.page.get_by_role("navigation").get_by_role("link")
+        await expect(links.last).to_be_in_viewport(ratio=1)
+        await links.first.click()
+        await tab.page.goto(f"{runs[0].admin_url}/warmroute/ui/#requests")
+        await converse(runs[0])
+        name = tab.page.get_by_role("row").locator("[data-label=Replica] .name")
+        await expect(name).to_have_text(re.compile("|".join(each.name for each in replicas)))
+        assert await name.evaluate("(name) => name.scrollWidth <= name.clientWidth"), "it is not cut"
+
+
+async def test_many_children_are_shown_by_and_by(browser: Browser) -> None:
+    async with fleet() as (runs, _):
+        for number in range(20):
+            await converse(runs[0], tail=f"{number} " * 200)
+        async with opened(browser, runs[0], "#index") as tab:
+            items = tab.page.get_by_role("treeitem")
+            await items.first.click()
+            more = tab.page.get_by_role("treeitem", name="8 more", exact=True)
+            await more.click()
+            await expect(items).to_have_count(21)
+
+
+async def test_names_are_text_whatever_is_in_them(browser: Browser) -> None:
+    name = "<img src=x onerror=document.title='owned'>\u202e\u0007"
+    tenant = "<script>document.title='owned'</script>"
+    async with FakeReplica([answers()], listing=models(name)) as one:
+        pool = {"name": "<b>pool</b>", "replicas": [{"url": one.url, "name": "<i>replica</i>"}]}
+        async with running(pools=[pool]) as run, opened(browser, run, "#requests") as tab:
+            page = tab.page
+            await expect(page.get_by_text("No requests since")).to_be_visible()
+            body = {"model": name, "messages": [{"role": "user", "content": "hello " * 200}]}
+            assert (await run.post(body, headers={"X-Tenant-Id": tenant, "X-Request-Id": "x-1"}))[0] == 200
+            row = page.get_by_role("row").filter(has_text="200")
+            await expect(row).to_contain_text(name[:-2] + "\ufffd\ufffd")
+            await expect(row).to_contain_text("<script>")
+            await expect(row).to_contain_text("<i>replica</i>")
+            await row.get_by_role("button").click()
+            await expect(page.get_by_role("dialog")).to_contain_text("<b>pool</b>")
+            await page.keyboard.press("Escape")
+            for fragment in ("#replicas", "#index", "#overview"):
+                await page.goto(f"{run.admin_url}/warmroute/ui/{fragment}")
+                await expect(page.locator("main")).not_to_contain_text("Waiting for the gateway")
+            await page.goto(f"{run.admin_url}/warmroute/ui/#replicas")
+            await expect(page.get_by_role("rowheader")).to_contain_text("<i>replica</i>")
+            assert await page.locator("main img, main script, main i").count() == 0
+            assert "owned" not in await page.title()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
+async def test_every_view_is_accessible_and_fits(browser: Browser, scheme: Scheme, size: Any, tmp_path: Any) -> None:
+    keys = {"url": f"sqlite:///{tmp_path}/keys.sqlite", "required": False}
+    async with fleet(keys=keys) as (runs, _):
+        assert (await runs[0].post({"tenant": "acme", "budget_usd_day": 1}, "/warmroute/keys"))[0] == 201
+        async with opened(browser, runs[0], scheme=scheme, size=size) as tab:
+            page = tab.page
+            await expect(page.locator(".tile").first).to_be_visible()
+            for tail in ("a", "b"):
+                await converse(runs[0], tail=tail, **{"X-Tenant-Id": "t" * 60})
+            ground = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, re.findall(r"\d+", ground))) < 200) is (scheme == "dark")
+            for name in TABS:
+                await page.get_by_role("navigation").get_by_role("link", name=name).click()
+                await expect(page.locator("main")).not_to_contain_text("Asking the gateway")
+                await expect(page.locator("main")).not_to_contain_text("Waiting for the gateway")
+                if name == "Prefix index":
+                    await page.get_by_role("treeitem").first.click()
+                assert await tab.violations() == [], name
+                assert await tab.overflow() <= 0, name
+
+
+async def test_the_colours_can_be_chosen(browser: Browser) -> None:
+    async with fleet() as (runs, _), opened(browser, runs[0]) as tab:
+        page = tab.page
+        theme = page.get_by_role("button", name="Colours")
+        await expect(theme).to_have_attribute("aria-label", "Colours: as the system")
+        await theme.click()
+        await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        await page.reload()
+        await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+async def test_everything_is_reached_by_keyboard(browser: Browser) -> None:
+    async with fleet() as (runs, _), opened(browser, runs[0]) as tab:
+        page = tab.page
+        await expect(page.locator(".tile").first).to_be_visible()
+        await page.keyboard.press("Tab")
+        assert await focused(page) == "To the content"
+        seen = []
+        for _ in range(9):
+            await page.keyboard.press("Tab")
+            seen.append(await focused(page))
+        assert [text for text in seen if text in TABS] == TABS
+        await page.get_by_role("link", name="Replicas").focus()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("button", name="Drain").first).to_be_visible()
+        assert page.url.endswith("#replicas")
+        await page.go_back()
+        await expect(page.locator(".tile").first).to_be_visible()
+
+
+async def test_the_focus_is_back_when_a_dialog_closes(browser: Browser) -> None:
+    async with fleet() as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
+        page, name = tab.page, replicas[0].name
+        button = page.get_by_role("button", name=f"Drain {name}")
+        dialog = page.get_by_role("dialog")
+        for end in ("Escape", "Cancel", "Close"):
+            await button.focus()
+            await page.keyboard.press("Enter")
+            await expect(dialog).to_be_visible()
+            if end == "Escape":
+                await page.keyboard.press("Escape")
+            else:
+                await dialog.get_by_role("button", name=end).press("Enter")
+            await expect(dialog).to_be_hidden()
+            await expect(button).to_be_focused()
+        await button.press("Enter")
+        await dialog.get_by_role("button", name="Drain").press("Enter")
+        await expect(page.get_by_role("button", name=f"Undrain {name}")).to_be_focused()
+
+
+async def test_where_no_watcher_is_taken_the_gateways_reason_is_shown(browser: Browser) -> None:
+    async with fleet() as (runs, _), contextlib.AsyncExitStack() as watchers:
+        for _ in range(MOST_WATCHERS):
+            await watchers.enter_async_context(runs[0].session.get(f"{runs[0].admin_url}/warmroute/live/events"))
+        async with opened(browser, runs[0]) as tab:
+            tab.expected.add(503)
+            state = tab.page.get_by_role("status").first
+            await expect(state).to_contain_text("32 watchers are connected to this worker")
+            await expect(state).to_contain_text("Trying again.")
+            await watchers.aclose()
+            await expect(state).to_have_text("live")
+
+
+async def test_it_comes_back_when_the_gateway_does(browser: Browser) -> None:
+    async with fleet() as (runs, _), opened(browser, runs[0]) as tab:
+        page = tab.page
+        await expect(page.get_by_role("status").first).to_have_text("live")
+        tab.complaints.clear()
+        await page.context.set_offline(True)
+        runs[0].gateway.served.running.drain()  # its streams end
+        await expect(page.get_by_role("status").first).to_contain_text("no connection")
+        await page.context.set_offline(False)
+        await expect(page.get_by_role("status").first).to_have_text("live")
+        tab.complaints.clear()  # what a browser says of lost connections
+
+
+async def test_a_gateway_that_is_frozen_is_not_live(browser: Browser, tmp_path: Path) -> None:
+    """Its connections stay open, and nothing comes."""
+    admin = f"http://127.0.0.1:{free_port()}"
+    listeners = {"listen": "127.0.0.1:0", "admin_listen": admin.removeprefix("http://")}
+    async with FakeReplica() as one:
+        config = {**listeners, "pools": [{"replicas": [one.url]}], "state": {"url": "off"}, "snapshot": {"file": "off"}}
+        (tmp_path / "c.yaml").write_text(json.dumps(config))
+        with contextlib.ExitStack() as ends:
+            child = Child(tmp_path / "log", ends, "-m", "gateway", "serve", "--config", str(tmp_path / "c.yaml"))
+            await child.wait_for_line(lambda line: "listening" in line)
+            async with blank(browser, admin) as tab:
+                await tab.page.goto(f"{admin}/warmroute/ui/")
+                state = tab.page.get_by_role("status").first
+                await expect(state).to_have_text("live")
+                child.signal(signal.SIGSTOP)
+                ends.callback(child.signal, signal.SIGCONT)
+                await expect(state).to_contain_text("no connection")
+                child.signal(signal.SIGCONT)
+                await expect(state).to_have_text("live")
+
+
+async def test_the_doctor_watches_when_it_is_asked(browser: Browser) -> None:
+    async with fleet() as (runs, _), opened(browser, runs[0], "#doctor") as tab:
+        page = tab.page
+        await page.get_by_role("button", name="Watch now").click()
+        await expect(page.get_by_text("Nothing breaks")).to_be_visible()
+        await expect(page.get_by_text("No request has come")).to_be_visible()
+        await page.get_by_role("link", name="Replicas").click()
+        await page.get_by_role("link", name="Doctor").click()
+        await expect(page.get_by_text("No request has come")).to_be_visible()  # it watches on
