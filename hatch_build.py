@@ -106,7 +106,6 @@ PLAIN = (
     "gateway/telemetry/logs.py",
     "gateway/telemetry/tracing/exporter.py",
     "gateway/telemetry/tracing/otlp.py",
-    "gateway/telemetry/tracing/posting.py",
     "replica/",
     "router/events.py",
     "router/native.py",
