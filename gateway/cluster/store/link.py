@@ -52,7 +52,6 @@ from gateway.cluster.store.outbox import MOST_BYTES, Outbox
 from gateway.cluster.store.position import BEGINNING, Position, order_of
 from gateway.cluster.store.server import client as store
 from gateway.cluster.store.server.failures import explained
-from gateway.cluster.store.server.named import Names
 from gateway.cluster.store.snapshot_exchange import SnapshotExchange
 from gateway.config.schema import SharingConfig
 from gateway.tasks import CancelledWithin, first_of, is_cancelled
@@ -94,7 +93,7 @@ class Link:
         self._routers = routers
         self._metrics = metrics
         self._clock = clock
-        self._connect = connect or partial(store.connected, names=Names(Resolver(threads=2, failing_threads=2)))
+        self._connect = connect or partial(store.connected, resolver=Resolver())
         self._format = format.encode()
         # In braces: in a cluster of stores, all keys are at one node.
         prefix = f"warmroute:{{{quote(sharing.cluster, safe='')}}}:"

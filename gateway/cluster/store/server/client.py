@@ -1,20 +1,25 @@
 """Connects to a Valkey or Redis server, as the configuration says: alone, watched by sentinels, or as a cluster.
 
-The library is imported when a store is configured: it is the extra `store`.
+The library is imported when a store is configured: it is the extra `store`. It looks names up in the event loop's thread pool,
+where a look-up cannot be cancelled, and delays other work and the end of the process. So each name is looked up here first, in
+a thread of the resolver: while a name server does not answer, the library is not asked to connect.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from gateway.cluster.store.server.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
-from gateway.cluster.store.server.named import Names, resolving
 from gateway.config.addresses import StoreAddress, parse_store_url
 from gateway.config.parse import ConfigError
 from gateway.config.schema import SharingConfig
+from gateway.upstream.dialer import is_ip_address
+from gateway.upstream.resolver import AddressSource
 
 CONNECT_S = 2.0
 ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
@@ -31,19 +36,32 @@ def require_library() -> None:
 
 
 @asynccontextmanager
-async def connected(sharing: SharingConfig, names: Names, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
-    """A client of redis-py. Its commands raise `store_errors`, as this does, and are not repeated by the library."""
-    address = parse_store_url(sharing.url)
-    client, sentinel = _client(address, _options(sharing, address, env), names, env)
+async def connected(sharing: SharingConfig, resolver: AddressSource, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
+    """Yield a client of redis-py. Its commands raise `store_errors`, as this does, and the library does not repeat them."""
+    address = await _resolvable(parse_store_url(sharing.url), resolver)
+    client, sentinel = _client(address, _options(sharing, address, env), env)
     try:
         yield client
-    except Exception:
-        names.all_failed()
-        raise
     finally:
         await client.aclose()
         for each in sentinel.sentinels if sentinel else ():
             await each.aclose()
+
+
+async def _resolvable(address: StoreAddress, resolver: AddressSource) -> StoreAddress:
+    """The address with the hosts whose names resolve. Raises OSError if none does."""
+
+    async def look_up(host: str) -> None:
+        if not is_ip_address(host):
+            async with asyncio.timeout(CONNECT_S):
+                await resolver.renewed(host)
+
+    failures = await asyncio.gather(*(look_up(host) for host, _ in address.hosts), return_exceptions=True)
+    hosts = tuple(host for host, failure in zip(address.hosts, failures, strict=True) if failure is None)
+    if not hosts:
+        reason = str(failures[0]) or f"the name server does not answer: {address.hosts[0][0]}"
+        raise OSError(reason) from failures[0]
+    return replace(address, hosts=hosts)
 
 
 def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, str]) -> dict[str, Any]:
@@ -67,39 +85,20 @@ def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, st
     return options
 
 
-def _client(address: StoreAddress, options: dict[str, Any], names: Names, env: Mapping[str, str]) -> tuple[Any, Any]:
+def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, str]) -> tuple[Any, Any]:
     """(client, the sentinels or None)"""
     from redis.asyncio import Redis
     from redis.asyncio.cluster import ClusterNode, RedisCluster
     from redis.asyncio.sentinel import Sentinel
 
     if address.kind == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        cluster = RedisCluster(startup_nodes=nodes, **options)
-        makers: list[Any] = [cluster, *cluster.startup_nodes]  # it makes further nodes with its own arguments
-        for each in makers:
-            _resolve(each.connection_kwargs, each, names)
-        return cluster, None
+        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **options), None
     if address.kind == "sentinel":
         own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None, **SENTINEL_LIMITS}
         sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options, db=address.db)  # type: ignore[no-untyped-call]
-        master = sentinel.master_for(address.service)
-        for client in (master, *sentinel.sentinels):
-            _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
-        return master, sentinel
+        return sentinel.master_for(address.service), sentinel
     (host, port), *_ = address.hosts
-    client = Redis(host=host, port=port, db=address.db, **options)
-    _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
-    return client, None
-
-
-def _resolve(arguments: dict[str, Any], maker: Any, names: Names) -> None:
-    """What makes connections with these arguments makes such as resolve names by `names`."""
-    if kind := arguments.get("connection_class"):
-        arguments["connection_class"] = resolving(kind)
-    if kind := getattr(maker, "connection_class", None):
-        maker.connection_class = resolving(kind)
-    arguments["names"] = names
+    return Redis(host=host, port=port, db=address.db, **options), None
 
 
 class OddReply(Exception):
