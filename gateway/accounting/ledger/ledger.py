@@ -54,15 +54,15 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-Opener = Callable[[str, Callable[[], None]], Awaitable[Store]]
+Opener = Callable[[str], Awaitable[Store]]
 
 
-async def open_store(url: str, lost: Callable[[], None]) -> Store:
+async def open_store(url: str) -> Store:
     """Raises StoreFailed."""
     await asyncio.to_thread(importlib.import_module, "gateway.accounting.ledger.store")
     from gateway.accounting.ledger.store import opened
 
-    return await opened(url, lost)
+    return await opened(url)
 
 
 class Ledger:
@@ -155,7 +155,7 @@ class Ledger:
 
     async def _opened(self) -> Store:
         if self._store is None:
-            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE), self._lost)
+            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE))
         return self._store
 
     def _next(self) -> Batch | None:
@@ -185,10 +185,6 @@ class Ledger:
         self._taken.popleft()
         self.buffer.release(batch.entries)
         self._metrics.ledger_written.add((), len(batch.entries))
-
-    def _lost(self) -> None:
-        """The log says so already."""
-        self._metrics.ledger_failures.add()
 
     # -- failing
 

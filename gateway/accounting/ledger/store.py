@@ -8,7 +8,6 @@ then all of it is done again, and finds the rows (`ON CONFLICT DO NOTHING` would
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -56,9 +55,9 @@ class LedgerStore:
         await self._database.close()
 
 
-async def opened(url: str, lost: Callable[[], None]) -> LedgerStore:
-    """url: with a path. Makes and migrates the tables. lost: see Database. Raises StoreFailed."""
-    database = Database(url, TABLES, OPERATION_S, lost=lost)
+async def opened(url: str) -> LedgerStore:
+    """url: with a path. Makes and migrates the tables. Raises StoreFailed."""
+    database = Database(url, TABLES, OPERATION_S)
     await database.open()
     return LedgerStore(database)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ class FakeStore:
         self.cannot_open = False
         self.writing = asyncio.Event()
 
-    async def open(self, url: str, lost: Callable[[], None]) -> Store:
+    async def open(self, url: str) -> Store:
         if self.cannot_open:
             raise StoreFailed("it cannot be opened")
         self.opened += 1
@@ -188,7 +187,7 @@ async def test_a_row_that_is_refused_goes_alone(caplog: pytest.LogCaptureFixture
 async def test_a_bug_in_the_store_does_not_end_the_ledger(caplog: pytest.LogCaptureFixture) -> None:
     kit = Kit()
 
-    async def broken(_url: str, _lost: Callable[[], None]) -> Store:
+    async def broken(_url: str) -> Store:
         raise ZeroDivisionError
 
     ledger = ledger_of("sqlite", kit.clock, broken)
@@ -324,16 +323,19 @@ async def test_a_file_that_is_locked_is_written_when_it_is_free(tmp_path: Path, 
         assert len(await database.read(all_rows)) == 2
 
 
-async def test_a_file_that_is_deleted_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_is_deleted_is_a_database_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.sqlite"
     ledger = ledger_of(file_url(path), Clock())
     observe = LedgerEntries(ledger)
     observe(record())
     assert await ledger.flush()
     path.unlink()
-    observe(record())
-    assert await ledger.flush()
-    assert any("the file of ledger was deleted" in each.getMessage() for each in caplog.records)
+    for _ in range(2):
+        observe(record())
+        assert not await ledger.flush()
+    assert ledger.buffer.entries == 2
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
+        "the database of ledger",
+        "the ledger cannot be written",
+    ]
     await ledger.close()
-    async with stored(file_url(path)) as (_, database):
-        assert len(await database.read(all_rows)) == 1

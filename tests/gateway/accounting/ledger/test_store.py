@@ -264,7 +264,7 @@ async def test_a_corrupt_file_is_an_error_and_stays_as_it_is(tmp_path: Path) -> 
     content = b"no database at all" * 1000
     path.write_bytes(content)
     with pytest.raises(StoreFailed, match="not a database"):
-        await opened(file_url(path), lambda: None)
+        await opened(file_url(path))
     assert path.read_bytes() == content
 
 
