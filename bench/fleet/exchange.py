@@ -21,7 +21,7 @@ from gateway.cluster.messages import Batch
 from gateway.cluster.replication import Replicator, Subscriber
 from gateway.cluster.snapshots.snapshot import Snapshot
 from gateway.cluster.store.clock import StoreClock
-from gateway.cluster.store.incoming import Incoming
+from gateway.cluster.store.incoming import EntryReceiver
 from gateway.cluster.store.messages import (
     ENVELOPE_FIELD,
     FORMAT_FIELD,
@@ -29,7 +29,7 @@ from gateway.cluster.store.messages import (
     VERSION,
     VERSION_FIELD,
     Envelope,
-    Published,
+    PublishedBatch,
     encode_envelope,
 )
 from gateway.cluster.store.outbox import Outbox
@@ -73,7 +73,7 @@ class Follower:
 
     replicas: int
     unsent: int = 0
-    incoming: Incoming = field(init=False)
+    incoming: EntryReceiver = field(init=False)
     _subscriber: Subscriber = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Follower:
             router, self, clock=clock, call_later=lambda _after, _call: None, published=lambda: None, learner=self
         )
         replicator.start()
-        self.incoming = Incoming(
+        self.incoming = EntryReceiver(
             me="me",
             format=FORMAT,
             routers=self,
@@ -152,7 +152,7 @@ def _entries(replicas: int, decision: Decision, head: bytes, each: int, envelope
         for _ in range(each):
             booked += 1
             events += decision.events(booked, head, f"replica-{booked % replicas}", now)
-        envelope = Envelope(seq, now, "host", (Published(1, Batch(now, encode(events))),))
+        envelope = Envelope(seq, now, "host", (PublishedBatch(1, Batch(now, encode(events))),))
         yield {
             VERSION_FIELD: VERSION,
             FORMAT_FIELD: FORMAT.encode(),

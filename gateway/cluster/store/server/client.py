@@ -22,9 +22,9 @@ from gateway.upstream.dialer import is_ip_address
 from gateway.upstream.resolver import AddressSource
 
 CONNECT_S = 2.0
-ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
-SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: one may hang, then others are asked
-LIBRARY = "redis[hiredis]>=8.1"  # as the extra `store` has it
+ANSWER_S = 3.0  # time limit of a command; longer than a read waits for entries
+SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: if one hangs, the next is asked
+LIBRARY = "redis[hiredis]>=8.1"  # as in the extra `store`
 
 
 def require_library() -> None:
@@ -101,19 +101,19 @@ def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, st
     return Redis(host=host, port=port, db=address.db, **options), None
 
 
-class OddReply(Exception):
-    """The server has answered what none of its kind does."""
+class InvalidReplyError(Exception):
+    """The server's answer is not valid."""
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What commands raise when the store does not do what it should."""
+    """The exceptions of a store that fails."""
     from redis.exceptions import RedisClusterException, RedisError
 
-    return RedisError, RedisClusterException, OSError, TimeoutError, OddReply
+    return RedisError, RedisClusterException, OSError, TimeoutError, InvalidReplyError
 
 
 def reason_of(error: Exception) -> str:
-    """The reason of a failure, as `sharing_errors_total` has it."""
+    """The reason of a failure, for `sharing_errors_total`."""
     from redis import exceptions
 
     if DENIED in (sentinel_failures(error) or ()):
@@ -127,18 +127,18 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError | TimeoutError):
         return "unreachable"
     text = str(error)
-    if isinstance(error, OddReply) or text.startswith(("WRONGTYPE", "The ID specified in XADD")):
+    if isinstance(error, InvalidReplyError) or text.startswith(("WRONGTYPE", "The ID specified in XADD")):
         return "garbage"
     return "full" if text.startswith(("OOM", "MISCONF")) else "other"
 
 
 def is_late(error: Exception) -> bool:
-    """Whether the answer did not come in time."""
+    """Tell whether the answer timed out."""
     from redis.exceptions import TimeoutError as Late
 
     return isinstance(error, Late | TimeoutError)
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Whether nothing can be added to a stream any more: somebody has written the last possible id into it."""
+    """Tell whether the stream has the last possible id, so that no entry can be added."""
     return "The ID specified in XADD" in str(error) or "exhausted the last possible ID" in str(error)

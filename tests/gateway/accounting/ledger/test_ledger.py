@@ -12,7 +12,7 @@ import pytest
 
 from gateway.accounting.ledger.batches import Batch
 from gateway.accounting.ledger.ledger import MAX_BATCH, Ledger, Opener, Store
-from gateway.accounting.ledger.store import UnfitError
+from gateway.accounting.ledger.store import InvalidValueError
 from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
 from gateway.database.steadiness import STEADY_S
@@ -51,7 +51,7 @@ class FakeStore:
         if self.fails:
             raise self.fails
         if self.bad and any(row[2] == self.bad for row in batch.rows()):
-            raise UnfitError("a bad row")
+            raise InvalidValueError("a bad row")
         self.batches.append(len(batch.entries))
         self.ids += [row[0] for row in batch.rows()]
 
@@ -260,7 +260,7 @@ async def test_a_bug_in_a_purge_does_not_end_the_writing(caplog: pytest.LogCaptu
     kit.clock.now += STEADY_S + 1
     kit.store.purge_fails = ValueError("a bug")
     running = asyncio.create_task(kit.ledger.run())
-    await eventually(lambda: "what is past its time could not be removed from the ledger" in lines(caplog))
+    await eventually(lambda: "old rows could not be removed from the ledger" in lines(caplog))
     kit.end(3)
     await eventually(lambda: len(kit.store.ids) == 3)
     running.cancel()

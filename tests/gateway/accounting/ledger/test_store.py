@@ -18,7 +18,7 @@ from sqlalchemy import Connection, text
 
 from gateway.accounting.ledger.batches import Batch, Row, sums_of
 from gateway.accounting.ledger.ledger import MAX_BATCH
-from gateway.accounting.ledger.store import PURGED_AT_ONCE, LedgerStore, UnfitError, opened, put
+from gateway.accounting.ledger.store import PURGED_AT_ONCE, InvalidValueError, LedgerStore, opened, put
 from gateway.accounting.ledger.sums import MILL, MONEY
 from gateway.accounting.ledger.tables import daily, rows
 from gateway.accounting.meter import Bill
@@ -242,7 +242,7 @@ async def test_what_is_past_its_time_goes_in_small_steps(url: str) -> None:
 async def test_a_value_that_the_database_refuses_is_named_as_such(url: str) -> None:
     batch = maker().batch(Entries().of(record(status=2**70)), NOON)
     async with stored(url) as (store, _):
-        with pytest.raises(UnfitError):
+        with pytest.raises(InvalidValueError):
             await store.write(batch)
         await store.write(maker(2).batch(Entries().of(record()), NOON))
 
