@@ -28,7 +28,7 @@ from gateway.request.background.runs import Runs, Serve
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.kept.owner import owner
 from gateway.request.kept.recent import Lane
-from gateway.state.api import Again, Answer, StateApi
+from gateway.state.api import Answer, RunStreamRequest, StateApi
 from gateway.state.histories import Histories, Turn, too_large
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
@@ -135,7 +135,7 @@ class Recall:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
         found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)
-        return self.followers.find(found, client) if isinstance(found, Again) else found
+        return self.followers.find(found, client) if isinstance(found, RunStreamRequest) else found
 
     async def _turn(
         self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool

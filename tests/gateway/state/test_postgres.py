@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 
 from gateway.database.database import STALL_S, Database
 from gateway.database.failures import StoreFailed
-from gateway.state.records import Unknown
+from gateway.state.records import UnknownObjectError
 from gateway.state.runs import RunStore
 from gateway.state.store import Store
 from gateway.state.tables import TABLES
@@ -40,7 +40,7 @@ async def test_a_restart_of_the_server_costs_the_requests_of_that_time(own_serve
         own_server.start()
         await store.put(response("c", "a"))
         assert [each.id for each in await store.chain("o", "c", 1 << 30)] == ["a", "c"]
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownObjectError):
             await store.get("o", "b")
 
 
