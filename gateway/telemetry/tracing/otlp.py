@@ -99,7 +99,7 @@ class OtlpSender:
         session = requests.Session()
         session.hooks["response"].append(self._check)
         self._url = endpoint + TRACES_PATH
-        self._exporter = OTLPSpanExporter(self._url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=session)
+        self._exporter: Any = OTLPSpanExporter(self._url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=session)
         self._success = SpanExportResult.SUCCESS
         self._converted = _converter(service, version)
 
