@@ -111,7 +111,6 @@ PLAIN = (
     "gateway/telemetry/logs.py",
     "gateway/features/tracing/exporter.py",
     "gateway/features/tracing/otlp.py",
-    "gateway/features/tracing/posting.py",
     "replica/",
     "router/events.py",
     "router/native.py",

@@ -113,9 +113,9 @@ def _exporter(tracing: TracingConfig) -> Exporter | None:
     """Of traces, where they are configured. The library is imported now: later, that would hold requests up."""
     if tracing.endpoint == OFF:
         return None
-    from gateway.features.tracing.otlp import Otlp
+    from gateway.features.tracing.otlp import OtlpSender
 
-    return Exporter(Otlp(tracing.endpoint, tracing.service, __version__))
+    return Exporter(OtlpSender(tracing.endpoint, tracing.service, __version__))
 
 
 def _counterfactual(live: Live, fleet: Fleet, router: Router) -> Counterfactual:

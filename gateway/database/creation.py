@@ -1,11 +1,11 @@
-"""The tables, made where they are missing, and brought to this version where they are of an earlier one.
+"""Creates missing tables, and migrates those of an earlier version.
 
-Several gateways may open one database at the same moment. On Postgres the first one holds a lock while it makes the tables
-(CREATE TABLE IF NOT EXISTS fails there when two do it at once), on SQLite a transaction that writes is such a lock; whoever
-comes second finds the work done. All of it is one transaction: a gateway that is killed in the middle of a migration leaves the
-tables of before. Nothing is made where all is there, so a role without the right to create tables will do then.
+Several gateways may open one database at the same moment. On Postgres the first gateway holds an advisory lock meanwhile (two
+CREATE TABLE IF NOT EXISTS at once fail there); on SQLite the write transaction is the lock. The second gateway finds the tables
+complete. All statements are one transaction: a gateway that is killed during a migration leaves the tables unchanged. If the
+tables are complete, none is created, so a role without the right to create tables suffices.
 
-Tables of a later version are refused, untouched.
+Tables of a later version are refused and stay unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOCK: Final = 0x7761726D726F7574  # of Postgres, by number: "warmrout"
 
 
 def make_tables(connection: Connection, tables: Tables) -> None:
-    """Those that are missing, in a transaction that writes. Raises StoreFailed for tables of another version."""
+    """Create missing tables in the caller's write transaction. Raises StoreFailed for tables of another version."""
     if not _complete(connection, tables):
         if connection.dialect.name != SQLITE:
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
@@ -33,7 +33,7 @@ def make_tables(connection: Connection, tables: Tables) -> None:
 
 
 def check_version(connection: Connection, tables: Tables) -> None:
-    """Raises StoreFailed where this version of the tables is not there."""
+    """Raises StoreFailed unless the tables have this version."""
     found = _version(connection, tables)
     if found is None:
         raise StoreFailed(f"{tables.key}: this database has no {tables.content} in it: a gateway that uses it makes the tables")
@@ -51,7 +51,7 @@ def _complete(connection: Connection, tables: Tables) -> bool:
 
 
 def _version(connection: Connection, tables: Tables) -> int | None:
-    """None: there are no tables, or their making was given up."""
+    """The version of the tables; None: there are none."""
     if not inspect(connection).has_table(tables.versions.name):
         return None
     found: int | None = connection.execute(select(tables.versions.c.version)).scalar()
@@ -67,7 +67,7 @@ def _migrate(connection: Connection, tables: Tables) -> None:
 
 
 def _make(connection: Connection, tables: Tables) -> None:
-    """Nothing beside tables of another version."""
+    """Create the tables, unless they have another version."""
     if _version(connection, tables) not in (None, tables.version):
         return
     for table in tables.schema.sorted_tables:

@@ -1,16 +1,17 @@
-"""A database by URL: SQLite or Postgres. Reads go as they come; writes are gathered, many callers to one transaction.
+"""A database by URL: SQLite or Postgres. Reads run at once; queued writes of many callers share one transaction.
 
     write ──┐
-    write ──┼──► queue ──► the writer: one transaction for all that wait ──► durable ──► each caller goes on
+    write ──┼──► queue ──► the writer: one transaction for the queued writes ──► durable ──► each caller continues
     write ──┘
 
-A transaction that fails is tried again with one write each, so that nobody fails for another one's write; one that another
-gateway's was in the way of (a deadlock, say), a few times. All errors of the database are StoreFailed.
+If a shared transaction fails, each write is repeated in a transaction of its own: no caller fails because of another one's
+write. A write that conflicts with another gateway's transaction (a deadlock, say) is repeated a few times. All errors of the
+database are raised as StoreFailed.
 
-Every operation is bounded in time. A database that did not answer within it is left alone for STALL_S: requests would all wait
-for nothing, and they fail at once meanwhile.
+Every operation has a time limit. After an operation that exceeded it, all operations fail at once for STALL_S: requests do not
+wait for a database that does not answer.
 
-How a transaction is carried out is the driver's: `driver.py`.
+The driver (`driver.py`) executes reads and transactions.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ Write = tuple[Work[Any], asyncio.Future[Any]]
 
 
 class Database:
-    """See the top of this file. url: as SQLAlchemy writes them, without a driver. tables: what it holds. operation_s: the bound
-    of an operation. clock: monotonic seconds. lost: called when SQLite's file was found to be deleted or replaced. read_only:
-    nothing is made or changed, and tables of another version are refused.
+    """See the top of this file. url: in SQLAlchemy's form, without a driver. operation_s: time limit of an operation. clock:
+    monotonic seconds. lost: called once if SQLite's file was deleted or replaced. read_only: no table is created or changed,
+    and tables of another version are refused.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Database:
         self._readers = asyncio.Semaphore(CONNECTIONS - 1)  # the writer has the last one
 
     async def open(self) -> None:
-        """Connect, and make what is missing of the schema; several processes may do so at once. Raises StoreFailed."""
+        """Connect, and create missing tables; several processes may do so at once. Raises StoreFailed."""
         try:
             async with self._bounded():
                 self._driver = made(self._url, self._tables, self._operation_s, self._lost, read_only=self._read_only)
@@ -82,7 +83,7 @@ class Database:
         self._writer = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """What waits is written; what comes later is a StoreFailed. Idempotent."""
+        """Execute the queued writes and disconnect. Later operations raise StoreFailed. Idempotent."""
         if self._writer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._operation_s):
@@ -97,14 +98,14 @@ class Database:
                     await driver.close()
 
     async def read(self, work: Work[T]) -> T:
-        """Raises StoreFailed, and what `work` raises."""
+        """Execute a read. Raises StoreFailed, and the errors of `work`."""
         async with self._place(), self._bounded():
             return await self._opened().read(work)
 
     async def write(self, work: Work[T]) -> T:
-        """Returns when the write is durable. Its work may be done twice, and must see to it that this does no harm.
+        """Execute a write; it is durable when this returns. `work` may be executed twice, and must be idempotent.
 
-        Raises StoreFailed, and what `work` raises.
+        Raises StoreFailed, and the errors of `work`.
         """
         if self._writer is None:
             raise _closed()
@@ -126,7 +127,7 @@ class Database:
             batch = [await self._queue.get()]
             while len(batch) < MAX_BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            waiting = [each for each in batch if not each[1].done()]  # the others have given up
+            waiting = [each for each in batch if not each[1].done()]  # callers of the others have timed out
             try:
                 if len(waiting) < 2 or await self._done(waiting):
                     for each in waiting:
@@ -136,7 +137,7 @@ class Database:
                     self._queue.task_done()
 
     async def _alone(self, write: Write) -> None:
-        """Its errors go to its caller."""
+        """Execute one write in a transaction of its own. Its caller gets the error."""
         done = write[1]
         for left in reversed(range(_TRIES)):
             if done.done() or (error := await self._done([write])) is None:
@@ -147,11 +148,11 @@ class Database:
                 return
 
     async def _done(self, batch: list[Write]) -> Exception | None:
-        """Write it in one transaction. Returns what went wrong."""
+        """Execute the writes in one transaction. Returns the error, if any."""
         try:
             async with self._bounded():
                 results = await self._opened().write([work for work, _ in batch])
-        except Exception as error:  # noqa: BLE001  (it is the caller's)
+        except Exception as error:  # noqa: BLE001  (the caller gets it)
             return error
         for (_, done), result in zip(batch, results, strict=True):
             if not done.done():
@@ -166,7 +167,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Among those that read. To wait for it says nothing about the database. Raises StoreFailed."""
+        """Hold one of the places for reads. Waiting for a place does not count as a stall. Raises StoreFailed."""
         try:
             async with asyncio.timeout(self._operation_s):
                 await self._readers.acquire()
@@ -179,7 +180,9 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
-        """Raises StoreFailed for all errors of the database, and while it is left alone. Then one operation tries it again."""
+        """Limit an operation in time. Raises StoreFailed for all errors of the database, and during a stall. After a stall, one
+        operation tries the database again, and the others still fail until it has succeeded.
+        """
         again = self._stalled_until > 0.0
         if again:
             now = self._clock()
@@ -195,11 +198,11 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             self._stalled_until = 0.0
             raise failed(shown(self._url), error) from error
-        except asyncio.CancelledError:  # it says nothing about the database: another one tries it
+        except asyncio.CancelledError:  # it does not show whether the database answers: the next operation tries it
             if again:
                 self._stalled_until = self._clock()
             raise
-        except Exception:  # the work's: the database has answered
+        except Exception:  # raised by the work: the database has answered
             self._stalled_until = 0.0
             raise
         self._stalled_until = 0.0

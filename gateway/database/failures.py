@@ -1,4 +1,4 @@
-"""Why something cannot be had from a database, in words: which one, what failed, what to do. No database in here."""
+"""Errors of the database, in words: which database, what failed, what to do. Without I/O."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the fir
 
 
 class StoreError(Exception):
-    """Something that is kept cannot be had. Work raises it between two statements: its connection is as good as before."""
+    """Base of the errors of stored objects. Work raises it between two statements: its connection stays usable."""
 
 
 class StoreFailed(StoreError):
-    """The database cannot be reached, does not answer in time, refuses, is full. The text says what to look at."""
+    """The database is unreachable, too slow, full, or refuses the operation. The text says what to look at."""
 
 
 def failed(where: str, error: Exception) -> StoreFailed:
-    """where: the database, without a secret."""
+    """Make a StoreFailed of an error. where: the database, without a secret."""
     return StoreFailed(f"the database {where}: {reason_of(error, where)}")
 
 
 def reason_of(error: Exception, where: str = "") -> str:
-    """In one line, with what to do: SQLAlchemy adds the statement and its values, which are prompts."""
+    """The reason in one line, with advice; without the statement and its values (prompts), which SQLAlchemy adds."""
     text = " ".join(_text(error, where).split())[:MAX_REASON]
     advice = next((advice for part, advice in ADVICE if part in text), "")
     return f"{text} ({advice})" if advice else text
@@ -62,7 +62,7 @@ def reason_of(error: Exception, where: str = "") -> str:
 def _text(error: Exception, where: str) -> str:
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, OSError) and cause.strerror:
-        if cause.errno and cause.strerror.startswith("Connect call failed"):  # asyncio's words, with an address
+        if cause.errno and cause.strerror.startswith("Connect call failed"):  # asyncio's text, with an address
             return os.strerror(cause.errno)
         return f"{cause.strerror}: {cause.filename}" if cause.filename not in (None, where) else cause.strerror
     return str(cause) or type(cause).__name__

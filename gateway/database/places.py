@@ -1,4 +1,4 @@
-"""Where SQLite's files, and others of the gateway, are if the configuration names no place."""
+"""Default paths of SQLite's files and other files of the gateway."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-SQLITE: Final = "sqlite"  # as a URL: a file in the folder of such files
-LEDGER_FILE: Final = "ledger.sqlite"  # where the configuration names none
+SQLITE: Final = "sqlite"  # URL of a file in the state folder
+LEDGER_FILE: Final = "ledger.sqlite"  # default name
 
 
 def state_folder() -> Path:
-    """Where files are by default (XDG Base Directory Specification: state that outlives a restart)."""
+    """The default folder of files that outlive a restart (XDG Base Directory Specification)."""
     for name in (os.environ.get("XDG_STATE_HOME", ""), os.path.expanduser("~/.local/state"), tempfile.gettempdir()):
         if os.path.isabs(name):  # a user may have no home
             folder = Path(name)
@@ -21,5 +21,5 @@ def state_folder() -> Path:
 
 
 def with_path(url: str, name: str) -> str:
-    """The URL with a path, where it has none: of the file of this name in the state folder."""
+    """The URL; if it has no path, that of the file with this name in the state folder."""
     return f"sqlite:///{state_folder() / name}" if url == SQLITE else url

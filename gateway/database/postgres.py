@@ -1,4 +1,4 @@
-"""Postgres: the work runs in the event loop (see driver.py)."""
+"""Driver of Postgres: the work runs in the event loop (see driver.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PostgresDriver:
-    """A Driver. wait_s: for a connection while all are in use."""
+    """A Driver. wait_s: limit of the wait for a connection while all are in use."""
 
     def __init__(self, url: URL, tables: Tables, wait_s: float, *, read_only: bool) -> None:
         self._url = url

@@ -1,12 +1,11 @@
-"""SQLite's file as it was when it was opened, with its connections.
+"""SQLite's file with its connections.
 
-A file that is deleted, or replaced by another one, stays open: SQLite would go on writing into what nobody can find again. So
-the file of that name is compared with the one that is open (device and inode), and so is its log (`-wal`), where commits go
-first. A connection stays open all the time, for the log goes with the last one. SQLite would also read the log of a file that
-is gone into the one that has its name now: that log is removed before.
+A file that is deleted or replaced stays open: SQLite would go on writing where nobody reads. `check_place` compares the file at
+the path with the open one (device and inode). SQLite would also read the log (`-wal`) of the earlier file into its replacement:
+`close` removes that log.
 
-WAL mode with synchronous=FULL: what was acknowledged survives a crash, of the machine as well. Several processes may share the
-file.
+WAL mode with synchronous=FULL: an acknowledged write survives a crash, of the machine as well. Several processes may share the
+file. The pool keeps its connections open, because SQLite removes the log with the last one.
 """
 
 from __future__ import annotations
@@ -23,24 +22,30 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, create_engine, event
-from sqlalchemy.pool import NullPool
 
 from gateway.database.creation import check_version, make_tables
-from gateway.database.failures import StoreError
+from gateway.database.driver import CONNECTIONS
 from gateway.database.tables import Tables
 
 _BUSY_MS: Final = 5000
 _BUSY_PAUSE_S: Final = 0.01
 _LOG: Final = "-wal"
-_INDEX: Final = "-shm"  # of the log
+_LOG_INDEX: Final = "-shm"
 
 Identity = tuple[int, int]  # device, inode
 
 
+class FileLostError(OSError):
+    """The path leads to another file than the open one, or to none."""
+
+    def __init__(self) -> None:
+        super().__init__("its file was deleted or replaced while in use: it is not used until this process is restarted")
+
+
 class SqliteFile:
-    """See the top of this file. Opens it, made anew if it is missing, with its tables. Several objects may have the same file
-    open: the ledger's and that of keys. Methods may be called in any thread. read_only: neither the file nor its tables are
-    made, and none of them is changed.
+    """See the top of this file. Opens the file, and makes it if it is missing, with its tables. Several objects may have the
+    same file open: the ledger's and that of keys. Methods may be called in any thread. read_only: neither the file nor its
+    tables are made or changed.
 
     Raises OSError, errors of SQLAlchemy and StoreFailed.
     """
@@ -51,13 +56,15 @@ class SqliteFile:
         if read_only:
             _require(Path(self._path))
         else:
-            _private(Path(self._path))
-        self._identity = _identity(self._path)  # before it is opened: what is replaced meanwhile is noticed
-        mode = "ro" if read_only else "rw"
-        self._engine = create_engine(_existing(url, mode), poolclass=NullPool, connect_args={"check_same_thread": False})
+            _make_private(Path(self._path))
+        self._identity = _identity(self._path)
+        self._engine = create_engine(
+            _existing(url, "ro" if read_only else "rw"),
+            pool_size=CONNECTIONS,
+            max_overflow=0,
+            connect_args={"check_same_thread": False},
+        )
         event.listen(self._engine, "connect", _tune_reader if read_only else _tune)
-        self._free = list[Connection]()  # for reads
-        self.writer = self._engine.connect()
         try:
             if read_only:
                 with self.reading() as connection:
@@ -66,75 +73,43 @@ class SqliteFile:
                 with self.transaction() as connection:
                     make_tables(connection, tables)
         except BaseException:
-            self.close()
+            self._engine.dispose()
             raise
         self._log_identity = _identity(self._path + _LOG)
 
-    def is_lost(self) -> bool:
-        """Whether its name is another file's by now, or nobody's."""
-        return _identity(self._path) != self._identity or _identity(self._path + _LOG) != self._log_identity
+    def check_place(self) -> None:
+        """Raises FileLostError if the file was deleted or replaced. O(1): one `stat`."""
+        if _identity(self._path) != self._identity:
+            raise FileLostError
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One at a time. Its end is the commit."""
-        connection = self.writer
-        try:
+        """Open a transaction that writes; the end commits it. One at a time."""
+        with self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two that read before they write cannot both go on
             yield connection
             connection.commit()
-        except BaseException:
-            connection.rollback()
-            raise
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """Without a transaction: a read would wait for the writers of all gateways."""
-        connection = self._taken()
-        whole = False
-        try:
+        with self._engine.connect() as connection:
             yield connection
-            whole = True
-        except StoreError:  # of the work, between two statements
-            whole = True
-            raise
-        finally:
-            if whole:
-                connection.rollback()  # of SQLAlchemy's own transaction: SQLite has none
-                self._free.append(connection)
-            else:
-                connection.close()
-
-    def _taken(self) -> Connection:
-        try:
-            return self._free.pop()
-        except IndexError:  # to look first would be a race of threads
-            return self._engine.connect()
 
     def close(self) -> None:
-        """While nothing of it is in use."""
-        for connection in (*self._free, self.writer):
-            connection.close()
-        self._free.clear()
-
-    def abandon(self) -> None:
-        """Close it, lost as it is."""
-        replaced = not self._read_only and _identity(self._path) != self._identity
-        self.close()
+        """Close all connections. None may be in use."""
+        self._engine.dispose()
+        replaced = not self._read_only and _identity(self._path) not in (self._identity, None)
         if replaced and _identity(self._path + _LOG) == self._log_identity:
-            for suffix in (_LOG, _INDEX):
+            for suffix in (_LOG, _LOG_INDEX):
                 Path(self._path + suffix).unlink(missing_ok=True)
 
 
-def handle_of(connection: Connection) -> Any:
-    """SQLite's own."""
-    return connection.connection.dbapi_connection
+def _make_private(path: Path) -> None:
+    """Make the file for this user alone: it will contain prompts, money and digests of keys.
 
-
-def _private(path: Path) -> None:
-    """What it holds are prompts, money and keys' digests: nobody else reads them.
-
-    A file that is there is not opened here: to close it would drop all locks that this process has on it, those of other
-    objects' connections as well (POSIX), and then another process that leaves it takes it for unused and removes its log.
+    An existing file is not opened here: to close it would drop all locks that this process has on it, also those of other
+    objects' connections (POSIX). Another process that leaves the file would then take it for unused and remove its log.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -144,18 +119,15 @@ def _private(path: Path) -> None:
 
 
 def _require(path: Path, mode: int = os.R_OK) -> None:
-    """Raises OSError. SQLite says only that it cannot be opened, and waits for whoever writes into a pipe."""
-    kind = os.stat(path).st_mode
-    if stat.S_ISDIR(kind):
+    """Raises OSError with the reason; SQLite says only that the file cannot be opened."""
+    if stat.S_ISDIR(os.stat(path).st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if not stat.S_ISREG(kind):
-        raise OSError(errno.EINVAL, "Not a regular file", os.fspath(path))
     if not os.access(path, mode):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
 
 
 def _existing(url: URL, mode: str) -> URL:
-    """For connections that make no file: one that is deleted just before would come back empty, with everybody's rights."""
+    """The URL for connections that make no file: SQLite's would be readable by everybody."""
     path = quote(os.fsencode(os.path.abspath(url.database or "")))
     return url.set(database=f"file:{path}").update_query_dict({"mode": mode, "uri": "true"})
 
@@ -184,9 +156,9 @@ def _tune(connection: Any, record: object) -> None:
 
 
 def _use_wal(cursor: Any) -> None:
-    """SQLite does not wait with this statement, of all, while another process writes: one that makes the file at this moment.
+    """Switch to WAL mode. While another process makes the file, SQLite does not wait with this statement, but fails.
 
-    Raises sqlite3.OperationalError if it is busy for longer than _BUSY_MS.
+    Raises sqlite3.OperationalError if the file is busy for longer than _BUSY_MS.
     """
     until = time.monotonic() + _BUSY_MS / 1000
     while True:

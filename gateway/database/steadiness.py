@@ -1,6 +1,6 @@
-"""Whether the wall clock can be trusted with what is removed by it: a clock that jumped ahead would empty the database.
+"""Check of the wall clock before old rows are removed: a clock that jumped ahead would empty the database.
 
-It is steady when it has gone as the monotonic clock goes for STEADY_S, that is, since the start, or since its last jump.
+The wall clock is steady if it has kept pace with the monotonic clock for STEADY_S, since the start or since its last jump.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 STEADY_S: Final = 3600.0
-JUMP_S: Final = 60.0  # between two looks; less is a correction
+JUMP_S: Final = 60.0  # between two checks; less is a correction
 
 
 class Steadiness:
@@ -21,7 +21,7 @@ class Steadiness:
         self._since = 0.0
 
     def steady(self, wall: float, monotonic: float) -> bool:
-        """To be asked from time to time: jumps are noticed then. O(1)."""
+        """Tell whether the clock is steady. Call it from time to time: each call notices a jump since the last one. O(1)."""
         ahead = wall - monotonic
         if self._ahead is None or not abs(ahead - self._ahead) <= JUMP_S:  # it may be no number
             self._since = monotonic

@@ -1,4 +1,4 @@
-"""The tables that a user of a database has there, and how those of earlier versions become them."""
+"""Description of a set of tables in a database, with its migrations."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, MetaData, Table
 
 Migration = Callable[[Connection], None]
-"""Brings the tables of one version to the next one, in its caller's transaction. What is only missing is made afterwards."""
+"""Migrates the tables of one version to the next, in the caller's transaction. Missing tables are created afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """key: of the configuration, the URL's. content: what is in them, for the log. schema: all of them, `versions` among them,
-    which has one row. migrations: by the version that they begin with.
+    """A set of tables. key: configuration key of the URL. content: a word for the log. schema: all tables, with `versions`,
+    which has one row. migrations: by the version that they start from.
     """
 
     key: str

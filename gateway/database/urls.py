@@ -1,4 +1,4 @@
-"""Which driver a URL asks for."""
+"""Parsing of database URLs, and the choice of the driver."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.database.sqlite import SqliteDriver
 from gateway.database.tables import Tables
 
 _DRIVERS: Final = {SQLITE: SQLITE, "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
-LIBRARIES: Final = "'asyncpg>=0.32' 'sqlalchemy[asyncio]>=2.1'"  # as the extra `postgres` has them
+LIBRARIES: Final = "'asyncpg>=0.32' 'sqlalchemy[asyncio]>=2.1'"  # as in the extra `postgres`
 _MEMORY: Final = ":memory:"
 
 
 def parsed(url: str, key: str) -> URL:
-    """With its driver. key: of the configuration, for errors. Raises StoreFailed."""
+    """Parse a URL and add the driver. key: configuration key, for errors. Raises StoreFailed."""
     try:
         found = make_url(url)
     except (ArgumentError, ValueError):
@@ -34,13 +34,13 @@ def parsed(url: str, key: str) -> URL:
         return found
     if importlib.util.find_spec("asyncpg") is None:
         raise StoreFailed(f"Postgres needs asyncpg, which is not installed here: pip install {LIBRARIES}")
-    if "sslmode" in found.query:  # as libpq calls it
+    if "sslmode" in found.query:  # libpq's name
         found = found.difference_update_query(["sslmode"]).update_query_dict({"ssl": found.query["sslmode"]})
     return found.set(drivername=driver)
 
 
 def shown(url: URL) -> str:
-    """For people: SQLite's path, or user, server and name, without the password. url: from `parsed`."""
+    """The URL for logs: SQLite's path, or user, server and name, without the password. url: from `parsed`."""
     if url.drivername == SQLITE:
         return url.database or ""
     where = {name: url.query[name] for name in ("host", "port") if name in url.query}
@@ -48,13 +48,11 @@ def shown(url: URL) -> str:
 
 
 def made(url: URL, tables: Tables, wait_s: float, lost: Callable[[], None], *, read_only: bool) -> Driver:
-    """url: from `parsed`. tables: what it holds. wait_s: for a connection while all are in use. lost: called when SQLite's file
-    was found to be gone. read_only: neither the file nor tables are made.
-
-    Connects to nothing yet.
+    """Make the driver, without connecting. url: from `parsed`. wait_s: limit of the wait for a connection while all are in use.
+    lost: called once if SQLite's file was deleted or replaced. read_only: neither the file nor tables are created.
     """
     if url.drivername == SQLITE:
         return SqliteDriver(url, tables, lost, read_only=read_only)
-    from gateway.database.postgres import PostgresDriver  # half of it is SQLAlchemy's asyncio: only who needs it loads it
+    from gateway.database.postgres import PostgresDriver  # imports SQLAlchemy's asyncio, which SQLite does not need
 
     return PostgresDriver(url, tables, wait_s, read_only=read_only)

@@ -1,6 +1,6 @@
-"""Conversations and their items, each its owner's alone, until they expire: `ttl_s` after the last items came.
+"""Conversations and their items, by owner, until they expire: `ttl_s` after the last added items.
 
-What has expired is emptied by `Store.purge`. Reads never write.
+`Store.purge` empties expired conversations. Reads never write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, delete, func, insert, select, update
 
 from gateway.database.database import Database
-from gateway.features.histories.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown, free
+from gateway.features.histories.records import (
+    Charge,
+    Conversation,
+    ExpiredObjectError,
+    HistoryTooLargeError,
+    Item,
+    ItemRange,
+    UnknownObjectError,
+    free,
+)
 from gateway.features.histories.tables import conversations, items
 
 MAX_ITEMS: Final = 100_000  # of a conversation
@@ -48,7 +57,7 @@ class Conversations:
         await self._database.write(work)
 
     async def conversation(self, owner: str, id_: str) -> Conversation:
-        """Raises Unknown or Expired."""
+        """A conversation. Raises UnknownObjectError or ExpiredObjectError."""
         query = select(conversations).where(_of(owner, id_))
 
         def work(connection: Connection) -> Any:
@@ -59,7 +68,7 @@ class Conversations:
         return Conversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
 
     async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
-        """Give a conversation this metadata. Raises Unknown or Expired."""
+        """Set the metadata of a conversation. Raises UnknownObjectError or ExpiredObjectError."""
 
         def work(connection: Connection) -> None:
             self._lock(connection, owner, id_)
@@ -68,12 +77,12 @@ class Conversations:
         await self._database.write(work)
 
     async def delete_conversation(self, owner: str, id_: str) -> bool:
-        """With its items. False: there is none."""
+        """Delete a conversation and its items. False: there is none."""
 
         def work(connection: Connection) -> bool:
             try:
                 self._lock(connection, owner, id_)
-            except (Unknown, Expired):
+            except (UnknownObjectError, ExpiredObjectError):
                 return False
             connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
             connection.execute(delete(conversations).where(_of(owner, id_)))
@@ -82,7 +91,7 @@ class Conversations:
         return await self._database.write(work)
 
     async def add(self, owner: str, id_: str, added: Sequence[Item]) -> None:
-        """Items at the conversation's end. Raises Unknown, Expired or TooLarge."""
+        """Add items at the conversation's end. Raises UnknownObjectError, ExpiredObjectError or HistoryTooLargeError."""
         now = self._clock()
         at: int | None = None
 
@@ -92,9 +101,9 @@ class Conversations:
 
         await self._database.write(work)
 
-    async def items(self, owner: str, id_: str, part: Part, most: int, charge: Charge = free) -> tuple[list[Item], bool]:
+    async def items(self, owner: str, id_: str, part: ItemRange, most: int, charge: Charge = free) -> tuple[list[Item], bool]:
         """(items, whether there are more). most: bytes; one item may have more. charge: called with the bytes before they are
-        read. Raises Unknown (also for `after`), Expired, and what `charge` raises.
+        read. Raises UnknownObjectError (also for `after`), ExpiredObjectError, and what `charge` raises.
         """
         position, mine = items.c.position, and_(items.c.owner == owner, items.c.conversation == id_)
         order = position.desc() if part.descending else position
@@ -103,7 +112,7 @@ class Conversations:
             found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
             query = select(position, func.length(items.c.item).label("size")).where(mine)
             if part.after:
-                # Where an id comes twice, beyond all of them: else the pages had no end.
+                # If an id occurs twice, the page begins after the last one: else paging would not end.
                 beyond = func.min(position) if part.descending else func.max(position)
                 start = connection.execute(select(beyond).where(_item(owner, id_, part.after))).scalar()
                 if start is None:
@@ -114,7 +123,7 @@ class Conversations:
         found, rows = await self._database.read(sizes)
         self._require(found, id_)
         if rows is None:
-            raise Unknown(part.after)
+            raise UnknownObjectError(part.after)
         fit = [size for size in accumulate(row.size for row in rows[: part.limit]) if size <= most]
         count = max(1, len(fit)) if rows else 0
         if not count:
@@ -126,7 +135,7 @@ class Conversations:
         return [Item(row.id, row.item) for row in read], len(rows) > count
 
     async def item(self, owner: str, id_: str, item_id: str, charge: Charge = free) -> Item:
-        """Raises Unknown or Expired, and what `charge` raises."""
+        """Raises UnknownObjectError or ExpiredObjectError, and what `charge` raises."""
         one = _item(owner, id_, item_id)
 
         def size_of(connection: Connection) -> tuple[Any, int | None]:
@@ -136,26 +145,26 @@ class Conversations:
         found, size = await self._database.read(size_of)
         self._require(found, id_)
         if size is None:
-            raise Unknown(item_id)
+            raise UnknownObjectError(item_id)
         charge(size)
         query = select(items.c.item).where(one).limit(1)
         item = await self._database.read(lambda connection: connection.execute(query).scalar())
         if item is None:
-            raise Unknown(item_id)
+            raise UnknownObjectError(item_id)
         return Item(item_id, item)
 
     async def delete_item(self, owner: str, id_: str, item_id: str) -> None:
-        """Raises Unknown or Expired."""
+        """Raises UnknownObjectError or ExpiredObjectError."""
 
         def work(connection: Connection) -> None:
             self._lock(connection, owner, id_)
             if not connection.execute(delete(items).where(_item(owner, id_, item_id))).rowcount:
-                raise Unknown(item_id)
+                raise UnknownObjectError(item_id)
 
         await self._database.write(work)
 
     async def conversation_input(self, owner: str, id_: str, most: int) -> list[bytes]:
-        """All items, the oldest first. most: bytes. Raises Unknown, Expired or TooLarge."""
+        """All items, the oldest first. most: bytes. Raises UnknownObjectError, ExpiredObjectError or HistoryTooLargeError."""
         mine = and_(items.c.owner == owner, items.c.conversation == id_)
         sizes = select(func.count(), func.coalesce(func.sum(func.length(items.c.item)), 0)).where(mine)
         query = select(items.c.item).where(mine).order_by(items.c.position)
@@ -170,18 +179,18 @@ class Conversations:
         found, count, size, rows = await self._database.read(work)
         self._require(found, id_)
         if size > most:
-            raise TooLarge(size, count)
+            raise HistoryTooLargeError(size, count)
         return list(rows)
 
     def _require(self, row: Any, id_: str) -> None:
-        """Raises Unknown or Expired. row: with expires_at and emptied."""
+        """Check a row with expires_at and emptied. Raises UnknownObjectError or ExpiredObjectError."""
         if row is None:
-            raise Unknown(id_)
+            raise UnknownObjectError(id_)
         if row.emptied or row.expires_at <= self._clock():
-            raise Expired(id_, self._ttl_s)
+            raise ExpiredObjectError(id_, self._ttl_s)
 
     def _lock(self, connection: Connection, owner: str, id_: str) -> None:
-        """For this transaction. Raises Unknown or Expired."""
+        """Lock a conversation in this transaction. Raises UnknownObjectError or ExpiredObjectError."""
         query = select(conversations.c.expires_at, conversations.c.emptied).where(_of(owner, id_)).with_for_update()
         self._require(connection.execute(query).one_or_none(), id_)
 
@@ -190,8 +199,8 @@ class Conversations:
     ) -> int | None:
         """Add items at the end. Returns the position of the first one, None if there are none.
 
-        before: what it has returned, if this is done once more. What stands there now says whether that was undone, or only
-        its confirmation was lost.
+        before: the earlier result, if the write is repeated. If the first item is at that position, the earlier write was
+        committed, and nothing is added.
         """
         self._lock(connection, owner, id_)
         connection.execute(update(conversations).where(_of(owner, id_)).values(expires_at=now + self._ttl_s))
@@ -204,7 +213,7 @@ class Conversations:
                 return before
         last, count = connection.execute(select(func.max(items.c.position), func.count()).where(mine)).one()
         if count + len(added) > MAX_ITEMS:
-            raise TooLarge(0, count)
+            raise HistoryTooLargeError(0, count)
         first = 0 if last is None else last + 1
         rows = [
             {"owner": owner, "conversation": id_, "position": first + at, "id": each.id, "item": each.item}

@@ -1,9 +1,9 @@
-"""The histories of requests, and their answers, in the store: what the lifecycle of a request asks for.
+"""Histories of requests in the store: reads the items before a request, and stores its answer.
 
     a body with previous_response_id or conversation ── begin ──► Turn: the items before it
-    the answer, whole ── Turn.keep ──► kept, before the client has its end
+    the complete answer ── Turn.keep ──► stored, before the client has its end
 
-A replica never keeps anything for a request that goes this way, so any replica can answer the next one.
+A replica stores nothing for such a request, so any replica can answer the next one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
 from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
-from gateway.features.histories.records import Expired, Item, ItemReader, RunEnd, StoredResponse, TooLarge, Unknown
+from gateway.features.histories.records import (
+    ExpiredObjectError,
+    HistoryTooLargeError,
+    Item,
+    ItemReader,
+    RunEnd,
+    StoredResponse,
+    UnknownObjectError,
+)
 from gateway.features.responses.background.objects import UNANSWERED
 from gateway.telemetry.counters import Counter
 
@@ -39,24 +47,24 @@ MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 
 def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
-    """Whose the objects of a request are: its tenant's, else those of its credentials (a digest: none are kept), else anybody's
-    who sends none. authorization, api_key: these headers. All texts are as headers have them: with bytes that are not UTF-8.
+    """The owner of a request's objects: its tenant, else a digest of its credentials, else "" for clients without credentials.
+    authorization, api_key: these headers. The texts may have bytes that are not UTF-8, as headers may.
     """
     if tenant:
         octets = tenant.encode("utf-8", "surrogateescape")
-        return f"tenant:{tenant}" if tenant.isprintable() else f"octets:{octets.hex()}"  # databases take no such texts
+        return f"tenant:{tenant}" if tenant.isprintable() else f"octets:{octets.hex()}"  # databases refuse such texts
     credentials = authorization or api_key or ""
     return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
 
 
 class Turn:
-    """One request's part in a history.
+    """A request's turn in a history.
 
-    before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
-    items; None: its answer is not kept. parent: the kept response that it goes on with, "" without one. remember: to be called
-    with the whole answer of a stream that is not kept, for the connection that asked. keeping: `keep` was called; stored: and
-    has kept it. client: the unit of fairness in what that takes. unwritten: what the store has not taken of a run in the
-    background: its end, the items for its conversation.
+    before: earlier items, the oldest first, in pieces joined by commas. told: edits of the answer for the client. own: the
+    request's items; None: the answer is not stored. parent: the stored response before it, "" without one. remember: called
+    with the complete answer of a stream that is not stored, for the client's connection. keeping: `keep` was called; stored:
+    the answer is in the store. client: the unit of fairness. unwritten: end of a background run and the items for its
+    conversation, until the store has them.
     """
 
     __slots__ = (
@@ -86,28 +94,28 @@ class Turn:
         self.unwritten: tuple[RunEnd, list[Item]] | None = None
 
     def passing(self) -> None:
-        """The gateway keeps nothing of this answer; whether a replica does is between it and the client."""
+        """Store nothing of this answer, and leave the client's `store` to the replica."""
         self.told.store, self.own = None, None
 
     def reader(self, inner: StreamReader) -> KeptReader:
-        """What finds the answer in its stream. If it has to be kept, that holds its end back: `ended` is to follow."""
+        """Make the reader that finds the answer in its stream. It holds back the end of an answer to store, until `ended`."""
         return KeptReader(inner, self.told, None if self.own is not None else self.remember)
 
     async def ended(self, reader: KeptReader) -> bytes:
-        """Keep a stream's answer; returns its end, which was held back for that."""
+        """Store a stream's answer; returns the end that was held back."""
         stored = await self.keep(reader.response)
         if not stored and self.remember:
             self.remember(reader.response)
         return reader.ending(stored=stored)
 
     async def keep(self, response: bytes) -> bool:
-        """Whether it is kept now, durably. response: the object (JSON) as the replica has sent it. Raises nothing."""
+        """Store an answer; True: it is durable. response: the replica's object (JSON). Raises nothing."""
         self.keeping = True
         self.stored = await self._histories.keep(self._owner, self, response)
         return self.stored
 
     async def kept(self, answer: bytes) -> bytes:
-        """`keep` of a whole plain answer; returns what the client reads. What is no response stays as it is."""
+        """Store an answer that is not a stream; returns the client's answer. Other bodies are returned unchanged."""
         stored = await self.keep(answer)
         try:
             return self.told.edited(answer, stored=stored)
@@ -119,8 +127,8 @@ class Turn:
 
 
 class Histories:
-    """See the top of this file. store: None: nothing is kept here. reader: of items. kept, replayed: counters by result.
-    clock: Unix seconds.
+    """See the top of this file. store: None: the store is off. reader: of items. kept, replayed: counters by result. clock:
+    Unix seconds.
     """
 
     def __init__(
@@ -136,12 +144,13 @@ class Histories:
         self._kept = kept
         self._replayed = replayed
         self._clock = clock
-        self._repeats = False  # an engine has given an id twice
+        self._repeats = False  # an engine has repeated an id
         for result in KEPT_RESULTS if store else ():
             kept.add((result,), 0)
 
     async def begin(self, owner: str, history: History, most: int, *, elsewhere: bool) -> Turn | None:
-        """most: bytes of a history. elsewhere: a replica may have the object if we do not: then None.
+        """Start the turn of a request; None: a replica may have the history. most: bytes of a history. elsewhere: a replica may
+        have an unknown object.
 
         Raises GatewayError: 400, 404, 410, 413, 503.
         """
@@ -158,15 +167,15 @@ class Histories:
                     before += (each.input, each.output)
             else:
                 before = await store.conversation_input(owner, history.conversation, most)
-        except Unknown as unknown:
+        except UnknownObjectError as unknown:
             if elsewhere and unknown.id == named:
                 return None
             self._replayed.add(("unknown",))
             raise _unknown(named, unknown.id, conversation=not history.previous) from None
-        except Expired as expired:
+        except ExpiredObjectError as expired:
             self._replayed.add(("expired",))
             raise gone(expired, PREVIOUS if history.previous else CONVERSATION) from None
-        except TooLarge as large:
+        except HistoryTooLargeError as large:
             self._replayed.add(("too_large",))
             text = f"The history of {named[:100]!r} is too long to be replayed: {large.turns:,} turns, {large.size:,} bytes."
             raise GatewayError(413, "history_too_large", f"{text} Begin a new one, with a summary.") from None
@@ -181,7 +190,7 @@ class Histories:
         return Turn(self, owner, history, [])
 
     def after(self, owner: str, history: History, items: bytes) -> Turn:
-        """A turn after these, which the store does not have: if its answer is kept, they are kept as its own."""
+        """A turn after items that are not in the store: if its answer is stored, they are stored as its own."""
         self._replayed.add(("connection",))
         turn = Turn(self, owner, history, [items])
         turn.parent = ""
@@ -190,14 +199,14 @@ class Histories:
         return turn
 
     async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge, client: str) -> dict[str, bytes]:
-        """Items (JSON) by their ids, all of them.
+        """All items (JSON) with these ids.
 
-        most: bytes that may be read for it. charge: called with them first. Raises GatewayError 404, 413, 500 or 503.
+        most: bytes to read for it, at most. charge: called with the bytes first. Raises GatewayError 404, 413, 500 or 503.
         """
         pick = partial(self.reader.picked, client=client)
         try:
             found = await (await self.opened()).named(owner, ids, most, charge, pick)
-        except TooLarge as large:
+        except HistoryTooLargeError as large:
             text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
             raise too_large(text, "input") from None
         except StoreFailed as failure:
@@ -232,7 +241,7 @@ class Histories:
             kept = await self._put(owner, turn, turn.own, found, items)
         except StoreError as error:
             if not isinstance(error, StoreFailed):
-                turn.unwritten = None  # it never will be
+                turn.unwritten = None  # a repetition would fail as well
             return self._not_kept(told.id or found.id, str(error))
         if kept:
             self._kept.add(("kept",))
@@ -244,7 +253,7 @@ class Histories:
         return False
 
     def _repeated(self, id_: str) -> None:
-        """An engine has given an id again whose response is kept: who goes on with it means that one. Logged once."""
+        """Count a response whose id an earlier stored response has; later turns refer to that one. Logged once."""
         self._kept.add(("repeated",))
         if not self._repeats:
             self._repeats = True
@@ -252,7 +261,7 @@ class Histories:
             log.warning(text, extra={"response": id_})
 
     async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
-        """False: it runs in the background, and was ended; or its id is taken. Raises StoreError."""
+        """Write the answer; False: its background run has ended, or its id exists. Raises StoreError."""
         told = turn.told
         response = told.edited(found.response, stored=True)
         if told.id:
@@ -295,7 +304,7 @@ def unavailable(failure: StoreFailed) -> GatewayError:
     )
 
 
-def gone(expired: Expired, param: str | None = None) -> GatewayError:
+def gone(expired: ExpiredObjectError, param: str | None = None) -> GatewayError:
     days = expired.kept_s / 86_400
     kept = f"{days:g} days" if days >= 1 else f"{expired.kept_s:g} s"
     text = f"{expired.id[:100]!r} has expired: it was kept for {kept} after its last use (state.ttl_s)."
@@ -303,7 +312,7 @@ def gone(expired: Expired, param: str | None = None) -> GatewayError:
 
 
 def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
-    """As OpenAI's servers say it. missing: the one of its history that is gone."""
+    """The error of OpenAI's servers. missing: the missing response of the history."""
     if conversation:
         return GatewayError(
             404, "conversation_not_found", f"Conversation with id {named[:100]!r} not found.", param=CONVERSATION
@@ -316,7 +325,7 @@ def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
 
 
 def _require_answer(response: StoredResponse) -> None:
-    """Raises GatewayError 400: a run in the background that has no answer to go on with, or not yet."""
+    """Check that a response has an answer to continue. Raises GatewayError 400 (a background run may have none yet)."""
     if response.status in UNANSWERED:
         text = f"Previous response with id {response.id!r} has no output to go on with: its status is {response.status!r}."
         raise GatewayError(400, "previous_response_not_completed", text, param=PREVIOUS)

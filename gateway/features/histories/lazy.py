@@ -1,6 +1,6 @@
-"""The store, opened when it is needed first: its libraries take half a second and 35 MB, and most gateways never need it.
+"""The store, opened at its first use: its libraries take half a second and 35 MB, and most gateways never need it.
 
-Where the database cannot be had, requests are refused or go without it at once, and it is tried again every RETRY_S.
+If the database cannot be opened, requests are refused or served without it at once, and the next attempt is made after RETRY_S.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger("warmroute.state")
 FILE: Final = "responses.sqlite"
 RETRY_S: Final = 5.0
 PURGE_S: Final = 60.0
-_PURGE_PAUSE_S: Final = 0.1  # requests write meanwhile
+_PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 
 
 class LazyStore:
-    """url: as the configuration has it. lost: called when SQLite's file was deleted or replaced. clock: Unix seconds.
-    pause_clock: monotonic seconds.
+    """See the top of this file. url: of the configuration. lost: called once if SQLite's file was deleted or replaced. clock:
+    Unix seconds. pause_clock: monotonic seconds.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LazyStore:
         self._failure: tuple[float, str] | None = None
 
     async def get(self) -> RunStore:
-        """Raises StoreFailed."""
+        """The store; the first call opens it. Raises StoreFailed."""
         if self._store is not None:
             return self._store
         async with self._lock:
@@ -65,7 +65,7 @@ class LazyStore:
             return self._store
 
     async def run(self) -> None:
-        """Empty what has expired, every PURGE_S, once the store is open; for ever."""
+        """Purge the open store every PURGE_S, until cancelled."""
         while True:
             await asyncio.sleep(PURGE_S)
             try:
@@ -74,10 +74,10 @@ class LazyStore:
                     more = bool(await self._store.purge() + await self._store.end_abandoned())
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
-                log.warning("what has expired could not be removed", extra={"reason": str(failure)})
+                log.warning("expired responses could not be removed", extra={"reason": str(failure)})
 
     async def close(self) -> None:
-        """Idempotent; what waits is written."""
+        """Execute the queued writes and close the store. Idempotent."""
         store, self._store = self._store, None
         if store:
             await store.close()

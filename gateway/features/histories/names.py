@@ -1,11 +1,11 @@
-"""Items by their ids alone: in the outputs and inputs of responses, and in conversations.
+"""Look-up of items by their ids: in the outputs and inputs of responses, and in conversations.
 
-    an id that an engine gave ──► the table of names ──► its response, if it is kept still ──► the item in its output
-    an id that only the list of input items has ──► says which response, and where in it
-    any other ──► the conversations
+    an id from an engine ──► the table of names ──► its response, if it is still stored ──► the item in its output
+    an id from the list of input items ──► contains the response and the position in it
+    another id ──► the conversations
 
-Only outputs are in the table: clients repeat their whole history, ids and all, with every turn, and a row for each item of each
-turn would be a square of rows.
+The table has only items of outputs: clients repeat their whole history with every turn, so a row for each item of each turn
+would be a quadratic number of rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.dialects.responses.items import picked as picked_of
 from gateway.dialects.responses.items import place_of
-from gateway.features.histories.records import TooLarge
+from gateway.features.histories.records import HistoryTooLargeError
 from gateway.features.histories.tables import conversations, items, names, responses
 
 _AT_ONCE: Final = 500  # ids in a statement
 
 Pick = Callable[[bytes, Collection[str], Mapping[str, int]], Awaitable[dict[str, bytes]]]
-"""`responses/items.py: picked`, wherever that is done: `Parsing.picked` does it in the parser process if it takes long."""
+"""`responses/items.py: picked`, here or in the parser process: `Parsing.picked` moves long work there."""
 
 
 async def at_once(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
-    """Here, while nothing else runs."""
+    """Pick items in this process; it blocks the event loop."""
     return picked_of(joined, ids, places)
 
 
@@ -43,13 +43,13 @@ _ITS_RESPONSE: Final = and_(responses.c.owner == names.c.owner, responses.c.id =
 _ITS_CONVERSATION: Final = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
 
 Sought = dict[str, str]
-"""The response of each id that has one."""
+"""The response of each item's id."""
 Contents = dict[str, tuple[bytes, bytes]]
 """Input and output of each response."""
 
 
-class Places(NamedTuple):
-    """Of items. others: ids that may be in conversations. size: bytes of the responses, and of items in conversations."""
+class ItemLocations(NamedTuple):
+    """Locations of items. others: ids that may be in conversations. size: bytes of the responses and conversations' items."""
 
     sought: Sought
     others: list[str]
@@ -57,7 +57,7 @@ class Places(NamedTuple):
 
 
 def add(connection: Connection, owner: str, response: str, ids: Iterable[str]) -> None:
-    """These are the ids of items in this response (an id) from now on."""
+    """Add the ids of the items in a response. response: its id."""
     rows = [{"owner": owner, "id": id_, "response": response} for id_ in sorted(ids)]
     if not rows:
         return
@@ -65,12 +65,12 @@ def add(connection: Connection, owner: str, response: str, ids: Iterable[str]) -
 
 
 def remove(connection: Connection, owner: str, response: str) -> None:
-    """The ids of items in this response (an id)."""
+    """Remove the ids of the items in a response. response: its id."""
     connection.execute(delete(names).where(names.c.owner == owner, names.c.response == response))
 
 
-def found(connection: Connection, owner: str, ids: Sequence[str], now: float, most: int) -> Places:
-    """Where the items are, and how large what has them is. Raises TooLarge beyond `most` bytes. O(ids)."""
+def found(connection: Connection, owner: str, ids: Sequence[str], now: float, most: int) -> ItemLocations:
+    """Find the locations of items. Raises HistoryTooLargeError if they have more than `most` bytes. O(ids)."""
     sought = {id_: place[0] for id_ in ids if (place := place_of(id_))}
     for part in _parts(ids):
         query = select(names.c.id, names.c.response).join(responses, _ITS_RESPONSE)
@@ -84,12 +84,12 @@ def found(connection: Connection, owner: str, ids: Sequence[str], now: float, mo
     for query in sums:
         size += connection.execute(query).scalar_one()
         if size > most:
-            raise TooLarge(size, len(ids))
-    return Places(sought, others, size)
+            raise HistoryTooLargeError(size, len(ids))
+    return ItemLocations(sought, others, size)
 
 
-def read(connection: Connection, owner: str, places: Places, now: float) -> tuple[dict[str, bytes], Contents]:
-    """Items of conversations by their ids, and the responses. O(bytes)."""
+def read(connection: Connection, owner: str, places: ItemLocations, now: float) -> tuple[dict[str, bytes], Contents]:
+    """Read the items of conversations by id, and the contents of responses. O(bytes)."""
     own, contents = dict[str, bytes](), Contents()
     for part in _parts(places.others):
         query = select(items.c.id, items.c.item).join(conversations, _ITS_CONVERSATION)
@@ -101,7 +101,7 @@ def read(connection: Connection, owner: str, places: Places, now: float) -> tupl
 
 
 async def picked(sought: Sought, contents: Contents, pick: Pick) -> dict[str, bytes]:
-    """The items themselves, JSON, by id; those that are not there are left out. O(length of the contents)."""
+    """Pick the items (JSON) by id, without missing ones. O(length of the contents)."""
     by_response = dict[str, list[str]]()
     for id_, response in sought.items():
         by_response.setdefault(response, []).append(id_)
@@ -118,7 +118,7 @@ async def picked(sought: Sought, contents: Contents, pick: Pick) -> dict[str, by
 
 
 def _kept_items(owner: str, ids: Sequence[str], now: float) -> Any:
-    """Of conversations."""
+    """Condition for stored items of conversations."""
     return and_(items.c.owner == owner, items.c.id.in_(ids), conversations.c.emptied == 0, conversations.c.expires_at > now)
 
 

@@ -1,8 +1,8 @@
-"""What has expired, some of it at a time: emptied first, and long after that forgotten.
+"""Purging of expired objects, some at a time: first their content is emptied, long after that their rows are deleted.
 
-The rows of a step are named by a subquery, not by their keys: SQLite finds rows by a list of pairs only by reading the whole
-table, prompts and all, while it keeps other writers waiting. Another gateway may change what the subquery finds between two
-statements (on Postgres). So names go twice: with what is emptied, and with what is forgotten.
+A step selects its rows by a subquery, not by a list of keys: with a list of pairs SQLite reads the whole table, with all
+prompts, while other writers wait. On Postgres, another gateway may change the result of the subquery between two statements.
+So names are deleted twice: when a response is emptied, and when its row is deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _AT_ONCE: Final = 500  # rows
 
 
 def emptied(connection: Connection, now: float) -> int:
-    """How many were emptied. Conversations lose their items."""
+    """Empty some expired responses and conversations. Returns their number."""
     old = _due(responses, 0, now)
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
     gone = _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
@@ -44,7 +44,7 @@ def _emptied(connection: Connection, table: Table, old: Select[Any], values: dic
 
 
 def _due(table: Table, emptied: int, until: float) -> Select[Any]:
-    """Owner and id of the next rows that have expired until then."""
+    """Select owner and id of the next rows that expire by then."""
     old = select(table.c.owner, table.c.id).where(table.c.emptied == emptied, table.c.expires_at <= until)
     return old.order_by(table.c.expires_at).limit(_AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""What is kept, and why it may not be had. No database in here."""
+"""Stored objects, and the errors of reading them. Without I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gateway.dialects.responses.conversation import Given
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response. owner: whose it is; an id says nothing without it. parent: the response that it goes on with, conversation:
-    the one that it belongs to, "" without one. created_at: Unix seconds. input, output: the items that were new in its request,
-    and those that the model has made: elements of a JSON list, joined by commas, b"" for none. response: the whole object as
-    the client has it, JSON. names: ids of items in the output, by which they are found; they are written only.
+    """A response. owner: of the object; ids are unique for one owner. parent: the response before it; conversation: the one
+    that contains it; "" without one. created_at: Unix seconds. input, output: the new items of its request, and the model's
+    items: elements of a JSON list, joined by commas, b"" for none. response: the client's object, JSON. names: ids of the items
+    in the output, for references to them; they are written and never read.
     """
 
     owner: str
@@ -32,7 +32,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run in the background ends: what of its StoredResponse is known then."""
+    """End of a background run: the values of its StoredResponse that change."""
 
     status: str
     output: bytes
@@ -42,7 +42,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """created_at: Unix seconds. metadata: a JSON object."""
+    """A conversation. created_at: Unix seconds. metadata: a JSON object."""
 
     owner: str
     id: str
@@ -52,22 +52,22 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Of a conversation. item: a JSON object with this id."""
+    """An item of a conversation. item: a JSON object with this id."""
 
     id: str
     item: bytes
 
 
-class Unknown(StoreError):
-    """There is no such object, or it is not this owner's, or it was deleted."""
+class UnknownObjectError(StoreError):
+    """The object does not exist, has another owner, or was deleted."""
 
     def __init__(self, id_: str) -> None:
         super().__init__(id_)
         self.id = id_
 
 
-class Expired(StoreError):
-    """kept_s: seconds for which it was kept after its last use."""
+class ExpiredObjectError(StoreError):
+    """The object has expired. kept_s: lifetime after the last use, in seconds."""
 
     def __init__(self, id_: str, kept_s: float) -> None:
         super().__init__(id_, kept_s)
@@ -75,8 +75,8 @@ class Expired(StoreError):
         self.kept_s = kept_s
 
 
-class TooLarge(StoreError):
-    """A history of so many bytes, or turns, is not replayed."""
+class HistoryTooLargeError(StoreError):
+    """The history has too many bytes or turns to be replayed."""
 
     def __init__(self, size: int, turns: int) -> None:
         super().__init__(size, turns)
@@ -85,8 +85,8 @@ class TooLarge(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Of a conversation's items the first `limit`, after the item of an id, if one is given. descending: from the end."""
+class ItemRange:
+    """A range of a conversation's items: the first `limit`, after the item `after` if given. descending: from the end."""
 
     limit: int
     after: str = ""
@@ -94,15 +94,15 @@ class Part:
 
 
 Charge = Callable[[int], None]
-"""So many bytes of memory to the request, before they are read. Raises GatewayError 413 or 503."""
+"""Charges bytes of memory to the request, before they are read. Raises GatewayError 413 or 503."""
 
 
 def free(_size: int) -> None:
-    """A Charge that counts nothing."""
+    """A Charge without a bound."""
 
 
 class ItemReader(Protocol):
-    """Reads items of what is kept, without holding up the loop (`items.py`). client: the unit of fairness."""
+    """Reads stored items without blocking the event loop (`features/histories/items.py`). client: the unit of fairness."""
 
     async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]: ...
     async def given(self, body: bytes, client: str) -> Given: ...

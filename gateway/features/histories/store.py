@@ -1,11 +1,10 @@
-"""The store: responses, each its owner's alone, until they expire, and conversations (`conversations.py`).
+"""The store of responses and conversations (`conversations.py`), by owner, until they expire.
 
-A response lives for `ttl_s` after its last use. The responses that go on with each other are a tree, and all of it expires
-at the same moment: going on with one renews them all, once a tenth of the time has passed, so that few turns write all rows;
-until then a new one has the time that the others have.
-What has expired is emptied by `purge`; its id is known for TOMBSTONE_S more, so that a client reads why it is gone.
+A response lives for `ttl_s` after its last use. Responses that continue each other form a tree, which expires as a whole. A new
+turn renews the whole tree, but only if a tenth of the time has passed, so that few turns write all rows; else it takes over the
+tree's time. `purge` empties expired responses; their ids are known for TOMBSTONE_S more, so that a client gets the reason.
 
-Reads never write: fetching an answer does not renew it.
+Reads never write: reading a response does not renew it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sqlalchemy import Connection, Integer, and_, bindparam, delete, insert, lit
 from gateway.features.histories import names
 from gateway.features.histories.conversations import Conversations
 from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
-from gateway.features.histories.records import Charge, Item, StoredResponse, TooLarge, Unknown, free
+from gateway.features.histories.records import Charge, HistoryTooLargeError, Item, StoredResponse, UnknownObjectError, free
 from gateway.features.histories.tables import responses
 
 MAX_TURNS: Final = 10_000  # of a history that is replayed
@@ -33,9 +32,11 @@ class Store(Conversations):
     # -- responses
 
     async def put(self, response: StoredResponse, added: Sequence[Item] = ()) -> bool:
-        """Returns when it is durable. False: it is not kept, for its id is that of another one, which stays.
+        """Store a response; it is durable when this returns. False: another response has its id, and stays.
 
-        added: to its conversation, either way. Raises Unknown if its conversation is gone, TooLarge if that is full.
+        added: items for its conversation, in either case.
+
+        Raises UnknownObjectError if its conversation is gone, HistoryTooLargeError if that is full.
         """
         now = self._clock()
         at: int | None = None
@@ -50,7 +51,7 @@ class Store(Conversations):
         return await self._database.write(work)
 
     async def get(self, owner: str, id_: str) -> StoredResponse:
-        """Raises Unknown or Expired."""
+        """Raises UnknownObjectError or ExpiredObjectError."""
 
         def work(connection: Connection) -> Any:
             return connection.execute(_GET, {"owner": owner, "id": id_}).one_or_none()
@@ -62,7 +63,7 @@ class Store(Conversations):
     async def chain(self, owner: str, id_: str, most: int) -> list[StoredResponse]:
         """The response and all before it, the oldest first, without the `response` objects. most: bytes.
 
-        Raises Unknown or Expired with the id of the one that is missing, TooLarge before anything large is read.
+        Raises UnknownObjectError or ExpiredObjectError with the missing id, HistoryTooLargeError before the contents are read.
         """
 
         def work(connection: Connection) -> tuple[Any, Sequence[Any]]:
@@ -75,11 +76,11 @@ class Store(Conversations):
         first, rows = await self._database.read(work)
         self._require(first, id_)
         if first.size > most or first.turns > MAX_TURNS:
-            raise TooLarge(first.size, first.turns)
+            raise HistoryTooLargeError(first.size, first.turns)
         for row in rows:
             self._require(row, row.id)
         if rows[0].parent or len(rows) != first.turns:
-            raise Unknown(rows[0].parent or id_)
+            raise UnknownObjectError(rows[0].parent or id_)
         return [
             StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
         ]
@@ -87,22 +88,22 @@ class Store(Conversations):
     async def named(
         self, owner: str, ids: Sequence[str], most: int, charge: Charge = free, pick: names.Pick = names.at_once
     ) -> dict[str, bytes]:
-        """Items (JSON) of responses and conversations by their ids; those that are not there are left out.
+        """Items (JSON) of responses and conversations by their ids, without unknown ones.
 
-        most: bytes that may be read. charge: called with the bytes before they are read. pick: finds items in what was read.
-        Raises TooLarge, and what these raise.
+        most: bound in bytes. charge: called with the bytes before they are read. pick: finds items in a response's content.
+        Raises HistoryTooLargeError, and the errors of `charge` and `pick`.
         """
 
         now = self._clock()
 
-        def sizes(connection: Connection) -> names.Places:
+        def sizes(connection: Connection) -> names.ItemLocations:
             return names.found(connection, owner, ids, now, most)
 
         def content(connection: Connection) -> tuple[dict[str, bytes], names.Contents]:
             return names.read(connection, owner, places, now)
 
         places = await self._database.read(sizes)
-        charge(places.size)  # in the event loop: what counts bytes is not made for threads
+        charge(places.size)  # in the event loop: the counter is not thread-safe
         own, contents = await self._database.read(content)
         grown = sum(map(len, own.values())) + sum(len(each[0]) + len(each[1]) for each in contents.values()) - places.size
         if grown > 0:  # meanwhile
@@ -112,7 +113,7 @@ class Store(Conversations):
     # -- time
 
     async def purge(self) -> int:
-        """Empty some of what has expired, and forget some of what was emptied long ago. Returns how many; 0: no more."""
+        """Empty some expired objects, and delete some that were emptied long ago. Returns their number; 0: none are left."""
         now = self._clock()
 
         def work(connection: Connection) -> int:
@@ -121,8 +122,8 @@ class Store(Conversations):
         return await self._database.write(work)
 
     def _insert(self, connection: Connection, response: StoredResponse, now: float) -> bool:
-        """False: its id is taken. The same response again, by the time at which it was made, replaces itself: writes may be
-        done twice.
+        """Insert a response; False: another one has its id. A response with the same creation time replaces itself, because a
+        write may be executed twice.
         """
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
@@ -133,7 +134,7 @@ class Store(Conversations):
         if same and not same.emptied and same.expires_at > now and same.created_at != response.created_at:
             return False
         if response.parent == response.id:
-            row["parent"] = ""  # the same id again, after the one before has expired
+            row["parent"] = ""  # the id of an expired response, used again
         elif parent := known.get(response.parent):
             row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
             if parent.expires_at >= expires_at - self._ttl_s * _RENEWED_SHARE:
@@ -157,7 +158,7 @@ def _is(owner: str, id_: str) -> Any:
 
 
 def _chain() -> Any:
-    """The rows from the oldest to this one. turns: how many there should be, which bounds it where ids make a circle."""
+    """Select the rows from the oldest to this one. turns: expected number, a bound in case of a circle of ids."""
     head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_THIS)
     chain = head.cte("chain", recursive=True)
     before = select(responses.c.id, responses.c.parent, chain.c.depth + 1).where(
@@ -169,7 +170,7 @@ def _chain() -> Any:
     return query.where(_MINE).order_by(chain.c.depth.desc())
 
 
-# Statements of every request are made once: SQLAlchemy needs longer to make one than SQLite to carry it out.
+# Frequent statements are made once: SQLAlchemy needs longer to make one than SQLite to execute it.
 _MINE: Final = responses.c.owner == bindparam("owner")
 _THIS: Final = and_(_MINE, responses.c.id == bindparam("id"))
 _GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[name] for name in _COLUMNS)).where(_THIS)

@@ -1,4 +1,4 @@
-"""The tables: one schema for SQLite and Postgres."""
+"""Tables of stored responses and conversations. One schema for SQLite and Postgres."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ VERSION: Final = 2
 schema: Final = MetaData()
 versions: Final = Table("warmroute_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
 
-# Times are Unix seconds. root: the first response of its tree; all of a tree expires together. turns, size: of the whole
-# history up to this response, in responses and bytes. emptied: it has expired, and its content is gone.
+# Times are Unix seconds. root: the first response of its tree; a tree expires as a whole. turns, size: of the history up to
+# this response, in responses and bytes. emptied: it has expired, and its content was removed.
 responses: Final = Table(
     "warmroute_responses",
     schema,
@@ -59,7 +59,7 @@ items: Final = Table(
     Index("warmroute_items_by_id", "owner", "id", "conversation"),
 )
 
-# Which response has an item of this id in its output: the last one, where an engine gives ids twice.
+# The response with this item in its output; the last one if an engine repeats ids.
 names: Final = Table(
     "warmroute_names",
     schema,
@@ -69,8 +69,8 @@ names: Final = Table(
     Index("warmroute_names_by_response", "owner", "response"),
 )
 
-# Responses that run in the background have a row here while they are queued or in progress, and no longer: who takes it away
-# decides how the response has ended. runner: the gateway process that runs it. alive_until: unless it says so again.
+# Background responses have a row here while they are queued or in progress; the transaction that deletes it decides how the
+# response ends. runner: its gateway process. alive_until: expiry of the last renewal.
 runs: Final = Table(
     "warmroute_runs",
     schema,
@@ -84,7 +84,7 @@ runs: Final = Table(
 
 
 def _from_version_1(_connection: Connection) -> None:
-    """What it lacks is tables, which are made beside its own."""
+    """Version 1 lacks tables only, and missing tables are created afterwards."""
 
 
 TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, {1: _from_version_1})

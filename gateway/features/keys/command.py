@@ -265,7 +265,7 @@ def _read_store(url: str, work: Callable[[KeyStore], Awaitable[T]]) -> T:
 async def _done(url: str, work: Callable[[KeyStore], Awaitable[T]], *, read_only: bool) -> T:
     from gateway.features.keys.store import opened
 
-    store = await opened(url, time.time, lambda: None, read_only=read_only)
+    store = await opened(url, time.time, read_only=read_only)
     try:
         return await work(store)
     finally:

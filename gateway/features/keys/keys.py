@@ -55,15 +55,15 @@ _BEGUN: Final = (0, "", "", "")
 RETURNED_AT_ONCE: Final = 10  # keys that were forgotten: of each, a row for each process and day of a month may be found
 WRITTEN_AT_ONCE: Final = 500  # keys, in one transaction: what is written of many stays written
 
-Opener = Callable[[str, Callable[[], float], Callable[[], None]], Awaitable["KeyStore"]]
+Opener = Callable[[str, Callable[[], float]], Awaitable["KeyStore"]]
 
 
-async def open_store(url: str, now: Callable[[], float], lost: Callable[[], None]) -> KeyStore:
+async def open_store(url: str, now: Callable[[], float]) -> KeyStore:
     """Raises StoreFailed."""
     await asyncio.to_thread(importlib.import_module, "gateway.features.keys.store")  # it loads SQLAlchemy, which takes long
     from gateway.features.keys.store import opened
 
-    return await opened(url, now, lost)
+    return await opened(url, now)
 
 
 def database_of(config: Config) -> str:
@@ -200,7 +200,7 @@ class Keys:
 
     async def _opened(self) -> KeyStore:
         if self._store is None:
-            self._store = await self._opens(self._url, self.wall_clock, self._metrics.keys_failures.add)
+            self._store = await self._opens(self._url, self.wall_clock)
         return self._store
 
     async def _read(self) -> None:

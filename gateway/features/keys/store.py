@@ -162,9 +162,9 @@ class KeyStore:
         await self._database.close()
 
 
-async def opened(url: str, now: Callable[[], float], lost: Callable[[], None], *, read_only: bool = False) -> KeyStore:
+async def opened(url: str, now: Callable[[], float], *, read_only: bool = False) -> KeyStore:
     """url: with a path. Makes the tables, unless it is only read. Raises StoreFailed."""
-    database = Database(url, TABLES, OPERATION_S, lost=lost, read_only=read_only)
+    database = Database(url, TABLES, OPERATION_S, read_only=read_only)
     await database.open()
     return KeyStore(database, now)
 

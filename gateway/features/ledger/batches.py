@@ -1,13 +1,13 @@
-"""Entries as rows, with ids, and their sums by day: a batch, as it goes into the database. No database in here.
+"""Batches of ledger entries: rows with ids, and their sums by day. Without I/O.
 
-A batch has its ids before it is written for the first time and keeps them: a batch whose commit is in doubt can be written
-again. An id is the time, chance and a number: the time (of the batch, in milliseconds, 12 hexadecimal digits) keeps rows that
-are written together together, the chance (64 bits, of the process) keeps processes, gateways and restarts apart, the number
-(10 digits) the rows of one process. So a clock that stands still or goes back makes no id twice. All ids of a batch are in one
-range, which has no other ids.
+A batch has its ids before the first write and keeps them, so a batch whose commit is in doubt can be written again. An id is a
+time, a random part and a number. The time (of the batch, in milliseconds, 12 hexadecimal digits) keeps the rows of a batch
+adjacent. The random part (64 bits) distinguishes processes, gateways and restarts; the number (10 digits) distinguishes the
+rows of one process. So ids are unique even if the clock stands still or goes back. The ids of a batch are one range, without
+ids of other batches.
 
-What clients, replicas and clocks can choose is bounded here: texts lose their control characters, NUL and lone surrogates
-(Postgres refuses those) and are cut; numbers are brought into their ranges. Tenants beyond MAX_TENANTS in a day are OTHER.
+Values from clients, replicas and clocks are bounded here. Texts lose control characters, NUL and lone surrogates (which
+Postgres refuses) and are cut; numbers are clamped. Tenants beyond MAX_TENANTS in a day become OTHER.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gateway.telemetry.counters import FirstValues
 
 MAX_CHARS: Final = 200  # of a text
 MAX_TENANTS: Final = 20_000  # in a day, of one process
-MAX_COUNT: Final = 10**9  # of tokens, of images
-_SOON_S: Final = 1e10  # before it a time is in range
+MAX_COUNT: Final = 10**9  # of tokens or images
+_SOON_S: Final = 1e10  # earlier times are in range
 _EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
 Row = tuple[Any, ...]
-"""In the order of the columns of `rows` (`tables.py`)."""
+"""The values of a row, in the order of the columns of `rows` (`tables.py`)."""
 Group = tuple[str, ...]
 """day, tenant, key, model, pool, endpoint."""
 
@@ -52,17 +52,17 @@ class Batch:
 
     @property
     def range(self) -> tuple[str, str]:
-        """The first and the last id."""
+        """The first and last id."""
         return self._id(0), self._id(len(self.entries) - 1)
 
     def rows(self) -> list[Row]:
-        """Made once. O(entries) then."""
+        """The rows; made at the first call, in O(entries)."""
         if not self._rows:
             self._rows = [self._maker.row(self._id(at), entry) for at, entry in enumerate(self.entries)]
         return self._rows
 
     def halves(self) -> list[Batch]:
-        """The same entries under the same ids, as two batches; of a single one, none."""
+        """Two batches of the same entries under the same ids; none if there is one entry."""
         middle = len(self.entries) // 2
         parts = ((self.entries[:middle], self._first), (self.entries[middle:], self._first + middle))
         return [Batch(self._maker, some, self._prefix, first) for some, first in parts] if middle else []
@@ -75,22 +75,22 @@ class Batch:
 
 
 class RowMaker:
-    """Makes batches, one after the other, and their rows."""
+    """Maker of batches and their rows."""
 
     def __init__(self, chance: random.Random | None = None) -> None:
-        """chance: default: the system's. It keeps the ids of processes apart."""
+        """chance: source of the ids' random part; default: the system's."""
         self._process = f"{(chance or random.SystemRandom()).getrandbits(64):016x}"
         self._next = 0
         self._day = 0
         self._tenants = FirstValues(MAX_TENANTS)
 
     def batch(self, entries: list[Entry], now: float) -> Batch:
-        """now: Unix seconds. The rows are made when they are asked for."""
+        """Make a batch. now: Unix seconds. Its rows are made later."""
         first, self._next = self._next, self._next + len(entries)
         return Batch(self, entries, f"{milliseconds(now):012x}{self._process}", first)
 
     def row(self, id_: str, entry: Entry) -> Row:
-        """O(1)."""
+        """Make the row of an entry. O(1)."""
         (at, request, tenant, key, label, model, alias, pool, replica, endpoint, *others) = entry
         (status, stream, cancelled, resumed, attempts, error, seconds, first, predicted, available, consumed, bill, _) = others
         at_ms = milliseconds(at)
@@ -126,16 +126,16 @@ _NO_MONEY: Final = (0,) * len(MONEY)
 
 
 def clean(text: str) -> str:
-    """At most MAX_CHARS printable characters. O(characters)."""
+    """The first MAX_CHARS characters, with "?" for unprintable ones. O(characters)."""
     text = text[:MAX_CHARS]
     return text if text.isprintable() else "".join([char if char.isprintable() else "?" for char in text])
 
 
-_name = lru_cache(4096)(clean)  # names are few, and the same again
+_name = lru_cache(4096)(clean)  # names are few and repeat
 
 
 def milliseconds(seconds: float) -> int:
-    """From 0 to LAST_MS."""
+    """Seconds as milliseconds, from 0 to LAST_MS."""
     if 0.0 <= seconds < _SOON_S:
         return int(seconds * 1000 + 0.5)
     if not math.isfinite(seconds):
@@ -144,7 +144,7 @@ def milliseconds(seconds: float) -> int:
 
 
 def day_of(at_ms: int) -> str:
-    """UTC's day: YYYY-MM-DD."""
+    """The UTC day: YYYY-MM-DD."""
     return _day(at_ms // DAY_MS)
 
 
@@ -154,8 +154,8 @@ def _day(number: int) -> str:
 
 
 def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """The sums of each group, in the order of the columns of `daily`, sorted by group: transactions that lock several groups
-    do so in one order. O(rows).
+    """Sum up rows by group: values in the order of the columns of `daily`, sorted by group so that all transactions lock groups
+    in the same order. O(rows).
     """
     groups = dict[Group, list[Row]]()
     for row in rows:
@@ -171,7 +171,7 @@ def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
 
 
 def _parts(amounts: Iterable[int]) -> list[int]:
-    """Mills and picodollars of each."""
+    """Split each amount into mills and picodollars."""
     return [part for amount in amounts for part in divmod(amount, MILL)]
 
 

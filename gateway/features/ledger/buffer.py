@@ -1,7 +1,7 @@
-"""Entries of requests that have ended and are not in the database yet, bounded in bytes.
+"""Buffer of entries that are not in the database yet, bounded in bytes.
 
-When it is full, new entries are dropped and counted, and those that are in it stay: what is missing in the end is one interval,
-from the moment when it was full to the return of the database, and a batch whose commit was in doubt is not lost in between.
+A full buffer drops and counts new entries, and keeps the old ones. So the ledger lacks one interval, from the moment the buffer
+was full to the return of the database, and a batch whose commit is in doubt is not dropped.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-ENTRY_BYTES: Final = 1_000  # of memory that an entry takes, but for the texts that clients choose
-_CHAR_BYTES: Final = 4  # of memory, at most
+ENTRY_BYTES: Final = 1_000  # memory of an entry, without the texts that clients choose
+_CHAR_BYTES: Final = 4  # memory of a character, at most
 
 # at (Unix seconds of its end), id, tenant, key, label, model, alias, pool, replica, endpoint; status, stream, cancelled,
 # resumed, failed attempts, error; seconds, seconds to the first byte (None: there was none); tokens predicted and available;
-# consumed (None: nothing was metered), bill (None: no price); bytes. One is made for each request: a tuple takes least.
+# consumed (None: nothing was metered), bill (None: no price); bytes. Each request makes one: a tuple is smallest.
 Entry = tuple[Any, ...]
 
 
 class Buffer:
-    """See the top of this file. most_bytes: of all entries. entries: that are in it. dropped: since it was made."""
+    """See the top of this file. most_bytes: bound. entries: number of entries in it. dropped: number of dropped entries."""
 
     __slots__ = ("_queue", "bytes", "dropped", "entries", "most_bytes")
 
@@ -31,7 +31,7 @@ class Buffer:
         self._queue: deque[Entry] = deque()
 
     def add(self, entry: Entry) -> None:
-        """O(1)."""
+        """Add an entry, or drop it. O(1)."""
         size: int = entry[-1]
         if self.bytes + size > self.most_bytes:
             self.dropped += 1
@@ -41,18 +41,18 @@ class Buffer:
         self._queue.append(entry)
 
     def take(self, most: int) -> list[Entry]:
-        """The oldest ones, in order. They count until `release`. O(most)."""
+        """Take the oldest entries, in order. They use the bound until `release`. O(most)."""
         queue = self._queue
         return [queue.popleft() for _ in range(min(most, len(queue)))]
 
     def release(self, entries: list[Entry]) -> None:
-        """They are in the database, or given up. O(entries)."""
+        """Free the bytes of taken entries. O(entries)."""
         for entry in entries:
             self.bytes -= entry[-1]
         self.entries -= len(entries)
 
     def check(self) -> None:
-        """With nothing taken."""
+        """Check the invariants; no entries may be taken."""
         assert self.entries == len(self._queue)
         assert self.bytes == sum(entry[-1] for entry in self._queue) <= self.most_bytes
 
@@ -61,5 +61,5 @@ class Buffer:
 
 
 def size_of(model: str, alias: str, error: str) -> int:
-    """Bytes of memory that an entry takes."""
+    """Memory of an entry in bytes."""
     return ENTRY_BYTES + _CHAR_BYTES * (len(model) + len(alias) + len(error))

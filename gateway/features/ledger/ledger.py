@@ -1,16 +1,16 @@
-"""The ledger: every request's usage, in a database, off the way of requests.
+"""The ledger: every request's usage in a database, written in the background.
 
-    a request's end ── add ──► buffer ──► a batch, every FLUSH_S ──► one transaction (store.py)
-                       1 us      └── bounded: full, new entries are dropped     └── fails: the same batch again, every RETRY_S
+    end of a request ── add ──► buffer ──► a batch, every FLUSH_S ──► one transaction (store.py)
+                       1 us      └── full: new entries are dropped      └── fails: the same batch again, every RETRY_S
 
-A request never waits for the ledger, nor fails with it. While the database does not take a batch, entries stay in the buffer,
-and are written when it does. One line in the log says that this has begun, one that it has ended, with what was lost.
+No request waits for the ledger or fails with it. While the database does not accept a batch, the entries stay in the buffer.
+The log has one line when that begins, and one when it ends, with the number of lost entries.
 
-A process that is killed loses what it has not written: at most FLUSH_S, and the time that a transaction takes. Batches are
-small: while a thread makes the rows of one, the event loop has to wait for it.
+A killed process loses its unwritten entries: those of FLUSH_S and of one transaction. Batches are small because the event loop
+has to wait while a thread makes the rows of one.
 
-SQLAlchemy takes half a second and 35 MB, under load more: it is loaded by a gateway that has a ledger, in a thread, and before
-requests are served (`begun`), for until the database is open nothing is written.
+Loading SQLAlchemy takes half a second and 35 MB, under load more. A gateway with a ledger loads it in a thread before it serves
+requests (`begun`), because nothing is written until the database is open.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ from gateway.telemetry.metrics import Metrics
 log = logging.getLogger("warmroute.ledger")
 
 FLUSH_S: Final = 0.5
-LEAST_PAUSE_S: Final = 0.05  # between transactions, others write
+LEAST_PAUSE_S: Final = 0.05  # between transactions, so that other processes can write
 RETRY_S: Final = 1.0
 MAX_BATCH: Final = 200  # rows
-BEGIN_S: Final = 3.0  # that a gateway waits for the database at its start
-CLOSE_S: Final = 4.0  # for what is left at the end
+BEGIN_S: Final = 3.0  # wait for the database at the start
+CLOSE_S: Final = 4.0  # time limit of the last writes
 DISCONNECT_S: Final = 1.0
 PURGE_S: Final = 60.0
-_PURGE_PAUSE_S: Final = 0.1  # others write meanwhile
+_PURGE_PAUSE_S: Final = 0.1  # between transactions, so that other processes can write
 _DAY_S: Final = 86_400
 
 
 class Store(Protocol):
-    """`LedgerStore`."""
+    """Interface of `LedgerStore`."""
 
     async def write(self, batch: Batch) -> None: ...
     async def purge(self, rows_before_ms: int, days_before: str) -> int: ...
     async def close(self) -> None: ...
 
 
-Opener = Callable[[str, Callable[[], None]], Awaitable[Store]]
+Opener = Callable[[str], Awaitable[Store]]
 
 
-async def open_store(url: str, lost: Callable[[], None]) -> Store:
-    """Raises StoreFailed."""
+async def open_store(url: str) -> Store:
+    """Open the database. Raises StoreFailed."""
     await asyncio.to_thread(importlib.import_module, "gateway.features.ledger.store")
     from gateway.features.ledger.store import opened
 
-    return await opened(url, lost)
+    return await opened(url)
 
 
 class Ledger:
-    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: the database."""
+    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: opens the database."""
 
     def __init__(
         self,
@@ -85,28 +85,28 @@ class Ledger:
         self._maker = RowMaker()
         self._steadiness = Steadiness()
         self._store: Store | None = None
-        self._taken = deque[Batch]()  # of the buffer, and not written: the first ones go first
+        self._taken = deque[Batch]()  # unwritten batches, in order
         self._one_at_a_time = asyncio.Lock()
-        self._tried = asyncio.Event()  # to open the database
+        self._tried = asyncio.Event()  # the first attempt to open the database is over
         self._failing_since: float | None = None
-        self._dropped_before = 0  # when it began to fail
+        self._dropped_before = 0  # dropped entries when the failure began
         self._refused = 0
-        self._full = False  # and the log says so
+        self._full = False  # the log has reported a full buffer
 
     async def run(self) -> None:
-        """Write and purge, for ever. It begins with the opening: what is wrong with the database is in the log at the start."""
+        """Write and purge until cancelled. The database is opened first, so that the log has its problems at the start."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write())
             group.create_task(self._purge())
 
     async def begun(self, within_s: float = BEGIN_S) -> None:
-        """The database is open, or is away and the log says so, or the time has passed. With `run`."""
+        """Wait until the first attempt to open the database is over, at most so long. Needs `run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._tried.wait()
 
     async def flush(self) -> bool:
-        """Write all that is buffered. False: the database does not take it, and it stays there."""
+        """Write all buffered entries. False: the database does not accept them, and they stay in the buffer."""
         async with self._one_at_a_time:
             try:
                 store = await self._opened()
@@ -128,7 +128,7 @@ class Ledger:
                 self._show()
 
     async def close(self) -> None:
-        """What is buffered is written, within CLOSE_S. After the last request, and without `run`."""
+        """Write the buffered entries within CLOSE_S, and disconnect. Call it after the last request, when `run` has ended."""
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self.flush()
@@ -150,22 +150,22 @@ class Ledger:
         while True:
             begun = self._clock()
             written = await self.flush()
-            took = self._clock() - begun  # else what comes during a long transaction would wait for FLUSH_S beyond it
+            took = self._clock() - begun  # entries of a long transaction do not wait for another FLUSH_S
             await asyncio.sleep(max(LEAST_PAUSE_S, FLUSH_S - took) if written else RETRY_S)
 
     async def _opened(self) -> Store:
         if self._store is None:
-            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE), self._lost)
+            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE))
         return self._store
 
     def _next(self) -> Batch | None:
-        """The next one to be written. It stays the next one until it is."""
+        """The next batch to write; the same one until it is written."""
         if not self._taken and (entries := self.buffer.take(MAX_BATCH)):
             self._taken.append(self._maker.batch(entries, self.wall_clock()))
         return self._taken[0] if self._taken else None
 
     async def _written(self, store: Store, batch: Batch) -> None:
-        """A batch that has a row which is refused is written in halves, until that row is alone: it is dropped.
+        """Write a batch. If the database refuses a row, the batch is split in halves until that row is alone, and is dropped.
 
         Raises StoreFailed.
         """
@@ -173,7 +173,7 @@ class Ledger:
             await store.write(batch)
         except StoreFailed:
             raise
-        except Exception as error:  # of a row: it must not keep all others from being written
+        except Exception as error:  # of a row: the other rows must still be written
             halves = batch.halves()
             self._taken.popleft()
             self._taken.extendleft(reversed(halves))
@@ -185,10 +185,6 @@ class Ledger:
         self._taken.popleft()
         self.buffer.release(batch.entries)
         self._metrics.ledger_written.add((), len(batch.entries))
-
-    def _lost(self) -> None:
-        """The log says so already."""
-        self._metrics.ledger_failures.add()
 
     # -- failing
 
@@ -220,16 +216,16 @@ class Ledger:
     async def _purge(self) -> None:
         while True:
             try:
-                while await self.purge():  # noqa: ASYNC110  (there is no event: it is to go on slowly)
+                while await self.purge():  # noqa: ASYNC110  (there is no event to wait for: it works slowly on purpose)
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
-                log.warning("what is past its time could not be removed from the ledger", extra={"reason": str(failure)})
-            except Exception:  # a bug must not end the writing, which is beside this
-                log.exception("what is past its time could not be removed from the ledger")
+                log.warning("old rows could not be removed from the ledger", extra={"reason": str(failure)})
+            except Exception:  # a bug must not end the writing
+                log.exception("old rows could not be removed from the ledger")
             await asyncio.sleep(PURGE_S)
 
     async def purge(self) -> bool:
-        """Remove some of what is past its time. Whether there may be more. Raises StoreFailed."""
+        """Remove some old rows. Returns whether there may be more. Raises StoreFailed."""
         now = self.wall_clock()
         if not self._steadiness.steady(now, self._clock()) or self._store is None or self._failing_since is not None:
             return False

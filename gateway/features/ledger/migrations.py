@@ -1,5 +1,4 @@
-"""How the ledger of an earlier version becomes that of the next one, in place. Written in SQL, and never changed: the tables of
-`tables.py` are those of the newest version.
+"""Migrations of the ledger's tables, in SQL: they stay as they are, while `tables.py` has the newest version.
 
 1: without `key`.
 """

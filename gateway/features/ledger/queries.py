@@ -1,10 +1,10 @@
-"""Sums of a period, in groups: from the daily sums for whole days, from rows for the parts of days at its ends.
+"""Sums of a period by group: from the daily sums for whole days, from rows for the incomplete days at both ends.
 
     since                                          until
       ├─ rows ─┤ day │ day │ day │ day ├─── rows ───┤
                └────── daily sums ─────┘
 
-The rows of a part of a day may be past their time: then less is counted there than the day's sums have, and that day is named.
+The rows of an incomplete day may have been removed: then its sums are too small, and the day is reported as incomplete.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gateway.features.ledger.batches import day_of
 from gateway.features.ledger.sums import COUNTS, DAY_MS, LAST_MS, MILL, MONEY, NAMES, TOKENS, Period, Sums, Usage
 from gateway.features.ledger.tables import daily, rows
 
-# As texts: Postgres does not see that two parameters of one query are equal.
+# Literals: Postgres does not recognise two equal parameters of one query.
 _MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
 _DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
 
 
 def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
-    """by: some of GROUP."""
+    """Sum up a period. by: names of GROUP."""
     found = dict[tuple[str, ...], list[int]]()
     if days := period.whole_days():
         _add(found, connection, _of_days(by, *days), by)
@@ -80,7 +80,7 @@ def _add(found: dict[tuple[str, ...], list[int]], connection: Connection, query:
 
 
 def _incomplete(connection: Connection, at_ms: int) -> Iterator[tuple[str, int, int]]:
-    """Of the day of this moment, from it on. Rows are removed in the order of their times."""
+    """Report the day of this time if some of its rows were removed. Rows are removed in the order of time."""
     begin, day = at_ms // DAY_MS * DAY_MS, day_of(at_ms)
     if connection.execute(select(rows.c.at_ms).where(rows.c.at_ms < at_ms).limit(1)).first() is not None:
         return

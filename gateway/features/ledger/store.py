@@ -1,14 +1,13 @@
-"""The ledger's database: batches go in, what is past its time goes out.
+"""The ledger's database: writes batches, and removes old rows.
 
-A batch is one transaction: its rows, and what they add to the sums of their day. A batch that is written again, since its
-commit was in doubt, adds what is not there: its rows are looked for first, and only those that are missing are inserted and
-summed. If the transaction in doubt is still under way, the insertion waits for it and fails on the same key if it does commit:
-then all of it is done again, and finds the rows (`ON CONFLICT DO NOTHING` would add to the sums what it has not inserted).
+A batch is one transaction: its rows, and their additions to the sums of the day. A batch may be written again because its
+commit is in doubt: only missing rows are inserted and summed. If the first transaction is still running, the insertion waits
+for it, and fails on a duplicate key if it commits; the repetition then finds the rows. (`ON CONFLICT DO NOTHING` would add
+rows to the sums that it has not inserted.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ PURGED_AT_ONCE: Final = 500  # rows
 OPERATION_S: Final = 10.0
 
 
-class UnfitError(Exception):
+class InvalidValueError(Exception):
     """The database refuses a value of a row."""
 
 
@@ -38,33 +37,33 @@ class LedgerStore:
         self._database = database
 
     async def write(self, batch: Batch) -> None:
-        """Returns when it is durable. Raises StoreFailed, or UnfitError."""
+        """Write a batch; it is durable when this returns. Raises StoreFailed or InvalidValueError."""
         try:
             await self._database.write(lambda connection: put(connection, batch))
         except StoreFailed as failure:
             if failure.__cause__ and is_of_a_value(failure.__cause__):
-                raise UnfitError(str(failure)) from failure
+                raise InvalidValueError(str(failure)) from failure
             raise
         except OverflowError as error:  # SQLite's driver, of an integer
-            raise UnfitError(str(error)) from error
+            raise InvalidValueError(str(error)) from error
 
     async def purge(self, rows_before_ms: int, days_before: str) -> int:
-        """Remove some of what is older; returns how much. Raises StoreFailed."""
+        """Remove some older rows and sums; returns their number. Raises StoreFailed."""
         return await self._database.write(lambda connection: purge(connection, rows_before_ms, days_before))
 
     async def close(self) -> None:
         await self._database.close()
 
 
-async def opened(url: str, lost: Callable[[], None]) -> LedgerStore:
-    """url: with a path. Makes and migrates the tables. lost: see Database. Raises StoreFailed."""
-    database = Database(url, TABLES, OPERATION_S, lost=lost)
+async def opened(url: str) -> LedgerStore:
+    """Open the database, and create or migrate its tables. url: with a path. Raises StoreFailed."""
+    database = Database(url, TABLES, OPERATION_S)
     await database.open()
     return LedgerStore(database)
 
 
 def put(connection: Connection, batch: Batch) -> None:
-    """In the transaction of its caller. Harmless if it is done again."""
+    """Write a batch in the caller's transaction. Idempotent."""
     first, last = batch.range
     present = set(connection.execute(_PRESENT, {"first": first, "last": last}).scalars())
     missing = batch.rows()
@@ -103,5 +102,5 @@ def _add_sums(dialect: Dialect) -> str:
 
 
 def _statement(dialect: Dialect, table: Table) -> Any:
-    """Its parameters are in the order of the columns."""
+    """An INSERT with parameters in the order of the columns."""
     return sqlite.insert(table) if dialect.name == SQLITE else postgresql.insert(table)

@@ -1,4 +1,4 @@
-"""What the ledger sums up, and in which groups: the names of its columns, and sums of a period. No database in here."""
+"""Columns and groups of the ledger's sums, and sums of a period. Without I/O."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FOREVER: Final = LAST_MS + 1
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """Milliseconds (Unix). until_ms: the first moment that is not in it; None: all that there is."""
+    """A period in Unix milliseconds. until_ms: its exclusive end; None: no end."""
 
     since_ms: int
     until_ms: int | None = None
 
     def parts(self) -> Iterator[tuple[int, int]]:
-        """Of days, at its ends."""
+        """The incomplete days at both ends."""
         until = _FOREVER if self.until_ms is None else self.until_ms
         first, last = self._days()
         if first > last:  # within one day
@@ -41,7 +41,7 @@ class Period:
                 yield begin, end
 
     def whole_days(self) -> tuple[int, int] | None:
-        """The beginnings of the first one, and of the first one after it that is not whole."""
+        """Begin of the first whole day, and end of the last one."""
         first, last = self._days()
         return (first, last) if first < last else None
 
@@ -52,25 +52,25 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of a group; whole numbers, money in picodollars. names: of the group, in the order that was asked for."""
+    """Sums of a group; whole numbers, money in picodollars. names: of the group, in the requested order."""
 
     names: tuple[str, ...]
     values: tuple[int, ...]
 
     def __getitem__(self, name: str) -> int:
-        """One of NAMES."""
+        """The sum with one of NAMES."""
         return self.values[_PLACE[name]]
 
     @property
     def cost(self) -> int:
-        """Picodollars."""
+        """The cost in picodollars."""
         return sum(self[name] for name in MONEY if name != "saved")
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """groups: day by day, if they are by day; the dearest first. incomplete: (day, its rows, its requests) of parts of days
-    whose rows are not all there.
+    """Result of a query. groups: by day if requested, then the most expensive first. incomplete: (day, rows, requests) of
+    incomplete days whose rows were removed in part.
     """
 
     groups: list[Sums]

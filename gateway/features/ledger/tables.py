@@ -1,11 +1,11 @@
-"""The tables of the ledger: one row for each request, and its sums by day. One schema for SQLite and Postgres.
+"""The tables of the ledger: one row for each request, and sums by day. One schema for SQLite and Postgres.
 
-A time is in milliseconds (Unix), a day is UTC's (YYYY-MM-DD). Money is in picodollars (10^-12 USD), which a row has as they
-are. A sum of many could leave the integers of SQLite, so each sum of money is two columns: `..._mills`, whole 10^-3 USD, and
-`..._pico`, what is left beyond them, added up. The amount is MILL * mills + pico, however it is divided between them, and
-neither column overflows before 9 * 10^9 requests of a million dollars in one group.
+Times are Unix milliseconds, days are UTC (YYYY-MM-DD). Money is in picodollars (10^-12 USD). A sum of many amounts could exceed
+SQLite's integers, so each sum of money is two columns: `..._mills`, whole 10^-3 USD, and `..._pico`, the sum of the remainders.
+The amount is MILL * mills + pico, however it is divided between them. Neither column overflows before 9 * 10^9 requests of a
+million dollars in one group.
 
-A day's sums of a group are those of its rows, as long as the rows are kept.
+The sums of a group and day are those of its rows, as long as the rows are kept.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _integers(*names: str) -> list[Column[int]]:
     return [Column(name, BigInteger, nullable=False) for name in names]
 
 
-# id: the ledger's own (`batches.py`). at_ms: the end of the request. request: its id, which its client may have chosen.
-# model: its bounded name; model_name: what the client has asked for, an alias resolved. failed, stream, cancelled: 0 or 1.
-# attempts: that failed before. ttft_ms: -1: no byte came. estimated: see `gateway/accounting/consumed.py`. metered: it has
-# consumed something; priced: there is a price for its model. predicted, available: cached tokens, by the router. hours: of
-# `written`, what is to stay for an hour.
+# id: of the ledger (`batches.py`). at_ms: end of the request. request: its id, perhaps chosen by the client. model: the model's
+# bounded name; model_name: the requested model, with aliases resolved. failed, stream, cancelled: 0 or 1. attempts: failed
+# attempts. ttft_ms: -1: no byte was received. estimated: see `gateway/accounting/consumed.py`. metered: it has consumed
+# something; priced: its model has a price. predicted, available: cached tokens, by the router. hours: tokens of `written` that
+# are kept for an hour.
 rows: Final = Table(
     "warmroute_usage",
     schema,

@@ -1,8 +1,8 @@
-"""The endpoints of what is kept: responses (GET, DELETE, cancel, input_items) and conversations, as OpenAI has them.
+"""Endpoints of stored responses (GET, DELETE, cancel, input_items) and conversations, as in OpenAI's API.
 
     (method, path, query, body, owner) ──► (status, JSON), or a GatewayError
 
-What is not here may be at a replica: an id that only a replica knows is not answered here (None).
+An unknown object may be stored at a replica: then the result is None, and the request is forwarded.
 """
 
 from __future__ import annotations
@@ -22,24 +22,32 @@ from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, gone, unavailable
-from gateway.features.histories.records import Charge, Conversation, Expired, Item, Part, TooLarge, Unknown
+from gateway.features.histories.records import (
+    Charge,
+    Conversation,
+    ExpiredObjectError,
+    HistoryTooLargeError,
+    Item,
+    ItemRange,
+    UnknownObjectError,
+)
 from gateway.features.responses.background.objects import RUNNING, in_background
 
 MAX_DIGITS: Final = 15  # of an event's number
-MAX_LISTED: Final = 16 << 20  # bytes of a history whose items are listed, and of a page of a conversation (but for one item)
+MAX_LISTED: Final = 16 << 20  # bytes of a listed history, and of a page of a conversation (one item may be larger)
 
 _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
 _OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
 
-_COPIES: Final = 2  # of a body's items, beside the body: to be kept, and in the answer
-PARSED: Final = 4  # times that a JSON text takes, once it is parsed
+_COPIES: Final = 2  # of a body's items, beside the body: in the store and in the answer
+PARSED: Final = 4  # memory of a parsed JSON text, as a multiple of its length
 
 Answer = tuple[int, bytes]
 
 
-class Again(NamedTuple):
-    """The stream of a response in the background that a client asks for. response: the object as it is kept. going: it runs
-    still. after: the number of the last event that the client has, None: it has none.
+class RunStreamRequest(NamedTuple):
+    """A client's request for the stream of a background response. response: the stored object. going: it is still running.
+    after: number of the last event that the client has; None: it has none.
     """
 
     owner: str
@@ -50,8 +58,8 @@ class Again(NamedTuple):
 
 
 class StateApi:
-    """See the top of this file. stop: called with owner and id of a response that was cancelled or deleted while it may run.
-    clock: Unix seconds.
+    """See the top of this file. stop: called with owner and id of a cancelled or deleted response, which may be running. clock:
+    Unix seconds.
     """
 
     def __init__(self, histories: Histories, stop: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
@@ -61,9 +69,9 @@ class StateApi:
 
     async def answer(
         self, method: str, target: str, body: bytes, owner: str, client: str, charge: Charge, *, elsewhere: bool
-    ) -> Answer | Again | None:
-        """target: path and query. client: the unit of fairness. charge: memory that the answer takes. elsewhere: a replica may
-        have the object, if we do not. None: it is nothing of ours.
+    ) -> Answer | RunStreamRequest | None:
+        """Answer a request; None: it is for a replica. target: path and query. client: the unit of fairness. charge: charges
+        the answer's memory. elsewhere: a replica may have an unknown object.
 
         Raises GatewayError.
         """
@@ -82,14 +90,14 @@ class StateApi:
             if id_ is None or id_ in _OWN or item is not None or below == "items":
                 return None
             return await self._response(method, (id_, below), query, owner, client, charge)
-        except Unknown as unknown:
+        except UnknownObjectError as unknown:
             if elsewhere and unknown.id == id_:
                 return None
             what = "Response" if kind == "responses" else "Conversation" if unknown.id == id_ else "Item"
             raise GatewayError(404, "not_found", f"{what} with id {unknown.id[:100]!r} not found.") from None
-        except Expired as expired:
+        except ExpiredObjectError as expired:
             raise gone(expired) from None
-        except TooLarge as large:
+        except HistoryTooLargeError as large:
             raise GatewayError(
                 413, "too_large", f"It has {large.turns:,} parts, {large.size:,} bytes: too many for this."
             ) from None
@@ -100,7 +108,7 @@ class StateApi:
 
     async def _response(
         self, method: str, named: tuple[str, str | None], query: str, owner: str, client: str, charge: Charge
-    ) -> Answer | Again | None:
+    ) -> Answer | RunStreamRequest | None:
         (id_, below), store = named, await self._histories.opened()
         if below == "input_items":
             _require(method, "GET")
@@ -123,8 +131,8 @@ class StateApi:
         _require(method, "GET", "DELETE")
         if method == "DELETE":
             if not await store.delete(owner, id_):
-                await store.get(owner, id_)  # says why
-                raise Unknown(id_)
+                await store.get(owner, id_)  # raises the reason
+                raise UnknownObjectError(id_)
             self._stop(owner, id_)
             return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
         found, asked = await store.get(owner, id_), _query(query)
@@ -132,7 +140,7 @@ class StateApi:
             return 200, found.response
         if not in_background(found.response):
             raise bad_request("Only responses that run in the background can be streamed again.", "stream")
-        return Again(owner, id_, found.response, found.status in RUNNING, _number(asked.get("starting_after")))
+        return RunStreamRequest(owner, id_, found.response, found.status in RUNNING, _number(asked.get("starting_after")))
 
     # -- conversations
 
@@ -160,7 +168,7 @@ class StateApi:
             if method == "DELETE":
                 if not await store.delete_conversation(owner, id_):
                     await store.conversation(owner, id_)
-                    raise Unknown(id_)
+                    raise UnknownObjectError(id_)
                 return 200, orjson.dumps({"id": id_, "object": "conversation.deleted", "deleted": True})
             if method == "POST":
                 await store.describe(owner, id_, (await read.given(body, client)).metadata)
@@ -181,7 +189,7 @@ class StateApi:
             await store.add(owner, id_, [Item(*each) for each in items])
             return 200, page(items, more=False)
         asked = Paging(_query(query))
-        part = Part(asked.limit, asked.after, descending=asked.descending)
+        part = ItemRange(asked.limit, asked.after, descending=asked.descending)
         rows, more = await store.items(owner, id_, part, MAX_LISTED, charge)
         return 200, page([(each.id, each.item) for each in rows], more=more)
 

@@ -24,7 +24,7 @@ from gateway.errors import bad_request, over_budget
 from gateway.features.histories.histories import Histories, Turn, too_large
 from gateway.features.histories.owner import owner
 from gateway.features.histories.recent import Lane
-from gateway.features.responses.api import Again, Answer, StateApi
+from gateway.features.responses.api import Answer, RunStreamRequest, StateApi
 from gateway.features.runs.following import Followers, Following
 from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.runs import Runs, Serve
@@ -135,7 +135,7 @@ class Recall:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
         found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)
-        return self.followers.find(found, client) if isinstance(found, Again) else found
+        return self.followers.find(found, client) if isinstance(found, RunStreamRequest) else found
 
     async def _turn(
         self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool

@@ -18,7 +18,7 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import ClientStalled, GatewayError, bad_request
 from gateway.features.histories.histories import Histories, unavailable
 from gateway.features.histories.records import Charge
-from gateway.features.responses.api import PARSED, Again
+from gateway.features.responses.api import PARSED, RunStreamRequest
 from gateway.features.responses.background.replay import replayed
 from gateway.features.runs.event_log import EventLog
 from gateway.features.runs.runs import Runs
@@ -62,7 +62,7 @@ class Following(NamedTuple):
     """
 
     log: EventLog | None
-    again: Again | None
+    again: RunStreamRequest | None
     after: int | None
     client: str = ""
 
@@ -75,7 +75,7 @@ class Followers:
         self._histories = histories
         self._running = running
 
-    def find(self, again: Again, client: str) -> Following:
+    def find(self, again: RunStreamRequest, client: str) -> Following:
         """client: the address that follows. Raises GatewayError 400 if these events are not to be had."""
         log = self._runs.logs.find((again.owner, again.id))
         after = FIRST if again.after is None else again.after
@@ -133,7 +133,7 @@ class Followers:
                 await log.changed()
 
     async def _replay(
-        self, again: Again, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
+        self, again: RunStreamRequest, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
     ) -> None:
         response = again.response
         if again.going:

@@ -3,11 +3,11 @@
     begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, the answer is kept
                                                                      └──────► cancel, delete, end_abandoned: the row goes, too
 
-The row of the run is there exactly while the response is queued or in progress. Whoever takes it away, in one transaction with
-how the response ends, has decided; a runner that finds it gone stops. So it does not matter which process a client asks.
+The run's row exists exactly while the response is queued or in progress. The transaction that deletes it also writes the end of
+the response, and so decides it; a runner that does not find the row stops. So a client may ask any process.
 
-A runner says again and again that it lives (`renew`). A run whose runner has been silent past `alive_until` was abandoned: a
-process that was killed. Anybody may end it then; runs of a process that lives are safe from that, also on the same store.
+A runner renews its runs (`renew`). After `alive_until` a run is abandoned: its process was killed. Any process may end it then;
+runs of a living process are not affected.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gateway.features.responses.background.objects import (
     in_state,
 )
 
-ALIVE_S: Final = 60.0  # a runner may be silent for so long: a database that does not answer, clocks that differ
-MAX_ASKED: Final = 1000  # runs of others, in one query
+ALIVE_S: Final = 60.0  # between two renewals, at most: the database may be slow, clocks may differ
+MAX_ASKED: Final = 1000  # runs of other processes, in one query
 _ENDED_AT_ONCE: Final = 100
 
 
@@ -40,7 +40,7 @@ class RunStore(Store):
     """See the top of this file. runner: the id of a process. All methods raise StoreFailed."""
 
     async def begin(self, response: StoredResponse, runner: str) -> None:
-        """Returns when it is durable."""
+        """Store a queued response and its run; durable when this returns."""
         now = self._clock()
         row = {"owner": response.owner, "id": response.id, "runner": runner, "alive_until": now + ALIVE_S}
 
@@ -51,7 +51,7 @@ class RunStore(Store):
         await self._database.write(work)
 
     async def progress(self, owner: str, id_: str, response: bytes) -> None:
-        """It is in progress now; if it has ended already, nothing happens. response: the object that says so."""
+        """Set the status to in progress, unless the run has ended. response: the object with this status."""
         queued = and_(_is_response(owner, id_), responses.c.status == QUEUED)
 
         def work(connection: Connection) -> None:
@@ -60,9 +60,10 @@ class RunStore(Store):
         await self._database.write(work)
 
     async def finish(self, owner: str, id_: str, end: RunEnd, added: Sequence[Item] = (), conversation: str = "") -> bool:
-        """False, without a change: it has ended otherwise. added: to its conversation, with it or not at all.
+        """Store the end of a run; False, without a change: it has ended before. added: items for its conversation, in the same
+        transaction.
 
-        Raises Unknown if its conversation is gone, TooLarge if that is full.
+        Raises UnknownObjectError if its conversation is gone, HistoryTooLargeError if that is full.
         """
         now = self._clock()
 
@@ -82,7 +83,7 @@ class RunStore(Store):
         return await self._database.write(work)
 
     async def cancel(self, owner: str, id_: str) -> None:
-        """If it has ended already, nothing happens."""
+        """Cancel a run, unless it has ended."""
 
         def work(connection: Connection) -> None:
             if _taken(connection, owner, id_):
@@ -91,7 +92,7 @@ class RunStore(Store):
         await self._database.write(work)
 
     async def delete(self, owner: str, id_: str) -> bool:
-        """False: there is none. What goes on with it has lost its history; one that runs is stopped by that."""
+        """Delete a response; False: there is none. Later turns lose their history; a running one is stopped."""
         now = self._clock()
 
         def work(connection: Connection) -> bool:
@@ -105,7 +106,7 @@ class RunStore(Store):
         return await self._database.write(work)
 
     async def get(self, owner: str, id_: str) -> StoredResponse:
-        """One that was abandoned has failed. Raises Unknown or Expired."""
+        """A response; an abandoned run has failed. Raises UnknownObjectError or ExpiredObjectError."""
         found = await super().get(owner, id_)
         if found.status not in RUNNING or await self.going(owner, id_):
             return found
@@ -113,7 +114,7 @@ class RunStore(Store):
         return await super().get(owner, id_)
 
     async def going(self, owner: str, id_: str) -> bool:
-        """Whether it runs, and its runner lives."""
+        """Tell whether the run exists and its runner is alive."""
         query = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > self._clock())
 
         def work(connection: Connection) -> bool:
@@ -122,7 +123,7 @@ class RunStore(Store):
         return await self._database.read(work)
 
     async def going_of(self, runner: str, others: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """(owner, id) of the runs of this process, and of those of `others` whose runners live. others: MAX_ASKED at most."""
+        """(owner, id) of the runner's runs, and of those of `others` whose runners are alive. others: MAX_ASKED at most."""
         wanted = runs.c.runner == runner
         if others:
             theirs = tuple_(runs.c.owner, runs.c.id).in_(list(others))
@@ -135,9 +136,7 @@ class RunStore(Store):
         return await self._database.read(work)
 
     async def renew(self, runner: str, ids: Collection[str]) -> None:
-        """The process lives, and these are its runs. (What it has begun and does not know, as where it was told that the store
-        had failed, is left to its fate.)
-        """
+        """Renew these runs of a process. (Runs that it does not know, because `begin` seemed to fail, are abandoned.)"""
         until = self._clock() + ALIVE_S
         mine = and_(runs.c.runner == runner, runs.c.id.in_(list(ids)))
 
@@ -147,7 +146,7 @@ class RunStore(Store):
         await self._database.write(work)
 
     async def end_abandoned(self) -> int:
-        """End some of the runs whose runners are silent. Returns how many; 0: no more."""
+        """End some abandoned runs. Returns their number; 0: none are left."""
         query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDED_AT_ONCE)
 
         def work(connection: Connection) -> list[tuple[str, str]]:
@@ -159,7 +158,7 @@ class RunStore(Store):
         return len(found)
 
     async def _end(self, owner: str, id_: str) -> None:
-        """If its runner is silent, the response has failed."""
+        """End a run as failed if it is abandoned."""
         now = self._clock()
 
         def work(connection: Connection) -> None:
@@ -172,12 +171,12 @@ class RunStore(Store):
 
 
 def _taken(connection: Connection, owner: str, id_: str) -> bool:
-    """Whether this transaction has taken the run's row away."""
+    """Delete the run's row; True: this transaction did it."""
     return bool(connection.execute(delete(runs).where(_is_run(owner, id_))).rowcount)
 
 
 def _ended(connection: Connection, owner: str, id_: str, status: str, error: dict[str, str] | None) -> None:
-    """Without an answer."""
+    """Store the end of a response without an answer."""
     row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
     found: Any = connection.execute(select(responses.c.response).where(row)).scalars().first()
     if found is not None:

@@ -1,8 +1,7 @@
-"""Takes in the entries that other gateways have written. No I/O: what has to be answered or fetched waits in queues.
+"""Applies the entries of other gateways. No I/O: requests for snapshots and offered snapshots wait in queues.
 
-An entry is refused, and counted, if it is of another version or format, or does not decode. Whoever wrote it is named in the
-log once. Nothing in an entry can do more than change what is believed of replicas: what is believed is checked by the engines'
-reports, as always.
+An entry of another version or format, or one that does not decode, is refused and counted; its writer is named in the log once.
+An entry can change only the beliefs about replicas, and the engines' reports correct these as always.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from gateway.features.sharing.messages import (
     MAX_ENVELOPE_BYTES,
     VERSION,
     VERSION_FIELD,
-    Bye,
     Envelope,
+    Goodbye,
     Item,
-    Offer,
-    Published,
+    PublishedBatch,
     Reset,
-    Want,
+    ResyncRequest,
+    SnapshotOffer,
     decode_envelope,
 )
-from gateway.features.sharing.others import ASK_S, DEAD_S, Other, Others
+from gateway.features.sharing.others import ASK_S, DEAD_S, RemoteGateway, RemoteGateways
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.sharing.translate import translated
 from gateway.features.snapshots.knowledge import MAX_BYTES
@@ -44,35 +43,35 @@ from router.events import EventError
 
 log = logging.getLogger("warmroute.sharing")
 
-MAX_WANTS: Final = 64  # that wait to be answered
-MAX_OFFERS: Final = 64  # that wait to be taken
-MAX_NAMED: Final = 1024  # gateways that were refused, and named in the log
-MAX_REFUSED: Final = 64  # that are shown to operators
-MARGIN_S: Final = 5.0  # what is wanted begins that long before what was missed: it was booked before it was published
+MAX_WANTS: Final = 64  # queued resync requests
+MAX_OFFERS: Final = 64  # queued offers
+MAX_NAMED: Final = 1024  # refused gateways that the log has named
+MAX_REFUSED: Final = 64  # refused gateways in the operators' view
+MARGIN_S: Final = 5.0  # a resync begins so long before the gap: bookings are published later than they are made
 
 
 class Routers(Protocol):
     """The routers of this gateway: one, or those of its workers."""
 
     def receive(self, source: int, batch: Batch) -> None:
-        """The next events of another gateway's router."""
+        """Apply the next events of another gateway's router."""
 
     def leave(self, source: int) -> None:
-        """Another gateway's router has ended, or events of it were lost: it has nothing open."""
+        """Close the open bookings of another gateway's router: it has ended, or events of it were lost."""
 
     def join(self) -> None:
-        """Another gateway does not know what is open here: publish it."""
+        """Publish the open bookings, which another gateway does not know."""
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         """See `Knowledge.collect`. Raises KnowledgeError."""
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `Knowledge.restore`; what cannot be taken in is logged."""
+        """See `Knowledge.restore`; a snapshot that cannot be restored is logged."""
 
 
-class Incoming:
-    """See the top of this file. wants: (who wants, what was used since that moment). offers: (offer, its moment). Moments are
-    by this gateway's clock.
+class EntryReceiver:
+    """See the top of this file. wants: queued resync requests (gateway, begin of the gap). offers: queued (offer, its time).
+    Times are of this gateway's clock.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class Incoming:
         metrics: Metrics,
     ) -> None:
         """me: the id of this gateway."""
-        self.others = Others()
+        self.others = RemoteGateways()
         self.wants: deque[tuple[str, float]] = deque(maxlen=MAX_WANTS)
-        self.offers: deque[tuple[Offer, float]] = deque(maxlen=MAX_OFFERS)
-        self.newcomers = False  # somebody wants what is open here
+        self.offers: deque[tuple[SnapshotOffer, float]] = deque(maxlen=MAX_OFFERS)
+        self.newcomers = False  # another gateway has asked for the open bookings
         self._me = me
         self._format = format.encode()
         self._routers = routers
@@ -106,7 +105,7 @@ class Incoming:
             metrics.sharing_refused.add((reason,), 0)
 
     def entry(self, written_at: float, fields: Mapping[bytes, bytes]) -> Iterator[None]:
-        """One entry, in steps: between two of them requests may have their turns. written_at: by the store's clock."""
+        """Apply an entry in steps; requests may be served between two steps. written_at: by the store's clock."""
         gateway = fields.get(GATEWAY_FIELD, b"")
         if gateway == self._me.encode():
             return
@@ -129,28 +128,28 @@ class Incoming:
                 yield from self._envelope(name, envelope, written_at)
 
     def answer(self) -> None:
-        """After some entries: publish what is open here if somebody wants it, once for all, and ask for what was missed."""
+        """Publish the open bookings if a gateway has asked for them, and send due resync requests. Call it after entries."""
         now = self._clock()
         if self.newcomers and now - self._answered_at >= ASK_S:
             self.newcomers, self._answered_at = False, now
             self._routers.join()
         for other in self.others.alive.values():
             if (since_s := other.ask(now)) is not None:
-                self._outbox.add(Want(other.gateway, since_s))
+                self._outbox.add(ResyncRequest(other.gateway, since_s))
 
     @property
     def refused(self) -> tuple[RefusedGateway, ...]:
-        """Those that write now, but are not followed."""
+        """Gateways whose recent entries were refused."""
         oldest = self._clock() - DEAD_S
         return tuple([refused for at, refused in self._refused.values() if at >= oldest])
 
     def expire(self, now: float) -> None:
-        """Those of which nothing was read for long are dead."""
+        """Remove silent gateways."""
         for gateway in self.others.silent(now):
             self._ended(gateway, "nothing comes from it", silent=True)
 
     def expire_all(self) -> None:
-        """The store is away: whatever the others have open now is not known here."""
+        """Remove all gateways: the store is away, and their open bookings are no longer known."""
         for gateway in tuple(self.others.alive):
             self._ended(gateway, "the store is away", silent=True)
 
@@ -171,28 +170,28 @@ class Incoming:
         whole = False
         try:
             for item in envelope.items:
-                if self.others.alive.get(gateway) is not other:  # it has said goodbye: what follows would never be closed
+                if self.others.alive.get(gateway) is not other:  # it has ended: later bookings would never be closed
                     break
                 for _ in self._item(other, item, shift_s, now):
                     yield
-                    if self.others.alive.get(gateway) is not other:  # it was given up meanwhile
+                    if self.others.alive.get(gateway) is not other:  # it was removed meanwhile
                         break
             whole = True
         finally:
-            if not whole:  # whoever took it in was stopped
+            if not whole:  # the reading task was cancelled
                 self._missed(other, MARGIN_S, now)
 
-    def _missed(self, other: Other, since_s: float, now: float) -> None:
-        """Something of this gateway has been lost. Its bookings may be over by now."""
+    def _missed(self, other: RemoteGateway, since_s: float, now: float) -> None:
+        """Handle a gap in a gateway's envelopes: close its bookings, which may have ended, and request a resync."""
         self._reset(other, ALL)
         other.miss(since_s, now)
         if since_s:
             self._metrics.sharing_resyncs.add()
             self._say("missed", "something of another gateway was missed", other)
 
-    def _item(self, other: Other, item: Item, shift_s: float, now: float) -> Iterator[None]:
+    def _item(self, other: RemoteGateway, item: Item, shift_s: float, now: float) -> Iterator[None]:
         match item:
-            case Published(source, batch):
+            case PublishedBatch(source, batch):
                 number = self.others.source(other, source)
                 if number is None:
                     self._refuse("garbage", other.gateway.encode(), "it has too many routers")
@@ -200,25 +199,25 @@ class Incoming:
                     yield from self._published(other, number, batch, shift_s, now)
             case Reset(source):
                 self._reset(other, source)
-            case Want(of, since_s):
+            case ResyncRequest(of, since_s):
                 if of == self._me:
                     self.newcomers = True
                     if since_s:
                         self._want(other.gateway, -math.inf if since_s >= EVERYTHING_S else now - since_s)
-            case Offer(to):
+            case SnapshotOffer(to):
                 if to in ("", self._me) and not any(item.key and item.key == offer.key for offer, _ in self.offers):
                     self.offers.append((item, plausible(item.at + shift_s, now)))
-            case Bye():
+            case Goodbye():
                 self._ended(other.gateway, "it has ended")
 
     def _want(self, gateway: str, since: float) -> None:
-        """Each gateway has one that waits: what it wants is wanted since the earliest moment."""
+        """Queue a resync request. A gateway has one in the queue: with the earliest begin."""
         for waiting in [each for each in self.wants if each[0] == gateway]:
             self.wants.remove(waiting)
             since = min(since, waiting[1])
         self.wants.append((gateway, since))
 
-    def _published(self, other: Other, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
+    def _published(self, other: RemoteGateway, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
         try:
             pieces, dropped = translated(batch, shift_s, now)
         except EventError as error:
@@ -237,12 +236,12 @@ class Incoming:
             self._say("gone", "another gateway is gone", other, reason=why)
             self._reset(other, ALL)
 
-    def _reset(self, other: Other, source: int) -> None:
-        """Nothing is open there. A number that is used again gets another one here."""
+    def _reset(self, other: RemoteGateway, source: int) -> None:
+        """Close the open bookings of a router, or of all. If its number is used again, it gets a new number here."""
         for number in self.others.forget(other, source):
             self._routers.leave(number)
 
-    def _say(self, kind: str, text: str, other: Other, **more: str) -> None:
+    def _say(self, kind: str, text: str, other: RemoteGateway, **more: str) -> None:
         self._notices.say(kind, log.info, text, {"gateway": other.gateway, "host": other.host, **more})
 
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
@@ -260,5 +259,5 @@ class Incoming:
 
 
 def _text(field: bytes | None) -> str:
-    """The beginning of a field of an entry, which anybody may have written."""
+    """The beginning of an entry's field as text; its content is not trusted."""
     return (field or b"")[:100].decode("ascii", "replace")

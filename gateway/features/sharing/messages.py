@@ -1,8 +1,8 @@
-"""What gateways write into the store, and read from it. All of it is msgpack, decoded into the types below.
+"""Messages in the store: msgpack, decoded into the types below.
 
-Each gateway writes envelopes into one stream. The entry's fields say which version and format it has, so that one of another
-version is refused and not misread, and which gateway wrote it. Times are of the writer's monotonic clock; with `sent`, and the
-store's time of the entry, a reader translates them (`clock.py`).
+Each gateway writes envelopes into one stream. The entry's fields contain the version and format, so that a reader refuses
+another version and does not misread it, and the writer's id. Times are of the writer's monotonic clock; a reader converts them
+by `sent` and the store's time of the entry (`clock.py`).
 
 Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
 """
@@ -16,10 +16,10 @@ from msgspec import Meta, Struct
 
 from gateway.cluster.messages import Batch, decode
 
-VERSION: Final = b"1"  # to be raised when an envelope or an event changes its meaning
+VERSION: Final = b"1"  # raise it when the meaning of an envelope or an event changes
 MAX_ENVELOPE_BYTES: Final = 2 << 20
 MAX_ITEMS: Final = 4096
-EVERYTHING_S: Final = 1e9  # in which all that a gateway knows was used
+EVERYTHING_S: Final = 1e9  # period of a complete snapshot
 
 ALL: Final = 0  # no router has this number
 
@@ -32,7 +32,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Source = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]  # a router of that gateway
 
 
-class Published(Struct, frozen=True, array_like=True, tag=1):
+class PublishedBatch(Struct, frozen=True, array_like=True, tag=1):
     """The next events of a router."""
 
     source: Source
@@ -40,25 +40,21 @@ class Published(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Reset(Struct, frozen=True, array_like=True, tag=2):
-    """A router has ended, or its events were lost: nothing of it is open, as far as was published before. ALL: of no router of
-    this gateway.
-    """
+    """Closes the published bookings of a router, which has ended or whose events were lost. ALL: of each router."""
 
     source: Source
 
 
-class Want(Struct, frozen=True, array_like=True, tag=3):
-    """The sender has missed what gateway `of` published. That one should publish what it has open, and offer a snapshot of what
-    was used in the last since_s seconds (0: none).
-    """
+class ResyncRequest(Struct, frozen=True, array_like=True, tag=3):
+    """Asks gateway `of` to publish its open bookings, and to offer a snapshot of the last since_s seconds (0: none)."""
 
     of: Id
     since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)]
 
 
-class Offer(Struct, frozen=True, array_like=True, tag=4):
-    """A snapshot is in the store. key: its own; "": there is nothing to be known. to: the gateway that wanted it; "": it is for
-    all. at: its moment. first: everything was wanted, to begin with.
+class SnapshotOffer(Struct, frozen=True, array_like=True, tag=4):
+    """Announces a snapshot in the store. key: of the store; "": the sender knows nothing. to: the gateway that asked; "": all.
+    at: time of the snapshot. first: it is complete, for the start of the other gateway.
     """
 
     to: Annotated[str, Meta(max_length=64)]
@@ -67,15 +63,15 @@ class Offer(Struct, frozen=True, array_like=True, tag=4):
     first: bool = False
 
 
-class Bye(Struct, frozen=True, array_like=True, tag=5):
-    """The gateway ends."""
+class Goodbye(Struct, frozen=True, array_like=True, tag=5):
+    """Announces the end of the gateway."""
 
 
-Item = Published | Reset | Want | Offer | Bye
+Item = PublishedBatch | Reset | ResyncRequest | SnapshotOffer | Goodbye
 
 
 class Envelope(Struct, frozen=True, array_like=True):
-    """seq: counts the envelopes of a gateway, from 1; one without items is a heartbeat. host: for people."""
+    """Items of one gateway. seq: number of the envelope, from 1. host: for people. Without items it is a heartbeat."""
 
     seq: Annotated[int, Meta(ge=1)]
     sent: float

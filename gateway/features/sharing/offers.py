@@ -1,4 +1,4 @@
-"""Snapshots in the store: one gateway puts one there under a key of its own, for a minute; another one takes it.
+"""Snapshots in the store: a gateway puts one under a key of its own, for a minute; another gateway takes it.
 
 key: a list: the header, then the chunks
 """
@@ -18,19 +18,19 @@ from gateway.features.snapshots.snapshot import (
 )
 
 KEEP_S: Final = 60
-MAX_BYTES: Final = 64 << 20  # prefixes that were used least recently are left out
+MAX_BYTES: Final = 64 << 20  # the least recently used prefixes are left out
 AT_ONCE_BYTES: Final = 1 << 20  # in one command
-AT_ONCE: Final = 64  # chunks that are read by one command, if they are small
+AT_ONCE: Final = 64  # small chunks that one command reads
 
 
-class SnapshotGone(KnowledgeError):
-    """It was too long in the store, or somebody else has taken it."""
+class SnapshotGoneError(KnowledgeError):
+    """The snapshot has expired, or another gateway has taken it."""
 
 
 async def put(client: Any, prefix: str, snapshot: Snapshot) -> str:
-    """Returns its key. Raises what the client raises."""
+    """Put a snapshot, and return its key. Raises the client's errors."""
     key = f"{prefix}snapshot:{secrets.token_hex(8)}"
-    await _push(client, key, [encode_header(snapshot.header)])  # alone: what is lost before it has an end is small
+    await _push(client, key, [encode_header(snapshot.header)])  # alone: it has no expiry yet if the connection is lost now
     pending: list[bytes] = []
     size = 0
     for chunk in snapshot.chunks:
@@ -50,7 +50,7 @@ async def _push(client: Any, key: str, values: list[bytes]) -> None:
 
 
 async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
-    """at: its moment. Raises SnapshotGone, KnowledgeError for what is no snapshot, and what the client raises."""
+    """Read a snapshot. at: its time. Raises SnapshotGoneError, KnowledgeError if it is not valid, and the client's errors."""
     if not key.startswith(f"{prefix}snapshot:"):
         raise KnowledgeError("its key is not that of a snapshot")
     values: list[bytes] = []
@@ -66,7 +66,7 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
         longest = max(longest, *map(len, found))  # the first one is the header: the others may be much longer
         at_once = max(1, min(AT_ONCE, 2 * at_once, AT_ONCE_BYTES // longest))
     if not values:
-        raise SnapshotGone("it is no longer there")
+        raise SnapshotGoneError("it is no longer there")
     try:
         return Snapshot(decode_header(values[0]), values[1:], at, "another gateway")
     except MessageError as error:
@@ -74,6 +74,6 @@ async def get(client: Any, prefix: str, key: str, at: float) -> Snapshot:
 
 
 async def remove(client: Any, prefix: str, key: str) -> None:
-    """Nobody else wants it. Another key than that of a snapshot stays."""
+    """Delete a snapshot. Other keys are not deleted."""
     if key.startswith(f"{prefix}snapshot:"):
         await client.delete(key)

@@ -1,4 +1,4 @@
-"""Replication through the store, of a gateway that is one process: its one router, and what it knows."""
+"""Replication through the store for a gateway that is one process, with one router."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoreTransport:
 
     @property
     def unsent(self) -> int:
-        """None is ever dropped here: the link has a bound of its own."""
+        """Always 0: the link has a bound of its own."""
         return 0
 
     def publish(self, batch: Batch) -> None:

@@ -1,1 +1,1 @@
-"""Which requests are traced, what is noted while one runs, and the spans that are made of it when it has ended."""
+"""Traces of requests: sampling, the record of a running request, and the spans of a finished one."""

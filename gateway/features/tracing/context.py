@@ -1,11 +1,11 @@
-"""W3C trace context (https://www.w3.org/TR/trace-context/): which trace a request belongs to. Pure.
+"""W3C trace context (https://www.w3.org/TR/trace-context/): the trace of a request. Pure.
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
                  version  trace id (16 bytes)         parent's span id  flags; 1: sampled
     tracestate:  vendor=value,other=value             passed on; at most 32 members
 
-A traceparent that is not valid begins a new trace, and a tracestate that came with it, or is not valid itself, is dropped.
-Requests that are not traced here are passed on with whatever they came with, byte for byte.
+An invalid traceparent starts a new trace, and its tracestate is dropped. An invalid tracestate is dropped too. Requests that
+are not traced keep both headers, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 HEADER: Final = "Traceparent"
 SAMPLED: Final = 1  # of the flags
 MAX_MEMBERS: Final = 32  # of a tracestate, by the standard
-MAX_STATE: Final = 512  # characters of one that goes on; the standard asks for these at least
-LONG_MEMBER: Final = 128  # characters; longer ones are left out first
+MAX_STATE: Final = 512  # characters of a forwarded tracestate; the standard's minimum
+LONG_MEMBER: Final = 128  # characters; longer members are dropped first
 
 _PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE: Final = "0" * 32
@@ -27,7 +27,7 @@ _LINE: Final = re.compile(rb"(?mi)^trace(parent|state):[ \t]*([^\r\n]*)\r\n")
 
 
 class TraceParent:
-    """A valid one. Ids are lower-case hexadecimal."""
+    """A valid traceparent. Ids are lower-case hexadecimal."""
 
     __slots__ = ("flags", "span_id", "trace_id")
 
@@ -45,7 +45,7 @@ class TraceParent:
 
 
 def parse_traceparent(header: str) -> TraceParent | None:
-    """None: it is not valid. Of a version after 00 what 00 has is read, as the standard asks for."""
+    """Parse a traceparent; None: it is not valid. Of later versions, the fields of version 00 are read (by the standard)."""
     found = _PARENT.fullmatch(header.strip(" \t"))
     if found is None:
         return None
@@ -61,10 +61,9 @@ def traceparent(trace_id: str, span_id: str, flags: int = SAMPLED) -> bytes:
 
 
 def bounded_tracestate(values: list[bytes]) -> bytes:
-    """The values of all tracestate headers, in their order, as one; b"": there is nothing to pass on.
+    """Join the values of all tracestate headers, in their order; b"": there is nothing to forward.
 
-    One that is not valid is dropped whole. Of one that is too long, long members are left out, then those at its end, which are
-    the oldest. O(bytes).
+    An invalid tracestate is dropped. If it is too long, long members are dropped, then the oldest (at the end). O(bytes).
     """
     stripped = (member.strip(b" \t") for member in b",".join(values).split(b","))
     members = [member for member in stripped if member]
@@ -84,7 +83,7 @@ def _length(members: list[bytes]) -> int:
 
 
 def with_parent(lines: bytes, parent: bytes, *, keeps_state: bool) -> bytes:
-    """Header lines with this traceparent in place of any that they have. keeps_state: their tracestate belongs to the trace."""
+    """Replace the traceparent in header lines. keeps_state: their tracestate belongs to the trace."""
     state = b""
     if keeps_state:
         state = bounded_tracestate([value for which, value in _LINE.findall(lines) if which.lower() == b"state"])

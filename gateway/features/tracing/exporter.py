@@ -1,13 +1,14 @@
-"""Hands finished spans to a collector, in a thread of its own.
+"""Exports finished spans to a collector, in a thread of its own.
 
-    requests ──put──► bounded queue ──► batches ──► `Send` (otlp.py): encodes, compresses, posts, tries again for seconds
-                         │ full                        │ not taken
-                         └──────────► dropped ◄────────┘          counted, and logged once until it goes well again
+    requests ──put──► bounded queue ──► batches ──► `Send` (otlp.py): encodes, compresses, posts, repeats for seconds
+                         │ full                        │ rejected
+                         └──────────► dropped ◄────────┘          counted, and logged once until an export succeeds again
 
-Serving never waits for it: `put` appends to a queue, or drops. What it costs is bounded too. Encoding is pure Python, and
-takes the interpreter from the event loop: so it is done a request at a time, and after each the thread rests for PAUSES times
-what that took. It has at most a quarter of a core, and the loop gets the interpreter back within a millisecond; what is beyond
-is dropped. At the end there is a last batch, for which `close` waits a bounded time; the thread does not keep the process.
+Requests never wait for it: `put` appends to the queue, or drops. Encoding is pure Python and takes the interpreter from the
+event loop. So the thread encodes one request at a time, and then rests for PAUSES times as long. It uses at most a quarter of a
+core, and the loop gets the interpreter back within a millisecond. A collector that hangs or trickles blocks this thread alone:
+the queue fills and further spans are dropped. `close` waits a bounded time for a last batch; the thread does not keep the
+process alive.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ log = logging.getLogger("warmroute.traces")
 
 MAX_QUEUED: Final = 1024  # requests whose spans wait; some 8 KB each
 BATCH: Final = 64  # requests that are sent at once, at most
-BATCH_S: Final = 1.0  # that a batch is collected
-PAUSES: Final = 3.0  # rest after some encoding, in times of what it took
+BATCH_S: Final = 1.0  # time in which a batch collects
+PAUSES: Final = 3.0  # rest after encoding, as a multiple of its duration
 MAX_PAUSE_S: Final = 0.05
 CLOSE_S: Final = 3.0
-MAX_PROBLEM: Final = 600  # characters in the log
+MAX_REASON: Final = 600  # characters in the log
 
 
-class Untaken(NamedTuple):
-    """How many spans of a batch the collector has not taken, and why."""
+class Rejection(NamedTuple):
+    """Number of a batch's spans that the collector has not stored, and the reason."""
 
     spans: int
-    why: str
+    reason: str
 
 
-Send = Callable[[Iterator[Span], int], Untaken | None]
-"""Sends spans (their number is known); None: all are taken. It may raise. The thread calls it."""
+Send = Callable[[Iterator[Span], int], Rejection | None]
+"""Sends spans, given their number; None: all are stored. It may raise. The thread calls it."""
 
 
 class Exporter:
-    """See the top of this file. `start` begins the thread. Counts are written by one thread each, and read by any."""
+    """Queue and thread. `start` starts the thread. Each count is written by one thread and read by any."""
 
     def __init__(self, send: Send, *, max_queued: int = MAX_QUEUED, batch_s: float = BATCH_S) -> None:
         self._send = send
@@ -56,19 +57,20 @@ class Exporter:
         self._news = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failing = False  # of the last batch something was not taken
-        self._away = False  # nothing was
+        self._failing = False  # the last batch was rejected, at least in part
         self.exported = 0
-        self.failed = 0  # spans that no collector has taken
-        self.dropped = 0  # spans for which there was no room
+        self.failed = 0  # spans that the collector has not stored
+        self.dropped = 0  # spans that found the queue full
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
     def put(self, spans: Sequence[Span]) -> None:
-        """The spans of one request. O(1); never blocks."""
+        """Queue the spans of one request, or drop them. O(1); never blocks."""
         if len(self._queue) >= self._max_queued or self._closing.is_set():
+            if not self.dropped:
+                log.warning("spans are dropped: the queue of the exporter is full; this is said once")
             self.dropped += len(spans)
             return
         self._queue.append(spans)
@@ -76,14 +78,14 @@ class Exporter:
             self._news.set()
 
     async def close(self, within_s: float = CLOSE_S) -> None:
-        """Send what is queued, but wait no longer than that for it. Idempotent."""
+        """Send the queued spans, and wait for that at most so long. Idempotent."""
         self._closing.set()
         self._news.set()
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, within_s)
 
     def count(self, metrics: Metrics) -> None:
-        """Mirror the counts; called at each scrape."""
+        """Copy the counts to the metrics; called at each scrape."""
         metrics.spans_exported.set((), self.exported)
         metrics.spans_dropped.set(("queue_full",), self.dropped)
         metrics.spans_dropped.set(("failed",), self.failed)
@@ -95,8 +97,8 @@ class Exporter:
             self._news.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
-                if self._away and self._closing.is_set():
-                    self.failed += sum(map(len, batch))  # there is no time left for a collector that may be back
+                if self._failing and self._closing.is_set():
+                    self.failed += sum(map(len, batch))  # no time is left for another attempt
                 else:
                     self._export(batch)
             if closing:
@@ -105,21 +107,21 @@ class Exporter:
     def _export(self, batch: list[Sequence[Span]]) -> None:
         count = sum(map(len, batch))
         try:
-            untaken = self._send(self._gently(batch), count)
-        except Exception as error:  # noqa: BLE001  (of a library: it must not end the thread)
-            untaken = Untaken(count, f"{type(error).__name__}: {error}")
-        missing = untaken.spans if untaken else 0
-        self.exported += count - missing
-        self.failed += missing
-        if untaken and not self._failing:
-            about = {"spans": missing, "of": count, "error": untaken.why[:MAX_PROBLEM]}
+            rejection = self._send(self._with_rests(batch), count)
+        except Exception as error:  # noqa: BLE001  (raised by the library: it must not end the thread)
+            rejection = Rejection(count, f"{type(error).__name__}: {error}")
+        rejected = rejection.spans if rejection else 0
+        self.exported += count - rejected
+        self.failed += rejected
+        if rejection and not self._failing:
+            about = {"spans": rejected, "of": count, "error": rejection.reason[:MAX_REASON]}
             log.warning("traces are not exported; this is said once", extra=about)
-        elif self._failing and not untaken:
+        elif self._failing and not rejection:
             log.info("traces are exported again")
-        self._failing, self._away = untaken is not None, missing == count
+        self._failing = rejection is not None
 
-    def _gently(self, batch: list[Sequence[Span]]) -> Iterator[Span]:
-        """The spans, with a rest after those of each request, in which the event loop has the interpreter."""
+    def _with_rests(self, batch: list[Sequence[Span]]) -> Iterator[Span]:
+        """Yield the spans, and after those of each request give the interpreter to the event loop."""
         for spans in batch:
             begun = time.thread_time()
             yield from spans

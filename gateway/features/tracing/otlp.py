@@ -1,31 +1,33 @@
-"""Sends spans by OTLP over HTTP with OpenTelemetry's library, which is imported when traces are configured: the extra `otel`.
+"""Sends spans by OTLP over HTTP with OpenTelemetry's exporter, imported when traces are configured: the extra `otel`.
 
-Of the library only what encodes and posts is used. Its tracers are not: they cost more per span than a request does here, and
-what they would note is noted in the request's record (`features/tracing/`).
+The library encodes, compresses, posts and repeats. Its tracers are not used: they cost more per span than a request does here,
+and the request's record already has what they would note (`features/tracing/`).
 
-Headers (keys), certificates and attributes of the resource come from the standard's variables, OTEL_EXPORTER_OTLP_HEADERS,
-OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_RESOURCE_ATTRIBUTES and their like, which the library reads.
+The library reads the standard's variables: OTEL_EXPORTER_OTLP_HEADERS (keys), OTEL_EXPORTER_OTLP_CERTIFICATE,
+OTEL_RESOURCE_ATTRIBUTES and the like.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, overload
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
-from gateway.features.tracing.exporter import Untaken
+from gateway.features.tracing.exporter import Rejection
 from gateway.features.tracing.span import CLIENT, INTERNAL, SERVER, Span
 
-TIMEOUT_S: Final = 5.0  # of a batch, attempts and the waits between them included
+TIMEOUT_S: Final = 5.0  # for a batch, all attempts together; the library lets each read of an answer take as long
 TRACES_PATH: Final = "/v1/traces"
 SCOPE: Final = "warmroute"
 LIBRARY: Final = "warmroute[otel]"
+_MAX_SHOWN: Final = 200  # characters of the collector's own text
 
 
 def is_installed() -> bool:
-    """Whether the library is here."""
+    """Tell whether the library is installed."""
     try:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
     except ImportError:
@@ -33,75 +35,86 @@ def is_installed() -> bool:
     return True
 
 
-class LastProblem(logging.Handler):
-    """Keeps the last message of the library's logger in place of showing each: it logs every attempt, and what it cannot
-    encode.
-    """
+class FirstMessage(logging.Handler):
+    """Handler that stores the first message since `text` was emptied. The library logs every attempt; the first says why."""
 
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        self.text = self.text or record.getMessage()
 
 
-class Lazily(Sequence[Any]):
-    """Spans that are made while the library encodes them, one after the other, as `exporter.py` wants. It goes through them
-    once.
-    """
+class SpanStream:
+    """Iterable of known length: each span is made when the library is about to encode it (`exporter.py` rests in between)."""
 
-    def __init__(self, made: Iterator[Any], count: int) -> None:
-        self._made = made
+    def __init__(self, spans: Iterator[Any], count: int) -> None:
+        self._spans = spans
         self._count = count
 
     def __iter__(self) -> Iterator[Any]:
-        return self._made
+        return self._spans
 
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        raise NotImplementedError
+
+class ResponseCheck:
+    """Response hook of `requests` for what the library takes for success: a redirect, and rejected spans (partial success)."""
+
+    def __init__(self) -> None:
+        self.rejected = 0
+        self.reason = ""
+
+    def __call__(self, response: Any, *_: object, **__: object) -> None:
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+        if 300 <= response.status_code < 400:
+            target = response.headers.get("Location", "")[:_MAX_SHOWN]
+            response.close()
+            raise ValueError(f"the collector redirects to {target!r}: name that in tracing.endpoint")
+        if response.ok:
+            with contextlib.suppress(DecodeError):  # the status alone says that the spans are stored
+                partial = ExportTraceServiceResponse.FromString(response.content).partial_success
+                self.rejected = max(0, partial.rejected_spans)
+                self.reason = f"the collector has rejected spans: {partial.error_message[:_MAX_SHOWN] or 'no reason given'}"
 
 
-class Otlp:
-    """A `Send` (`exporter.py`). endpoint: the collector's base URL. service: service.name; version: of the gateway."""
+class OtlpSender:
+    """Implements `Send` (`exporter.py`). endpoint: the collector's base URL. service: service.name; version: of the gateway."""
 
     def __init__(self, endpoint: str, service: str, version: str) -> None:
+        import requests
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        from gateway.features.tracing.posting import Posting
-
-        self._problem = LastProblem()
+        self._messages = FirstMessage()
         logger = logging.getLogger(OTLPSpanExporter.__module__)
-        logger.addHandler(self._problem)
+        logger.addHandler(self._messages)
         logger.propagate = False
-        self._posting = Posting()
+        self._check = ResponseCheck()
+        session = requests.Session()
+        session.hooks["response"].append(self._check)
         self._url = endpoint + TRACES_PATH
-        self._exporter = OTLPSpanExporter(self._url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=self._posting)
-        self._good = SpanExportResult.SUCCESS
-        self._made = _maker(service, version)
+        self._exporter: Any = OTLPSpanExporter(self._url, timeout=TIMEOUT_S, compression=Compression.Gzip, session=session)
+        self._success = SpanExportResult.SUCCESS
+        self._converted = _converter(service, version)
 
-    def __call__(self, spans: Iterator[Span], count: int) -> Untaken | None:
-        self._problem.text = ""
-        self._posting.begin(TIMEOUT_S)
-        result = self._exporter.export(Lazily(map(self._made, spans), count))
-        posting = self._posting
-        if result is self._good and not posting.rejected:
-            return None
-        why = posting.problem or self._problem.text or "the collector did not take them"
-        return Untaken(min(posting.rejected, count) if result is self._good else count, f"{self._url}: {why}")
+    def __call__(self, spans: Iterator[Span], count: int) -> Rejection | None:
+        self._messages.text = ""
+        self._check.rejected = 0
+        if self._exporter.export(SpanStream(map(self._converted, spans), count)) is not self._success:
+            return Rejection(count, f"{self._url}: {self._messages.text}")
+        if rejected := min(self._check.rejected, count):
+            return Rejection(rejected, f"{self._url}: {self._check.reason}")
+        return None
 
 
-def _maker(service: str, version: str) -> Callable[[Span], Any]:
-    """Makes the library's span of one of ours."""
+def _converter(service: str, version: str) -> Callable[[Span], Any]:
+    """Make the function that converts one of our spans to the library's."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -113,7 +126,7 @@ def _maker(service: str, version: str) -> Callable[[Span], Any]:
     kinds = {SERVER: SpanKind.SERVER, CLIENT: SpanKind.CLIENT, INTERNAL: SpanKind.INTERNAL}
     sampled, unset = TraceFlags(TraceFlags.SAMPLED), Status(StatusCode.UNSET)
 
-    def made(span: Span) -> ReadableSpan:
+    def converted(span: Span) -> ReadableSpan:
         trace_id = int(span.trace_id, 16)
         parent = SpanContext(trace_id, int(span.parent_id, 16), span.remote, sampled) if span.parent_id else None
         return ReadableSpan(
@@ -129,4 +142,4 @@ def _maker(service: str, version: str) -> Callable[[Span], Any]:
             instrumentation_scope=scope,
         )
 
-    return made
+    return converted

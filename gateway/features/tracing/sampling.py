@@ -1,10 +1,10 @@
-"""Which requests are traced, decided before anything is noted.
+"""Sampling: decides which requests are traced, at their start.
 
-    traceparent is valid ──┬─ tracing.follow_parents ──► as its flag says
-                           └─ else: not where its flag says no; the share `tracing.sample`, by its trace id
+    valid traceparent ─────┬─ tracing.follow_parents ──► by its flag
+                           └─ else: if its flag is set, the share `tracing.sample`, by its trace id
     none, or not valid ──────► the share `tracing.sample`, in a new trace
 
-By the trace id: gateways that see the same trace decide alike.
+The trace id decides, so that gateways that see the same trace decide alike.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gateway.features.tracing.context import HEADER, SAMPLED, TraceParent, parse
 from gateway.features.tracing.trace import ROOT_BITS, Trace
 from gateway.request.client import ClientRequest
 
-_IDS: Final = 1 << 64  # values of the half of a trace id that decides
-_RANDOM: Final = 2  # of the flags: the trace id is random; to be passed on
+_IDS: Final = 1 << 64  # values of the deciding half of a trace id
+_RANDOM: Final = 2  # flag: the trace id is random; it is forwarded
 
 
 class Tracer:
-    """See the top of this file. wall_clock: Unix seconds. chance: of ids, which need not be secret."""
+    """See the top of this file. wall_clock: Unix seconds. chance: source of ids, which need not be secret."""
 
     def __init__(self, live: Live, chance: random.Random, wall_clock: Callable[[], float]) -> None:
         self._live = live
@@ -31,7 +31,7 @@ class Tracer:
         self._wall_clock = wall_clock
 
     def begin(self, request: ClientRequest, now: float) -> Trace | None:
-        """None: the request is not traced. now: a reading of the gateway's clock."""
+        """Start a trace; None: the request is not traced. now: time of the gateway's clock."""
         header = request.headers.get(HEADER)
         parent = parse_traceparent(header) if header else None
         if parent is None:

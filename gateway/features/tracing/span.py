@@ -1,4 +1,4 @@
-"""A finished span, as it is handed to the exporter: plain values, which no other thread changes."""
+"""A finished span for the exporter: plain values, which no other thread changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Value = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[floa
 
 
 class Span:
-    """Ids are lower-case hexadecimal, begun and ended Unix nanoseconds. parent_id: "" at the root of a trace. remote: the
-    parent is in another process. error: why it failed; None: it did not; "": it did, and why is in its attributes.
+    """A span. Ids are lower-case hexadecimal; begun and ended are Unix nanoseconds. parent_id: "" at the root of a trace.
+    remote: the parent is in another process. error: reason of the failure; None: no failure; "": the attributes have it.
     """
 
     __slots__ = ("attributes", "begun", "ended", "error", "kind", "name", "parent_id", "remote", "span_id", "trace_id")

@@ -1,13 +1,13 @@
-"""The spans of a traced request, made of its record when it has ended. Pure.
+"""The spans of a traced request, made from its record at its end. Pure.
 
-    chat qwen3 (server) ─┬─ receive ── parse ── recall ── admit ── choose        only those that there were
+    chat qwen3 (server) ─┬─ receive ── parse ── recall ── admit ── choose        the phases that it has passed
                          ├─ attempt (client), one for each call to a replica
                          └─ deliver
 
-Names are those of OpenTelemetry's conventions for generative AI and for HTTP, and `warmroute.*` for what no convention has a
-name for. They are written down here: the library's module of them changes with each release.
+Names follow OpenTelemetry's conventions for generative AI and for HTTP; other names begin with `warmroute.`. They are constants
+here, because the library's module of names changes with each release.
 
-No text of a prompt or an answer, no header and no key is in a span. Words of engines are left out too, for an error of theirs
+A span contains no text of a prompt or an answer, no header and no key. Error texts of engines are left out too, because they
 may quote a prompt: the log has them, by the request's id. All strings are bounded.
 """
 
@@ -30,22 +30,22 @@ OPERATIONS: Final[Mapping[str, str]] = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""Of an endpoint: the name of what its model does, by the conventions."""
+"""By endpoint: the convention's name of the operation."""
 
-MAX_CHARS: Final = 100  # of a name that a client or a replica has chosen
+MAX_CHARS: Final = 100  # of a name from a client or a replica
 MAX_TEXT: Final = 300  # characters of an error
-NO_PROVIDER: Final = "warmroute"  # where no replica was asked
+NO_PROVIDER: Final = "warmroute"  # without an attempt
 
 
 def spans_of(request: SettledRequest, trace: Trace) -> list[Span]:
-    """The request's own span first."""
+    """The spans of a request, its own first."""
     return [_root(request, trace), *_phases(request, trace), *(_attempt(one, request, trace) for one in trace.attempts)]
 
 
 def _root(request: SettledRequest, trace: Trace) -> Span:
     operation = OPERATIONS.get(request.endpoint)
     name = f"{operation} {request.label[:MAX_CHARS]}" if operation else f"{trace.method[:16]} {request.endpoint}"
-    begun = min(trace.phases[0].begun, request.begun) if trace.phases else request.begun  # an upload is before `begun`
+    begun = min(trace.phases[0].begun, request.begun) if trace.phases else request.begun  # an upload starts before `begun`
     span = Span(trace.trace_id, trace.span_id, trace.parent_id, name, *_times(trace, begun, request.ended))
     span.kind, span.remote = SERVER, bool(trace.parent_id)
     span.attributes = _attributes(request, trace)
@@ -57,17 +57,17 @@ def _root(request: SettledRequest, trace: Trace) -> Span:
         span.error = ""
         span.attributes["error.type"] = request.code or _failure(trace) or str(request.status)
     elif request.code:
-        span.attributes["error.type"] = request.code  # the client's fault: by the conventions no error of a server's span
+        span.attributes["error.type"] = request.code  # a client error: by the conventions no error of a server's span
     return span
 
 
 def _failure(trace: Trace) -> str:
-    """Why the last attempt has failed, "" if it has not."""
+    """Reason of the last attempt's failure; "" without one."""
     return trace.attempts[-1].failure if trace.attempts else ""
 
 
 def _attributes(request: SettledRequest, trace: Trace) -> dict[str, Value]:
-    """Of every request."""
+    """Attributes of every request."""
     found: dict[str, Value] = {
         "http.request.method": trace.method[:16],
         "http.route": request.endpoint,
@@ -97,7 +97,7 @@ def _attributes(request: SettledRequest, trace: Trace) -> dict[str, Value]:
 
 
 def _generation(request: SettledRequest, trace: Trace, operation: str) -> dict[str, Value]:
-    """Of a request to a model."""
+    """Attributes of a request to a model."""
     found: dict[str, Value] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": trace.attempts[-1].engine if trace.attempts else NO_PROVIDER,
@@ -119,7 +119,7 @@ def _generation(request: SettledRequest, trace: Trace, operation: str) -> dict[s
 
 
 def _phases(request: SettledRequest, trace: Trace) -> list[Span]:
-    """Each ends where the next one begins, or the first attempt after it: deliver with the request."""
+    """Spans of the phases. A phase ends when the next phase or attempt begins; `deliver` ends with the request."""
     spans, choices = list[Span](), iter(trace.choices)
     begins = sorted([phase.begun for phase in trace.phases] + [one.begun for one in trace.attempts])
     for number, phase in enumerate(trace.phases):
@@ -135,7 +135,7 @@ def _phases(request: SettledRequest, trace: Trace) -> list[Span]:
         elif name == CHOOSE and (choice := next(choices, None)):
             span.attributes = _decision(choice)
         last = number == len(trace.phases) - 1 and begins[-1] == phase.begun
-        if last and request.code and phase.name != DELIVER:  # the phase in which it was refused
+        if last and request.code and phase.name != DELIVER:  # the phase that refused it
             span.attributes["error.type"] = request.code
             span.error = "" if request.status >= 500 else None
         spans.append(span)
@@ -191,6 +191,6 @@ def _attempt(attempt: Attempt, request: SettledRequest, trace: Trace) -> Span:
 
 
 def _times(trace: Trace, begun: float, ended: float) -> tuple[int, int]:
-    """Unix nanoseconds. A span does not end before it begins."""
+    """Begin and end in Unix nanoseconds; the end is not before the begin."""
     first = trace.origin_ns + int(begun * 1e9)
     return first, max(first, trace.origin_ns + int(ended * 1e9))

@@ -1,13 +1,13 @@
-"""What is noted of a traced request while it runs: readings of the clock, decisions, attempts. No span exists before its end.
+"""Record of a traced request: times, decisions, attempts. Spans are made of it at the request's end.
 
-    begun ── receive ── parse ── recall ── admit ── choose ──┬── deliver ── ended      phases: each ends where the next begins
+    begun ── receive ── parse ── recall ── admit ── choose ──┬── deliver ── ended      phases: each ends when the next begins
                                              ▲               │
                                              └─ another pool ┤
                                                              └── attempt, attempt, ...  from the call to the answer's end
 
-A request that is not traced has no `Trace`: its phases ask for one (`SettledRequest.enter`), find none, and read no clock. What
-is noted is bounded: phases by the pools, of which each is passed once, attempts by MAX_ATTEMPTS, for where replicas refuse
-connections a request may try thousands. Of more, the first ones are kept, and the last.
+A request that is not traced has no `Trace`: its phases look for one (`SettledRequest.enter`) and read no clock. The record is
+bounded: phases by the pools, each of which is tried once; attempts by MAX_ATTEMPTS, because a request may try thousands of
+replicas that refuse connections. Of more attempts, the first ones and the last one are kept.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from router import Candidate, Decision
 RECEIVE, PARSE, RECALL, ADMIT, CHOOSE, DELIVER = "receive", "parse", "recall", "admit", "choose", "deliver"
 MAX_SHOWN: Final = 5  # candidates of a decision
 MAX_ATTEMPTS: Final = 64
-_FIRST_ATTEMPT: Final = 1  # ids of spans below the root: its own, and odd numbers for attempts, even ones for phases
+_FIRST_ATTEMPT: Final = 1  # a span's id is the root's plus an odd number (attempts) or an even one (phases)
 _FIRST_PHASE: Final = 2
-ROOT_BITS: Final = 62  # of a root's id, so that those below it have no more than 63
+ROOT_BITS: Final = 62  # of a root's id, so that the ids of its spans have at most 63
 
 
 class Phase:
-    """One that has begun. Times are readings of the gateway's clock, in seconds."""
+    """A phase of the request. Times are of the gateway's clock, in seconds."""
 
     __slots__ = ("begun", "name")
 
@@ -39,8 +39,8 @@ class Phase:
 
 
 class Attempt:
-    """One call to a replica. ended: None while it goes on. failure: its reason, "" without one; text: more about it, in words
-    of the gateway's own.
+    """A call to a replica. ended: None while it runs. failure: its reason, "" without one; text: details, written by the
+    gateway.
     """
 
     __slots__ = ("begun", "ended", "engine", "failure", "replica", "resumes", "span_id", "text", "url")
@@ -61,12 +61,12 @@ class Attempt:
 
 
 class Choice:
-    """One decision of the router. candidates: how many there were; shown: the best of them, the best first."""
+    """A decision of the router. candidates: their number; shown: the best ones, in order."""
 
     __slots__ = ("candidates", "decision", "policy", "pool", "shown")
 
     def __init__(self, policy: str, pool: str, decision: Decision, ranking: list[Candidate]) -> None:
-        """ranking: all of them."""
+        """ranking: all candidates."""
         self.policy = policy
         self.pool = pool
         self.decision = decision
@@ -78,8 +78,8 @@ class Choice:
 
 
 class Trace:
-    """See the top of this file. parent_id: of the span that the request came from, "" if it begins a trace. origin_ns: Unix
-    time at which the gateway's clock was zero, in nanoseconds.
+    """See the top of this file. parent_id: of the client's span, "" if the request starts a trace. origin_ns: Unix time in
+    nanoseconds at which the gateway's clock was zero.
     """
 
     __slots__ = ("attempts", "choices", "flags", "method", "origin_ns", "parent_id", "phases", "root", "trace_id", "tried")
@@ -94,12 +94,12 @@ class Trace:
         self.flags = SAMPLED
         self.phases: list[Phase] = []
         self.attempts: list[Attempt] = []
-        self.tried = 0  # attempts in all
+        self.tried = 0  # number of all attempts
         self.choices: list[Choice] = []
 
     @property
     def span_id(self) -> str:
-        """Of the request's span."""
+        """Id of the request's span."""
         return f"{self.root:016x}"
 
     def phase_id(self, number: int) -> str:
@@ -112,7 +112,7 @@ class Trace:
         self.choices.append(choice)
 
     def attempt(self, replica: str, url: str, engine: str, now: float) -> bytes:
-        """One begins. Returns its traceparent for the replica."""
+        """Start an attempt. Returns its traceparent for the replica."""
         span_id = f"{self.root + _FIRST_ATTEMPT + 2 * self.tried:016x}"
         self.tried += 1
         made = Attempt(span_id, replica, url, engine, now)
@@ -123,7 +123,7 @@ class Trace:
         return traceparent(self.trace_id, span_id, self.flags)
 
     def failed(self, reason: str, text: str, now: float) -> None:
-        """The last attempt has failed. Idempotent."""
+        """Record that the last attempt has failed. Idempotent."""
         if self.attempts and self.attempts[-1].ended is None:
             last = self.attempts[-1]
             last.ended, last.failure, last.text = now, reason, text

@@ -1,1 +1,1 @@
-"""The server of a store: how it is reached, and what its failures mean."""
+"""Connection to the server of a store, and its failures."""

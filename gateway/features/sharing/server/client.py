@@ -1,25 +1,30 @@
 """Connects to a Valkey or Redis server, as the configuration says: alone, watched by sentinels, or as a cluster.
 
-The library is imported when a store is configured: it is the extra `store`.
+The library is imported when a store is configured: it is the extra `store`. It looks names up in the event loop's thread pool,
+where a look-up cannot be cancelled, and delays other work and the end of the process. So each name is looked up here first, in
+a thread of the resolver: while a name server does not answer, the library is not asked to connect.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from gateway.config.addresses import StoreAddress, parse_store_url
 from gateway.config.parse import ConfigError
 from gateway.config.schema import SharingConfig
 from gateway.features.sharing.server.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
-from gateway.features.sharing.server.named import Names, resolving
+from gateway.upstream.dialer import is_ip_address
+from gateway.upstream.resolver import AddressSource
 
 CONNECT_S = 2.0
-ANSWER_S = 3.0  # that a command may take; longer than a read waits for news
-SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: one may hang, then others are asked
-LIBRARY = "redis[hiredis]>=8.1"  # as the extra `store` has it
+ANSWER_S = 3.0  # time limit of a command; longer than a read waits for entries
+SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: if one hangs, the next is asked
+LIBRARY = "redis[hiredis]>=8.1"  # as in the extra `store`
 
 
 def require_library() -> None:
@@ -31,19 +36,32 @@ def require_library() -> None:
 
 
 @asynccontextmanager
-async def connected(sharing: SharingConfig, names: Names, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
-    """A client of redis-py. Its commands raise `store_errors`, as this does, and are not repeated by the library."""
-    address = parse_store_url(sharing.url)
-    client, sentinel = _client(address, _options(sharing, address, env), names, env)
+async def connected(sharing: SharingConfig, resolver: AddressSource, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
+    """Yield a client of redis-py. Its commands raise `store_errors`, as this does, and the library does not repeat them."""
+    address = await _resolvable(parse_store_url(sharing.url), resolver)
+    client, sentinel = _client(address, _options(sharing, address, env), env)
     try:
         yield client
-    except Exception:
-        names.all_failed()
-        raise
     finally:
         await client.aclose()
         for each in sentinel.sentinels if sentinel else ():
             await each.aclose()
+
+
+async def _resolvable(address: StoreAddress, resolver: AddressSource) -> StoreAddress:
+    """The address with the hosts whose names resolve. Raises OSError if none does."""
+
+    async def look_up(host: str) -> None:
+        if not is_ip_address(host):
+            async with asyncio.timeout(CONNECT_S):
+                await resolver.renewed(host)
+
+    failures = await asyncio.gather(*(look_up(host) for host, _ in address.hosts), return_exceptions=True)
+    hosts = tuple(host for host, failure in zip(address.hosts, failures, strict=True) if failure is None)
+    if not hosts:
+        reason = str(failures[0]) or f"the name server does not answer: {address.hosts[0][0]}"
+        raise OSError(reason) from failures[0]
+    return replace(address, hosts=hosts)
 
 
 def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, str]) -> dict[str, Any]:
@@ -67,54 +85,35 @@ def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, st
     return options
 
 
-def _client(address: StoreAddress, options: dict[str, Any], names: Names, env: Mapping[str, str]) -> tuple[Any, Any]:
+def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, str]) -> tuple[Any, Any]:
     """(client, the sentinels or None)"""
     from redis.asyncio import Redis
     from redis.asyncio.cluster import ClusterNode, RedisCluster
     from redis.asyncio.sentinel import Sentinel
 
     if address.kind == "cluster":
-        nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        cluster = RedisCluster(startup_nodes=nodes, **options)
-        makers: list[Any] = [cluster, *cluster.startup_nodes]  # it makes further nodes with its own arguments
-        for each in makers:
-            _resolve(each.connection_kwargs, each, names)
-        return cluster, None
+        return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **options), None
     if address.kind == "sentinel":
         own = {**options, "username": None, "password": env.get(SENTINEL_PASSWORD) or None, **SENTINEL_LIMITS}
         sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options, db=address.db)  # type: ignore[no-untyped-call]
-        master = sentinel.master_for(address.service)
-        for client in (master, *sentinel.sentinels):
-            _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
-        return master, sentinel
+        return sentinel.master_for(address.service), sentinel
     (host, port), *_ = address.hosts
-    client = Redis(host=host, port=port, db=address.db, **options)
-    _resolve(client.connection_pool.connection_kwargs, client.connection_pool, names)
-    return client, None
+    return Redis(host=host, port=port, db=address.db, **options), None
 
 
-def _resolve(arguments: dict[str, Any], maker: Any, names: Names) -> None:
-    """What makes connections with these arguments makes such as resolve names by `names`."""
-    if kind := arguments.get("connection_class"):
-        arguments["connection_class"] = resolving(kind)
-    if kind := getattr(maker, "connection_class", None):
-        maker.connection_class = resolving(kind)
-    arguments["names"] = names
-
-
-class OddReply(Exception):
-    """The server has answered what none of its kind does."""
+class InvalidReplyError(Exception):
+    """The server's answer is not valid."""
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """What commands raise when the store does not do what it should."""
+    """The exceptions of a store that fails."""
     from redis.exceptions import RedisClusterException, RedisError
 
-    return RedisError, RedisClusterException, OSError, TimeoutError, OddReply
+    return RedisError, RedisClusterException, OSError, TimeoutError, InvalidReplyError
 
 
 def reason_of(error: Exception) -> str:
-    """The reason of a failure, as `sharing_errors_total` has it."""
+    """The reason of a failure, for `sharing_errors_total`."""
     from redis import exceptions
 
     if DENIED in (sentinel_failures(error) or ()):
@@ -128,18 +127,18 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError | TimeoutError):
         return "unreachable"
     text = str(error)
-    if isinstance(error, OddReply) or text.startswith(("WRONGTYPE", "The ID specified in XADD")):
+    if isinstance(error, InvalidReplyError) or text.startswith(("WRONGTYPE", "The ID specified in XADD")):
         return "garbage"
     return "full" if text.startswith(("OOM", "MISCONF")) else "other"
 
 
 def is_late(error: Exception) -> bool:
-    """Whether the answer did not come in time."""
+    """Tell whether the answer timed out."""
     from redis.exceptions import TimeoutError as Late
 
     return isinstance(error, Late | TimeoutError)
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Whether nothing can be added to a stream any more: somebody has written the last possible id into it."""
+    """Tell whether the stream has the last possible id, so that no entry can be added."""
     return "The ID specified in XADD" in str(error) or "exhausted the last possible ID" in str(error)

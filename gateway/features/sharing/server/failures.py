@@ -1,4 +1,4 @@
-"""What has failed at the store, in words, and what its operator can do about it. For the log."""
+"""Failures of the store in words, with advice for the operator. For the log."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SENTINEL_PASSWORD: Final = "WARMROUTE_SHARING_SENTINEL_PASSWORD"
 
 DENIED: Final = "AuthenticationError"  # among the failures of sentinels
 
-_MOST: Final = 300  # characters of the library's own words
-_OF_A_SENTINEL: Final = re.compile(r">\)> - (?:\w+:)?(\w+)")  # the class of each failure follows the client that had it
+_MOST: Final = 300  # characters of the library's text
+_OF_A_SENTINEL: Final = re.compile(r">\)> - (?:\w+:)?(\w+)")  # a client, and the class of its failure
 _TOO_FEW_RIGHTS: Final = "the user may not do this: docs/scaling.md lists the rights that a gateway needs"
-# By a part of the library's text, for a URL without TLS and for one with it.
+# By a part of the library's text; for URLs without and with TLS.
 _HINTS: Final[Mapping[bool, Mapping[str, str]]] = {
     False: dict.fromkeys(
         ("reset by peer", "closed by server"), "if it takes nothing but TLS, sharing.url has to begin with rediss"
@@ -39,7 +39,7 @@ _HINTS: Final[Mapping[bool, Mapping[str, str]]] = {
 
 
 def check_files(sharing: SharingConfig) -> None:
-    """Raises OSError with the name of a TLS file that cannot be used."""
+    """Check the TLS files. Raises OSError with the name of one that cannot be used."""
     try:
         tls_context(sharing)
     except ReplicaFailure as failure:
@@ -47,13 +47,13 @@ def check_files(sharing: SharingConfig) -> None:
 
 
 def tls_context(sharing: SharingConfig) -> ssl.SSLContext | None:
-    """Of its files; None: it names none. Raises ReplicaFailure."""
+    """The TLS context of the configured files; None: there are none. Raises ReplicaFailure."""
     tls = TlsConfig(ca_file=sharing.ca_file, cert_file=sharing.cert_file, key_file=sharing.key_file)
     return context_of(tls) if tls != TlsConfig() else None
 
 
 def explained(error: Exception, sharing: SharingConfig, env: Mapping[str, str] = os.environ, *, worked: bool = False) -> str:
-    """What has failed, and what can be done about it. Never a password. worked: it did before, with this URL."""
+    """The failure with advice, without passwords. worked: this URL has worked before."""
     from redis import exceptions
 
     sentinels = sentinel_failures(error)
@@ -71,7 +71,7 @@ def explained(error: Exception, sharing: SharingConfig, env: Mapping[str, str] =
 
 
 def sentinel_failures(error: Exception) -> list[str] | None:
-    """The class of each sentinel's failure to name the server. None: it is no failure of sentinels."""
+    """The class of each sentinel's failure. None: it is no failure of sentinels."""
     from redis.asyncio.sentinel import MasterNotFoundError
 
     return _OF_A_SENTINEL.findall(str(error)) if isinstance(error, MasterNotFoundError) else None

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.features.histories.records import Conversation, Expired, Item, Part, TooLarge, Unknown
+from gateway.features.histories.records import (
+    Conversation,
+    ExpiredObjectError,
+    HistoryTooLargeError,
+    Item,
+    ItemRange,
+    UnknownObjectError,
+)
 from gateway.features.histories.store import Store
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
 
@@ -23,7 +30,7 @@ async def begun(store: Store, id_: str = "c", owner: str = "o", *ids: str) -> No
 
 
 async def all_items(store: Store, id_: str = "c") -> list[str]:
-    return [each.id for each in (await store.items("o", id_, Part(1000), 1 << 30))[0]]
+    return [each.id for each in (await store.items("o", id_, ItemRange(1000), 1 << 30))[0]]
 
 
 async def test_its_life(url: str) -> None:
@@ -76,7 +83,7 @@ async def test_a_write_that_was_undone_for_anothers_sake_is_done_again(url: str)
             added, refused = await asyncio.gather(
                 store.add("o", "c", some("i")), store.delete_item("o", "c", "never"), return_exceptions=True
             )
-            assert (added, type(refused)) == (None, Unknown)
+            assert (added, type(refused)) == (None, UnknownObjectError)
             assert await all_items(store) == ["i"] * count
 
 
@@ -87,19 +94,19 @@ async def test_it_is_its_owners(url: str) -> None:
             store.conversation("p", "c"),
             store.describe("p", "c", b"{}"),
             store.add("p", "c", some("x")),
-            store.items("p", "c", Part(5), 1 << 30),
+            store.items("p", "c", ItemRange(5), 1 << 30),
             store.item("p", "c", "i1"),
             store.item("o", "c", "never"),
-            store.items("o", "c", Part(5, "never"), 1 << 30),
+            store.items("o", "c", ItemRange(5, "never"), 1 << 30),
             store.delete_item("p", "c", "i1"),
             store.delete_item("o", "c", "never"),
             store.conversation_input("p", "c", 1000),
             store.put(response("r", owner="p", conversation="c"), some("x")),
         ):
-            with pytest.raises(Unknown):
+            with pytest.raises(UnknownObjectError):
                 await work
         assert not await store.delete_conversation("p", "c")
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownObjectError):
             await store.get("p", "r")
         assert await all_items(store) == ["i1"]
 
@@ -114,17 +121,17 @@ async def test_it_expires_after_its_last_use(url: str) -> None:
         assert await all_items(store) == ["i1", "i2"]
         clock.now += TTL_S * 0.2
         for work in (store.conversation("o", "c"), store.add("o", "c", some("x")), store.conversation_input("o", "c", 1000)):
-            with pytest.raises(Expired):
+            with pytest.raises(ExpiredObjectError):
                 await work
         assert await store.purge() == 1
-        with pytest.raises(Expired):
-            await store.items("o", "c", Part(5), 1 << 30)
+        with pytest.raises(ExpiredObjectError):
+            await store.items("o", "c", ItemRange(5), 1 << 30)
 
 
 async def test_a_large_one_is_not_read(url: str) -> None:
     async with opened(url) as store:
         await begun(store, "c", "o", *(f"i{at}" for at in range(100)))
-        with pytest.raises(TooLarge):
+        with pytest.raises(HistoryTooLargeError):
             await store.conversation_input("o", "c", 500)
 
 
@@ -137,7 +144,9 @@ def test_pages_have_all_items_once(url: str, count: int, limit: int, descending:
             await begun(store, "c", "o", *ids)
             seen, after, more = list[str](), "", True
             while more:
-                page: tuple[list[Any], bool] = await store.items("o", "c", Part(limit, after, descending=descending), 1 << 30)
+                page: tuple[list[Any], bool] = await store.items(
+                    "o", "c", ItemRange(limit, after, descending=descending), 1 << 30
+                )
                 found, more = page
                 assert len(found) <= limit
                 seen += [each.id for each in found]

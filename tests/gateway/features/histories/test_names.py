@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from gateway.dialects.responses.items import name_at, place_of
 from gateway.features.histories.names import found, read
 from gateway.features.histories.purging import TOMBSTONE_S
-from gateway.features.histories.records import Conversation, Item, StoredResponse, TooLarge
+from gateway.features.histories.records import Conversation, HistoryTooLargeError, Item, StoredResponse
 from gateway.features.histories.store import Store
 from gateway.features.histories.tables import names
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
@@ -125,7 +125,7 @@ async def test_no_more_is_read_than_is_allowed(url: str) -> None:
     async with opened(url) as store:
         await store.put(replace(made("a", "m1"), input=b'"' + b"x" * 1000 + b'"'))
         assert await store.named("o", ["m1"], 2000)
-        with pytest.raises(TooLarge):
+        with pytest.raises(HistoryTooLargeError):
             await store.named("o", ["m1"], 1000)
 
 
@@ -166,6 +166,6 @@ async def test_items_of_conversations_are_bounded_before_they_are_read(url: str)
         for at in range(3):
             made_ = Conversation(owner="o", id=f"c{at}", created_at=1.0, metadata=b"{}")
             await store.create_conversation(made_, [Item("same", b'"%0100d"' % at)])
-        with pytest.raises(TooLarge):
+        with pytest.raises(HistoryTooLargeError):
             await store.named("o", ["same"], 300)
         assert len(await store.named("o", ["same"], 400)) == 1

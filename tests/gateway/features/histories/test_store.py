@@ -21,7 +21,7 @@ from gateway.database.driver import CONNECTIONS
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.features.histories import names
 from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
-from gateway.features.histories.records import Expired, RunEnd, TooLarge, Unknown
+from gateway.features.histories.records import ExpiredObjectError, HistoryTooLargeError, RunEnd, UnknownObjectError
 from gateway.features.histories.store import MAX_TURNS, Store
 from gateway.features.histories.tables import TABLES
 from gateway.features.runs.stored_runs import RunStore
@@ -78,11 +78,11 @@ async def test_an_id_says_nothing_without_its_owner(url: str) -> None:
         await store.put(response("a"))
         await store.put(response("b", "a", owner="p"))
         for work in (store.get("p", "a"), store.chain("p", "a", MANY), store.get("o", "never")):
-            with pytest.raises(Unknown):
+            with pytest.raises(UnknownObjectError):
                 await work
         assert not await store.delete("p", "a")
         assert await store.get("o", "a")
-        with pytest.raises(Unknown, match="a"):
+        with pytest.raises(UnknownObjectError, match="a"):
             await store.chain("p", "b", MANY)
 
 
@@ -92,7 +92,7 @@ async def test_a_deleted_response_is_no_history(url: str) -> None:
             await store.put(response(id_, parent))
         assert await store.delete("o", "b")
         assert not await store.delete("o", "b")
-        with pytest.raises(Unknown) as caught:
+        with pytest.raises(UnknownObjectError) as caught:
             await store.chain("o", "c", MANY)
         assert caught.value.id == "b"
         assert [each.id for each in await store.chain("o", "a", MANY)] == ["a"]
@@ -103,7 +103,7 @@ async def test_too_large_a_history_is_not_read(url: str) -> None:
         await store.put(response("a", size=1000))
         await store.put(response("b", "a", size=1000))
         assert await store.chain("o", "a", 2000)
-        with pytest.raises(TooLarge) as caught:
+        with pytest.raises(HistoryTooLargeError) as caught:
             await store.chain("o", "b", 2000)
         assert 2000 < caught.value.size < 2100
 
@@ -115,7 +115,7 @@ async def test_ids_in_a_circle_end(url: str) -> None:
         assert len(await store.chain("o", "a", MANY)) == 1
         await store.put(response("b", "a"))
         await store.put(response("a", "b"))
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownObjectError):
             await store.chain("o", "a", MANY)
 
 
@@ -129,12 +129,12 @@ async def test_a_tree_expires_together_and_going_on_renews_it(url: str) -> None:
         clock.now += TTL_S / 2 + 1
         assert [each.id for each in await store.chain("o", "b", MANY)] == ["a", "b"]
         for work in (store.get("o", "lone"), store.chain("o", "lone", MANY)):
-            with pytest.raises(Expired) as caught:
+            with pytest.raises(ExpiredObjectError) as caught:
                 await work
             assert caught.value.kept_s == TTL_S
         clock.now += TTL_S
         assert not await store.delete("o", "a"), "it is gone already"
-        with pytest.raises(Expired):
+        with pytest.raises(ExpiredObjectError):
             await store.chain("o", "b", MANY)
 
 
@@ -178,14 +178,14 @@ async def test_what_has_expired_is_emptied_and_its_id_is_known_for_a_while(url: 
             assert found <= 1000, "in pieces: others want to write"
             gone += found
         assert gone == 1200
-        with pytest.raises(Expired):
+        with pytest.raises(ExpiredObjectError):
             await store.get("o", "r7")
         clock.now += TOMBSTONE_S
         while await store.purge():
             pass
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownObjectError):
             await store.get("o", "r7")
-        with pytest.raises(Expired):
+        with pytest.raises(ExpiredObjectError):
             await store.get("o", "new")
 
 
@@ -227,8 +227,8 @@ class Oracle:
     def get(self, owner: str, id_: str) -> str:
         found = self.known.get((owner, id_))
         if found is None:
-            return "Unknown"
-        return "Expired" if (owner, id_) in self.gone or found[2] <= self.clock.now else "there"
+            return "UnknownObjectError"
+        return "ExpiredObjectError" if (owner, id_) in self.gone or found[2] <= self.clock.now else "there"
 
     def delete(self, owner: str, id_: str) -> bool:
         if self.get(owner, id_) != "there":
@@ -287,7 +287,7 @@ async def test_a_history_of_too_many_turns(url: str) -> None:
         await store.put(response("r1000", "r999"))
         await _lengthened(store, "r1000", MAX_TURNS)
         await store.put(response("last", "r1000"))
-        with pytest.raises(TooLarge) as caught:
+        with pytest.raises(HistoryTooLargeError) as caught:
             await store.chain("o", "last", MANY)
         assert caught.value.turns == MAX_TURNS + 1
 
@@ -338,7 +338,7 @@ async def test_a_write_that_fails_fails_alone(url: str) -> None:
     async with opened(url) as store:
 
         def broken(_connection: Any) -> None:
-            raise Unknown("x")
+            raise UnknownObjectError("x")
 
         results = await asyncio.gather(
             *(store.put(response(f"a{at}")) for at in range(20)),
@@ -347,7 +347,7 @@ async def test_a_write_that_fails_fails_alone(url: str) -> None:
             return_exceptions=True,
         )
         assert [each for each in results if each is not True] == [results[20]]
-        assert isinstance(results[20], Unknown)
+        assert isinstance(results[20], UnknownObjectError)
         for at in range(20):
             assert await store.get("o", f"a{at}")
             assert await store.get("o", f"b{at}")
@@ -373,7 +373,7 @@ async def test_a_full_database_says_so(tmp_path: Path) -> None:
         assert await store.get("o", "a")
         for at, each in enumerate(results):  # what was acknowledged is there, and nothing else
             found = await outcome(store.get("o", f"b{at}"))
-            assert (found == ("Unknown", f"b{at}")) == isinstance(each, StoreFailed)
+            assert (found == ("UnknownObjectError", f"b{at}")) == isinstance(each, StoreFailed)
 
 
 async def test_writes_that_wait_are_bounded(url: str) -> None:

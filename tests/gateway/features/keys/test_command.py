@@ -218,7 +218,7 @@ def test_a_secret_that_cannot_be_printed_is_undone(tmp_path: Path, capsys: pytes
     assert "it is revoked" in command("create", "--tenant", "lost")
 
     async def found() -> list[Key]:
-        store = await opened(url, time.time, lambda: None)
+        store = await opened(url, time.time)
         try:
             return (await store.listed("", 10))[0]
         finally:

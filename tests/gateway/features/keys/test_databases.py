@@ -84,7 +84,7 @@ async def test_a_change_at_one_gateway_holds_at_the_other_after_one_look(url: st
 
 async def test_a_change_by_command_holds_at_all_gateways_by_itself(url: str) -> None:
     async with replica_of() as replica, running(replica, **config(url)) as one, running(replica, **config(url)) as two:
-        store = await opened(url, lambda: 1.8e9, lambda: None)
+        store = await opened(url, lambda: 1.8e9)
         created, key = await store.create(Settings("acme"))
         for run in (one, two):
             ring = keys_of(run).ring
@@ -100,7 +100,7 @@ async def test_a_change_by_command_holds_at_all_gateways_by_itself(url: str) -> 
 
 async def test_a_sum_never_falls_and_is_found_by_its_key(url: str) -> None:
     """Whatever a process has forgotten meanwhile."""
-    store = await opened(url, lambda: 1.8e9, lambda: None)
+    store = await opened(url, lambda: 1.8e9)
     day = day_number(2026, 11, 27)
     for amount in (5, 3, 7):
         await store.write_spent("p", [(id_, 1, 1, 0, ((day, amount),)) for id_ in ("a", "b", "c")])

@@ -394,7 +394,7 @@ class Doubtful(Database):
 
 
 async def test_a_rotation_that_is_done_twice_keeps_the_former_secret(tmp_path: Path) -> None:
-    database = Doubtful(f"sqlite:///{tmp_path / 'keys.sqlite'}", TABLES, 40.0, lost=lambda: None)
+    database = Doubtful(f"sqlite:///{tmp_path / 'keys.sqlite'}", TABLES, 40.0)
     await database.open()
     store = KeyStore(database, lambda: NOON)
     key, former = await store.create(SETTINGS)
@@ -450,7 +450,7 @@ async def test_a_rotation_after_which_there_was_another_is_not_taken_back(tmp_pa
 async def test_a_full_database_makes_room_of_what_was_of_no_use_for_90_days(tmp_path: Path) -> None:
     """100,000 keys are possible. Until then, those that were revoked or have expired stay, so that their holders read why."""
     clock = Clock()
-    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}", TABLES, 40.0, lost=lambda: None)
+    database = Database(f"sqlite:///{tmp_path / 'keys.sqlite'}", TABLES, 40.0)
     await database.open()
     store = KeyStore(database, lambda: NOON + clock())
     revoked, expired, lives, revoked_later = [

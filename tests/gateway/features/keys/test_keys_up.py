@@ -20,10 +20,10 @@ from tests.gateway.servers import live_of
 async def test_a_gauge_is_down_while_the_database_does_not_answer(tmp_path: Path) -> None:
     away, metrics, seen = True, Metrics(), list[float]()
 
-    async def opens(url: str, now: Callable[[], float], lost: Callable[[], None]) -> KeyStore:
+    async def opens(url: str, now: Callable[[], float]) -> KeyStore:
         if away:
             raise StoreFailed("gone")
-        return await open_store(url, now, lost)
+        return await open_store(url, now)
 
     config = live_of(keys={"url": f"sqlite:///{tmp_path}/keys.sqlite"}).config
     keys = Keys(config, metrics, lambda: 1e9, lambda: 0.0, opens)

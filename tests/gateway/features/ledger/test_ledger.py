@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from gateway.database.steadiness import STEADY_S
 from gateway.features.ledger.batches import Batch
 from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import MAX_BATCH, Ledger, Opener, Store
-from gateway.features.ledger.store import UnfitError
+from gateway.features.ledger.store import InvalidValueError
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Clock, all_rows, file_url, ledger_of, record, stored
@@ -39,7 +38,7 @@ class FakeStore:
         self.cannot_open = False
         self.writing = asyncio.Event()
 
-    async def open(self, url: str, lost: Callable[[], None]) -> Store:
+    async def open(self, url: str) -> Store:
         if self.cannot_open:
             raise StoreFailed("it cannot be opened")
         self.opened += 1
@@ -52,7 +51,7 @@ class FakeStore:
         if self.fails:
             raise self.fails
         if self.bad and any(row[2] == self.bad for row in batch.rows()):
-            raise UnfitError("a bad row")
+            raise InvalidValueError("a bad row")
         self.batches.append(len(batch.entries))
         self.ids += [row[0] for row in batch.rows()]
 
@@ -188,7 +187,7 @@ async def test_a_row_that_is_refused_goes_alone(caplog: pytest.LogCaptureFixture
 async def test_a_bug_in_the_store_does_not_end_the_ledger(caplog: pytest.LogCaptureFixture) -> None:
     kit = Kit()
 
-    async def broken(_url: str, _lost: Callable[[], None]) -> Store:
+    async def broken(_url: str) -> Store:
         raise ZeroDivisionError
 
     ledger = ledger_of("sqlite", kit.clock, broken)
@@ -261,7 +260,7 @@ async def test_a_bug_in_a_purge_does_not_end_the_writing(caplog: pytest.LogCaptu
     kit.clock.now += STEADY_S + 1
     kit.store.purge_fails = ValueError("a bug")
     running = asyncio.create_task(kit.ledger.run())
-    await eventually(lambda: "what is past its time could not be removed from the ledger" in lines(caplog))
+    await eventually(lambda: "old rows could not be removed from the ledger" in lines(caplog))
     kit.end(3)
     await eventually(lambda: len(kit.store.ids) == 3)
     running.cancel()
@@ -324,16 +323,19 @@ async def test_a_file_that_is_locked_is_written_when_it_is_free(tmp_path: Path, 
         assert len(await database.read(all_rows)) == 2
 
 
-async def test_a_file_that_is_deleted_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_that_is_deleted_is_a_database_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.sqlite"
     ledger = ledger_of(file_url(path), Clock())
     observe = LedgerEntries(ledger)
     observe(record())
     assert await ledger.flush()
     path.unlink()
-    observe(record())
-    assert await ledger.flush()
-    assert any("the file of ledger was deleted" in each.getMessage() for each in caplog.records)
+    for _ in range(2):
+        observe(record())
+        assert not await ledger.flush()
+    assert ledger.buffer.entries == 2
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == [
+        "the database of ledger",
+        "the ledger cannot be written",
+    ]
     await ledger.close()
-    async with stored(file_url(path)) as (_, database):
-        assert len(await database.read(all_rows)) == 1

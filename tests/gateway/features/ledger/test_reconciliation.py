@@ -307,7 +307,7 @@ async def test_the_ledger_the_counters_and_the_clients_agree(tmp_path: Path, mon
     with postgres() as server:
         url = server.new()
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
-        store = await opened(url, lambda: 0.0, lambda: None)
+        store = await opened(url, lambda: 0.0)
         keys = {tenant: (await store.create(Settings(tenant)))[1] for tenant in ("acme", "zeta")}
         await store.close()
         public = url.replace(f":{PASSWORD}", "")

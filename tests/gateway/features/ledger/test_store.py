@@ -22,7 +22,7 @@ from gateway.database.database import Database
 from gateway.database.failures import StoreFailed
 from gateway.features.ledger.batches import Batch, Row, sums_of
 from gateway.features.ledger.ledger import MAX_BATCH
-from gateway.features.ledger.store import PURGED_AT_ONCE, LedgerStore, UnfitError, opened, put
+from gateway.features.ledger.store import PURGED_AT_ONCE, InvalidValueError, LedgerStore, opened, put
 from gateway.features.ledger.sums import MILL, MONEY
 from gateway.features.ledger.tables import daily, rows
 from tests.gateway.features.histories.conftest import pausing
@@ -242,7 +242,7 @@ async def test_what_is_past_its_time_goes_in_small_steps(url: str) -> None:
 async def test_a_value_that_the_database_refuses_is_named_as_such(url: str) -> None:
     batch = maker().batch(Entries().of(record(status=2**70)), NOON)
     async with stored(url) as (store, _):
-        with pytest.raises(UnfitError):
+        with pytest.raises(InvalidValueError):
             await store.write(batch)
         await store.write(maker(2).batch(Entries().of(record()), NOON))
 
@@ -264,7 +264,7 @@ async def test_a_corrupt_file_is_an_error_and_stays_as_it_is(tmp_path: Path) -> 
     content = b"no database at all" * 1000
     path.write_bytes(content)
     with pytest.raises(StoreFailed, match="not a database"):
-        await opened(file_url(path), lambda: None)
+        await opened(file_url(path))
     assert path.read_bytes() == content
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 import subprocess
 import threading
 import tomllib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as LostConnection
@@ -21,9 +19,7 @@ from gateway.config.schema import SharingConfig
 from gateway.features.sharing.link import Link
 from gateway.features.sharing.server.client import LIBRARY, connected, reason_of, store_errors
 from gateway.features.sharing.server.failures import explained
-from gateway.features.sharing.server.named import MAX_FAILED, Names
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.dialer import is_ip_address
 from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import eventually
 from tests.gateway.features.sharing.conftest import sharing
@@ -135,7 +131,7 @@ async def test_a_cluster(tmp_path: Path) -> None:
 async def test_a_client_is_closed(tmp_path: Path) -> None:
     with serving(RedisServer(tmp_path)) as store, store.client as client:
         before = len(client.client_list())
-        async with connected(SharingConfig(url=store.url), NAMES, {}) as ours:
+        async with connected(SharingConfig(url=store.url), RESOLVER, {}) as ours:
             await ours.ping()
             assert len(client.client_list()) == before + 1
         await eventually(lambda: len(client.client_list()) == before)
@@ -173,45 +169,31 @@ async def test_the_rights_that_the_documentation_names_are_enough(
 # -- its names
 
 
-class NoLookUps(asyncio.SelectorEventLoop):
-    """Whose look-ups are asked for by nobody: they could not be cancelled."""
-
-    async def getaddrinfo(self, host: Any, *arguments: Any, **more: Any) -> Any:
-        if host is not None and not is_ip_address(host):
-            raise AssertionError(f"{host} is looked up by the loop")
-        return await super().getaddrinfo(host, *arguments, **more)
+def refused(host: str) -> list[str]:
+    raise OSError(f"no such name: {host}")
 
 
-@pytest.mark.parametrize("kind", ["one", "tls", "sentinel", "cluster"])
-def test_names_are_looked_up_by_our_resolver(tmp_path: Path, certificates: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["one", "sentinel", "cluster"])
+async def test_a_server_by_its_name(tmp_path: Path, kind: str) -> None:
+    """Hosts whose names do not resolve are left out."""
     with contextlib.ExitStack() as running:
-        server = over_tls(certificates) if kind == "tls" else RedisServer(tmp_path, cluster=kind == "cluster")
-        store = running.enter_context(serving(server))
-        port = store.port
+        store = running.enter_context(serving(RedisServer(tmp_path, cluster=kind == "cluster")))
+        url = f"redis://localhost:{store.port}"
         if kind == "cluster":
             make_cluster(store)
-        if kind == "sentinel":
-            port = running.enter_context(serving(Sentinel(tmp_path, store))).port
-        scheme = {"one": "redis", "tls": "rediss"}.get(kind, f"redis+{kind}")
-        path, ca_file = ("/main" if kind == "sentinel" else ""), (str(certificates / "ca.pem") if kind == "tls" else "")
-        asked: list[str] = []
+            url = f"redis+cluster://a.name.test:1,localhost:{store.port}"
+        elif kind == "sentinel":
+            sentinel = running.enter_context(serving(Sentinel(tmp_path, store)))
+            url = f"redis+sentinel://a.name.test:1,localhost:{sentinel.port}/main"
+        resolver = Resolver(lambda host: ["127.0.0.1"] if host == "localhost" else refused(host))
+        async with connected(SharingConfig(url=url), resolver, {}) as client:
+            assert await client.time()
 
-        def look_up(host: str) -> list[str]:
-            asked.append(host)
-            return ["127.0.0.1"]
 
-        async def time_of_it() -> Any:
-            config = SharingConfig(url=f"{scheme}://a.name.test:{port}{path}", ca_file=ca_file)
-            async with connected(config, Names(Resolver(look_up)), {}) as client:
-                return await client.time()
-
-        with contextlib.closing(NoLookUps()) as loop:
-            if kind == "tls":  # it is checked against the name, not against the address
-                with pytest.raises(store_errors(), match="mismatch"):
-                    loop.run_until_complete(time_of_it())
-            else:
-                assert loop.run_until_complete(time_of_it())
-        assert asked[0] == "a.name.test"
+async def test_a_name_that_does_not_resolve() -> None:
+    reason, text = await failure("redis://a.name.test", resolver=Resolver(refused))
+    assert reason == "unreachable"
+    assert "a.name.test" in text
 
 
 def test_name_servers_that_do_not_answer_hold_up_no_end() -> None:
@@ -223,8 +205,7 @@ def test_name_servers_that_do_not_answer_hold_up_no_end() -> None:
 
     async def share() -> None:
         metrics = Metrics()
-        names = Names(Resolver(hangs))
-        connect = partial(connected, names=names)
+        connect = partial(connected, resolver=Resolver(hangs))
         link = Link(SharingConfig(url="redis://a.name.test"), "1/256/64", Seen(), metrics, connect=connect)
         task = asyncio.create_task(link.run())
         await eventually(lambda: metrics.sharing_errors.values[("unreachable",)] > 0)
@@ -240,66 +221,6 @@ def test_name_servers_that_do_not_answer_hold_up_no_end() -> None:
         answers.set()
 
 
-async def test_an_address_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
-    """A name with two: the first drops packets, as a dead node behind it, or IPv6 that leads nowhere."""
-    drops = "127.0.0.9"
-    with serving(RedisServer(tmp_path)) as store, socket.create_server((drops, store.port), backlog=0) as full:
-        filling = [socket.socket() for _ in range(4)]
-        for each in filling:
-            each.setblocking(False)
-            each.connect_ex((drops, store.port))
-        assert full
-        names = Names(Resolver(lambda _host: [drops, "127.0.0.1"]))
-        config = SharingConfig(url=f"redis://a.name.test:{store.port}")
-        for _ in range(2):
-            async with asyncio.timeout(30), connected(config, names, {}) as client:
-                assert await client.time()
-            assert await names.addresses("a.name.test") == ["127.0.0.1", drops], "it is tried last from now on"
-        for each in filling:
-            each.close()
-
-
-@pytest.mark.parametrize("first", ["hangs", "takes no writes"])
-async def test_an_address_that_does_not_do_what_it_should_is_tried_last(first: str, tmp_path: Path) -> None:
-    store, bad = RedisServer(tmp_path), RedisServer(tmp_path, host="127.0.0.9")
-    with serving(store):
-        bad.port = store.port
-        with serving(bad):
-            if first == "hangs":
-                bad.pause()
-            else:
-                bad.client.replicaof("127.0.0.1", str(store.port))
-            names, metrics = Names(Resolver(lambda _host: [bad.host, store.host])), Metrics()
-            config = SharingConfig(url=f"redis://a.name.test:{store.port}")
-            link = Link(config, "1/256/64", Seen(), metrics, connect=partial(connected, names=names))
-            task = asyncio.create_task(link.run())
-            await eventually(lambda: link.state.up)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            assert await names.addresses("a.name.test") == [store.host, bad.host]
-
-
-def test_of_those_that_failed_the_latest_one_is_last() -> None:
-    names = Names(Resolver(lambda _host: ["a", "b", "c"]))
-    for address in ("b", "a", "b"):
-        names.failed(address)
-    assert asyncio.run(names.addresses("a.name.test")) == ["c", "a", "b"]
-    for number in range(1000):
-        names.failed(f"{number}")
-    assert repr(names) == f"<Names, {MAX_FAILED} addresses failed>"
-
-
-async def test_a_name_that_has_moved_is_looked_up_anew(tmp_path: Path) -> None:
-    with serving(RedisServer(tmp_path)) as store:
-        answers, now = [["127.0.0.8"], ["127.0.0.1"]], 0.0
-        names = Names(Resolver(lambda _host: answers.pop(0), lambda: now))
-        await names.addresses("a.name.test")
-        now = 5.0
-        async with connected(SharingConfig(url=f"redis://a.name.test:{store.port}"), names, {}) as client:
-            assert await client.time()
-        assert not answers
-
-
 def test_the_library_is_the_one_of_the_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["store"] == [LIBRARY]
@@ -308,14 +229,14 @@ def test_the_library_is_the_one_of_the_extra() -> None:
 # -- what its failures say
 
 
-NAMES = Names(Resolver())
+RESOLVER = Resolver()
 
 
-async def failure(url: str, env: dict[str, str] | None = None, **files: Path) -> tuple[str, str]:
+async def failure(url: str, env: dict[str, str] | None = None, resolver: Resolver = RESOLVER, **files: Path) -> tuple[str, str]:
     """(reason, text)"""
     config, variables = SharingConfig(url=url, **{name: str(path) for name, path in files.items()}), env or {}
     with pytest.raises(store_errors()) as caught:
-        async with connected(config, NAMES, variables) as client:
+        async with connected(config, resolver, variables) as client:
             await client.time()
     return reason_of(caught.value), explained(caught.value, config, variables)
 

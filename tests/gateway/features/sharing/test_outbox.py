@@ -6,12 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.messages import Batch
-from gateway.features.sharing.messages import MAX_ENVELOPE_BYTES, MAX_ITEMS, Envelope, Item, Published, Reset, encode_envelope
+from gateway.features.sharing.messages import (
+    MAX_ENVELOPE_BYTES,
+    MAX_ITEMS,
+    Envelope,
+    Item,
+    PublishedBatch,
+    Reset,
+    encode_envelope,
+)
 from gateway.features.sharing.outbox import Outbox
 
 
-def published(size: int) -> Published:
-    return Published(1, Batch(0.0, b"x" * size))
+def published(size: int) -> PublishedBatch:
+    return PublishedBatch(1, Batch(0.0, b"x" * size))
 
 
 @given(st.lists(st.integers(0, 400_000), max_size=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.features.sharing.position import BACKLOG_S, BEGINNING, FUTURE_S, READ_LESS, READ_MOST, Position, order_of
-from gateway.features.sharing.server.client import OddReply
+from gateway.features.sharing.server.client import InvalidReplyError
 
 SERVER_S = 1_000_000.0
 
@@ -57,7 +57,7 @@ def test_odd_ids_change_nothing(odd: bytes) -> None:
     position = attached()
     position.read(b"999999000-3")
     for step in (lambda: position.read(odd), lambda: position.wrote(odd, 50.0), lambda: position.attach(odd, SERVER_S, 50.0)):
-        with pytest.raises(OddReply):
+        with pytest.raises(InvalidReplyError):
             step()
         assert position.id == b"999999000-3"
     assert order_of(b"7") == (7, 0)

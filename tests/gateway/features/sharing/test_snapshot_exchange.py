@@ -14,8 +14,8 @@ from redis.exceptions import TimeoutError as Late
 
 from gateway.features.sharing import offers
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import MARGIN_S, Incoming
-from gateway.features.sharing.messages import EVERYTHING_S, Item, Offer, Want
+from gateway.features.sharing.incoming import MARGIN_S, EntryReceiver
+from gateway.features.sharing.messages import EVERYTHING_S, Item, ResyncRequest, SnapshotOffer
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.sharing.snapshot_exchange import AGAIN_S, MOST_GIVEN_BYTES, SIBLING_S, TRIES, SnapshotExchange
 from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, KnowledgeError, Snapshot, encode_header
@@ -99,9 +99,9 @@ def exchange_of(
     now: Callable[[], float] = lambda: 0.0,
     add: Callable[[Item], None] = lambda _item: None,
     sibling_s: float = SIBLING_S,
-) -> tuple[SnapshotExchange, Incoming]:
+) -> tuple[SnapshotExchange, EntryReceiver]:
     metrics = Metrics()
-    incoming = Incoming(
+    incoming = EntryReceiver(
         me="me",
         format="1/256/64",
         routers=seen,
@@ -120,8 +120,8 @@ async def test_one_that_loses_the_store_each_time_is_given_up(caplog: pytest.Log
     seen = Seen()
     exchange, incoming = exchange_of(seen)
     exchange.begun()
-    incoming.offers.append((Offer("me", f"{PREFIX}snapshot:bad", 0.0), 0.0))
-    incoming.offers.append((Offer("me", f"{PREFIX}snapshot:good", 0.0), 0.0))
+    incoming.offers.append((SnapshotOffer("me", f"{PREFIX}snapshot:bad", 0.0), 0.0))
+    incoming.offers.append((SnapshotOffer("me", f"{PREFIX}snapshot:good", 0.0), 0.0))
     for _ in range(TRIES):  # the link connects anew each time
         with pytest.raises(Late):
             await exchange.serve(Lists(late=True))
@@ -139,12 +139,12 @@ async def test_only_keys_of_snapshots_are_removed() -> None:
     assert lists.deleted == []
 
 
-async def begins(exchange: SnapshotExchange, incoming: Incoming, added: list[Item]) -> asyncio.Task[Snapshot | None]:
+async def begins(exchange: SnapshotExchange, incoming: EntryReceiver, added: list[Item]) -> asyncio.Task[Snapshot | None]:
     """A start that has asked the only sibling."""
     incoming.others.receive("sibling", "host", 1, 0.0)
     exchange.read(all_of_it=True)
     first = asyncio.create_task(exchange.first())
-    await eventually(lambda: added == [Want("sibling", EVERYTHING_S)])
+    await eventually(lambda: added == [ResyncRequest("sibling", EVERYTHING_S)])
     return first
 
 
@@ -156,9 +156,9 @@ async def test_what_others_offer_is_no_answer_to_a_start_and_waits_for_its_end()
     exchange, incoming = exchange_of(seen, add=added.append)
     async with doing(exchange.serve(Lists(HEADER, b"seconds")), exchange.take_in()):
         first = await begins(exchange, incoming, added)
-        incoming.offers.append((Offer("", key("to-all"), 0.0), 0.0))
-        incoming.offers.append((Offer("me", key("missed"), 0.0), 1.0))
-        incoming.offers.append((Offer("me", key("everything"), 0.0, first=True), 2.0))
+        incoming.offers.append((SnapshotOffer("", key("to-all"), 0.0), 0.0))
+        incoming.offers.append((SnapshotOffer("me", key("missed"), 0.0), 1.0))
+        incoming.offers.append((SnapshotOffer("me", key("everything"), 0.0, first=True), 2.0))
         exchange.read(all_of_it=True)
         found = await first
         assert found is not None
@@ -200,7 +200,7 @@ async def test_a_start_waits_for_a_store_that_comes_back() -> None:
     async with doing(exchange.serve(Lists(HEADER, b"everything"))):
         first = await begins(exchange, incoming, added)
         exchange.lost()
-        incoming.offers.append((Offer("me", key("everything"), 0.0, first=True), 2.0))
+        incoming.offers.append((SnapshotOffer("me", key("everything"), 0.0, first=True), 2.0))
         exchange.read(all_of_it=True)
         assert await first is not None
 
@@ -213,12 +213,12 @@ async def test_one_that_began_alone_takes_a_late_answer_and_asks_again_until_it_
     lists = Lists(HEADER, b"everything")
     exchange.read(all_of_it=True)
     await begins_alone(exchange, now)
-    assert added == [Want("sibling", EVERYTHING_S)]
+    assert added == [ResyncRequest("sibling", EVERYTHING_S)]
     for _ in range(3):
         exchange.read(all_of_it=True)
-    assert added == [Want("sibling", EVERYTHING_S)] * 2
-    incoming.offers.append((Offer("me", key("late"), 0.0, first=True), 2.0))
-    incoming.offers.append((Offer("me", key("later"), 0.0, first=True), 3.0))
+    assert added == [ResyncRequest("sibling", EVERYTHING_S)] * 2
+    incoming.offers.append((SnapshotOffer("me", key("late"), 0.0, first=True), 2.0))
+    incoming.offers.append((SnapshotOffer("me", key("later"), 0.0, first=True), 3.0))
     now[0] += AGAIN_S - 1
     exchange.read(all_of_it=True)
     async with doing(exchange.serve(lists), exchange.take_in()):
@@ -237,11 +237,11 @@ async def test_one_that_began_alone_asks_no_more_once_it_has_heard_that_nothing_
     incoming.others.receive("sibling", "host", 1, 0.0)
     exchange.read(all_of_it=True)
     await begins_alone(exchange, now)
-    incoming.offers.append((Offer("me", "", 0.0, first=True), 0.0))
+    incoming.offers.append((SnapshotOffer("me", "", 0.0, first=True), 0.0))
     async with doing(exchange.serve(Lists())):
         await eventually(lambda: not incoming.offers)
     exchange.read(all_of_it=True)
-    assert added == [Want("sibling", EVERYTHING_S)]
+    assert added == [ResyncRequest("sibling", EVERYTHING_S)]
 
 
 async def test_nothing_to_begin_with_is_said_by_the_one_that_was_asked() -> None:
@@ -249,8 +249,8 @@ async def test_nothing_to_begin_with_is_said_by_the_one_that_was_asked() -> None
     exchange, incoming = exchange_of(Taking(), add=added.append)
     async with doing(exchange.serve(Lists(HEADER, b"everything"))):
         first = await begins(exchange, incoming, added)
-        incoming.offers.append((Offer("me", "", 0.0), 0.0))  # the answer to a resync: nothing was used in these seconds
-        incoming.offers.append((Offer("me", key("everything"), 0.0, first=True), 2.0))
+        incoming.offers.append((SnapshotOffer("me", "", 0.0), 0.0))  # the answer to a resync: nothing was used in these seconds
+        incoming.offers.append((SnapshotOffer("me", key("everything"), 0.0, first=True), 2.0))
         exchange.read(all_of_it=True)
         assert await first is not None
 
@@ -259,12 +259,12 @@ async def test_what_was_fetched_is_taken_in_although_the_store_is_lost(caplog: p
     seen = Taking()
     exchange, incoming = exchange_of(seen)
     exchange.begun()
-    incoming.offers.append((Offer("me", key("a"), 0.0), 1.0))
+    incoming.offers.append((SnapshotOffer("me", key("a"), 0.0), 1.0))
     lists = Lists(HEADER, b"x")
     async with doing(exchange.take_in()):
         async with doing(exchange.serve(lists)):
             await eventually(lambda: lists.deleted == [key("a")])
-        incoming.offers.append((Offer("me", key("b"), 0.0), 2.0))
+        incoming.offers.append((SnapshotOffer("me", key("b"), 0.0), 2.0))
         async with doing(exchange.serve(lists)):  # the next connection
             await asyncio.sleep(0.05)
             assert lists.deleted == [key("a")], "the next one stays in the store while one is being taken in"
@@ -276,7 +276,7 @@ async def test_what_was_fetched_is_taken_in_although_the_store_is_lost(caplog: p
 async def test_one_that_has_expired_is_not_called_garbage(caplog: pytest.LogCaptureFixture) -> None:
     exchange, incoming = exchange_of(Taking())
     exchange.begun()
-    incoming.offers.append((Offer("me", key("a"), 0.0), 1.0))
+    incoming.offers.append((SnapshotOffer("me", key("a"), 0.0), 1.0))
     async with doing(exchange.serve(Lists())):
         await eventually(lambda: caplog.messages == ["a snapshot of another gateway cannot be had"])
     assert incoming.offers.maxlen
@@ -317,7 +317,7 @@ async def test_an_offer_is_taken_once_however_often_it_comes() -> None:
     lists = Lists(HEADER, b"x")
     async with doing(exchange.serve(lists), exchange.take_in()):
         for _ in range(3):
-            incoming.offers.extend([(Offer("", key("a"), 0.0), 1.0)] * 5)
+            incoming.offers.extend([(SnapshotOffer("", key("a"), 0.0), 1.0)] * 5)
             exchange.read(all_of_it=True)
             await eventually(lambda: not incoming.offers)
     assert len(seen.taken) == 1
@@ -346,10 +346,12 @@ async def test_who_asks_for_snapshots_again_and_again_fills_no_store(caplog: pyt
         async with doing(exchange.serve(client)):
             await eventually(lambda: len(added) == 10)
             assert client.pushed < MOST_GIVEN_BYTES + (201 << 20)
-            assert [item.key != "" for item in added if isinstance(item, Offer)] == [True] * 3 + [False] * 7, "all are answered"
+            assert [item.key != "" for item in added if isinstance(item, SnapshotOffer)] == [True] * 3 + [False] * 7, (
+                "all are answered"
+            )
             now = offers.KEEP_S + 1.0
             incoming.wants.append(("later", 0.0))
             exchange.read(all_of_it=True)
             await eventually(lambda: len(added) == 11)
-    assert isinstance(added[-1], Offer)
+    assert isinstance(added[-1], SnapshotOffer)
     assert added[-1].key

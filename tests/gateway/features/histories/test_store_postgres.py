@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 
 from gateway.database.database import STALL_S, Database
 from gateway.database.failures import StoreFailed
-from gateway.features.histories.records import Unknown
+from gateway.features.histories.records import UnknownObjectError
 from gateway.features.histories.store import Store
 from gateway.features.histories.tables import TABLES
 from gateway.features.runs.stored_runs import RunStore
@@ -40,7 +40,7 @@ async def test_a_restart_of_the_server_costs_the_requests_of_that_time(own_serve
         own_server.start()
         await store.put(response("c", "a"))
         assert [each.id for each in await store.chain("o", "c", 1 << 30)] == ["a", "c"]
-        with pytest.raises(Unknown):
+        with pytest.raises(UnknownObjectError):
             await store.get("o", "b")
 
 
