@@ -104,7 +104,6 @@ bench: $(VENV)/.dev $(COMPILED)/.made
 	$(BIN)/python -m bench.replica.prefix
 	$(BIN)/python -m bench.replica.throughput
 	$(BIN)/python -m bench.replica.engines
-	$(BIN)/python -m bench.replica.coalescing
 	$(BIN)/python -m bench.replica.evictions
 	$(BIN)/python -m bench.replica.twin
 	$(BIN)/python -m bench.router.ablation

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from gateway import __version__
-from gateway.commands import check, operate, serve, simulate, top
+from gateway.commands import check, operate, serve, simulate
 from gateway.commands.replaying import convert
 from gateway.commands.streams import OutputError, escaped, guarded, messaging
 from gateway.config.parse import ConfigError
@@ -80,8 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "convert published traces of coding agents for `simulate`"
     convert.add_arguments(add("convert", text, convert.DESCRIPTION, convert.run))
     check.add_arguments(add("check", "validate a configuration file", check.DESCRIPTION, check.run))
-    operate.add_status_arguments(add("status", "show the replicas of a running gateway", operate.STATUS, operate.status))
-    top.add_arguments(add("top", "watch a running gateway on a terminal", top.DESCRIPTION, top.run))
+    operate.add_status_arguments(
+        add("status", "show the replicas of a running gateway, or watch it", operate.STATUS, operate.status)
+    )
     text = "find where prefixes break, why, what that costs, and what to change"
     doctor.add_arguments(add("doctor", text, doctor.DESCRIPTION, doctor.run))
     text = "send no new requests to a replica of running gateways"

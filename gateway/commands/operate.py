@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +22,9 @@ from msgspec import Struct
 
 from gateway.config.listen import UNIX
 from gateway.config.schema import ADMIN_PORT_OFFSET, DEFAULT_LISTEN
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 KEY: Final = "WARMROUTE_ADMIN_KEY"
 CONNECT_S: Final = 10.0
@@ -43,11 +46,7 @@ _LISTENER: Final = (
 
 
 class OperatorError(Exception):
-    """A gateway does not do what was asked of it; its text says why. status: of its answer; 0: there was none."""
-
-    def __init__(self, text: str, status: int = 0) -> None:
-        super().__init__(text)
-        self.status = status
+    """A gateway does not do what was asked of it; its text says why."""
 
 
 class Row(Struct, frozen=True):
@@ -119,8 +118,11 @@ T = TypeVar("T", bound=Struct)
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--admin", metavar="URL[,URL...]", default=DEFAULT_ADMIN, help=f"one or more URLs, each {_LISTENER}")
+    form = parser.add_mutually_exclusive_group()
     answers = "print what GET /warmroute/replicas answers; of several gateways, an object with the answer of each by its URL"
-    parser.add_argument("--json", action="store_true", help=answers)
+    form.add_argument("--json", action="store_true", help=answers)
+    again = "show it every SECONDS (default: %(const)g), with requests/s, cached tokens and money, until Ctrl-C"
+    form.add_argument("--watch", metavar="SECONDS", nargs="?", type=_seconds, const=2.0, help=again)
 
 
 def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,17 +134,24 @@ def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
 def status(options: argparse.Namespace) -> int:
     """Returns the exit status."""
     result, answers, admins = 0, dict[str, Any](), _admins(options)
+    if options.watch:
+        from gateway.commands.watching import watch
+
+        watch(admins, options.watch)
     for admin in admins:
         try:
             raw = ask(admin, "GET", "/warmroute/replicas")
             replicas, answers[admin] = read(admin, raw, Replicas), whole(admin, raw)
             if not options.json:
+                from gateway.commands.tables import console
+
                 sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), Exchange)
                 if len(admins) > 1:
                     print(f"{admin}:")
-                _print(replicas, sharing)
+                for part in picture(replicas, sharing):
+                    console().print(part)
         except OperatorError as error:
-            result = _failed(error)
+            result = failed(error)
     if options.json and (answers or len(admins) > 1):
         print(json.dumps(answers if len(admins) > 1 else answers[admins[0]], indent=2))
     return result
@@ -156,13 +165,19 @@ def drain(options: argparse.Namespace) -> int:
             path = "/warmroute/undrain" if options.off else "/warmroute/drain"
             answer = read(admin, ask(admin, "POST", path, {"name": options.name}), Drained)
         except OperatorError as error:
-            result = _failed(error)
+            result = failed(error)
             continue
         done = "gets no new requests" if answer.draining else "gets requests"
         if options.off and answer.draining:  # by a pod that is not ready, say
             done = "still gets no new requests, for the source that found it drains it"
-        print(_shown(f"{admin}: {answer.name} {done}; running there: {answer.inflight}"))
+        print(shown(f"{admin}: {answer.name} {done}; running there: {answer.inflight}"))
     return result
+
+
+def _seconds(text: str) -> float:
+    if not 0.1 <= (seconds := float(text)) <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text}: from 0.1 to 86,400 seconds are possible")
+    return seconds
 
 
 def _admins(options: argparse.Namespace) -> list[str]:
@@ -178,8 +193,8 @@ def ask(
     answer_s: float = ANSWER_S,
 ) -> bytes:
     """The body of a good answer. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises OperatorError."""
-    headers = credentials(env)
-    connection, prefix = connected(admin)
+    headers = _credentials(env)
+    connection, prefix = _connected(admin)
     connection.sock.settimeout(answer_s)
     watch, failed = _Watch(connection.sock, answer_s), None
     try:
@@ -194,11 +209,11 @@ def ask(
     if late or isinstance(failed, TimeoutError):
         raise OperatorError(f"{admin} has not answered within {answer_s:g} s; it may still do it") from failed
     if failed or code >= 300:
-        raise OperatorError(refusal(admin, code, raw, has_key=bool(headers)), code) from failed
+        raise OperatorError(_refusal(admin, code, raw, has_key=bool(headers))) from failed
     return raw
 
 
-def credentials(env: Mapping[str, str]) -> dict[str, str]:
+def _credentials(env: Mapping[str, str]) -> dict[str, str]:
     """The headers that show the admin key, if there is one. Raises OperatorError."""
     key = env.get(KEY, "").strip()  # a secret's file ends with a line end
     if not (key.isascii() and key.isprintable()):
@@ -206,7 +221,7 @@ def credentials(env: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
+def _connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
     """A connection to an admin listener, and what paths begin with there. Raises OperatorError."""
     try:
         connection, prefix = _connection(admin)
@@ -292,7 +307,7 @@ def whole(admin: str, raw: bytes) -> Any:
         raise OperatorError(_other(admin, 200)) from None
 
 
-def refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
+def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
     """What an answer says that is none."""
     try:
         text = msgspec.json.decode(raw, type=_Failed).error.message
@@ -309,13 +324,14 @@ def _other(admin: str, code: int) -> str:
     return f"{admin} is no admin listener of a gateway of this release: {answers}"
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """For a terminal, which obeys some characters."""
     return "".join([char if char.isprintable() else "?" for char in text])
 
 
-def _print(answer: Replicas, sharing: Exchange) -> None:
-    from gateway.commands.tables import number, print_table, text
+def picture(answer: Replicas, sharing: Exchange) -> list[RenderableType]:
+    """A table of the replicas, and a line for each other thing that is known."""
+    from gateway.commands.tables import line, number, table, text
 
     columns = [
         text("replica"),
@@ -327,22 +343,22 @@ def _print(answer: Replicas, sharing: Exchange) -> None:
     ]
     rows = [
         [
-            _shown(row.name),
-            _shown(row.pool or ""),
-            _shown(_state(row)),
+            shown(row.name),
+            shown(row.pool or ""),
+            shown(_state(row)),
             *(f"{tokens:,}" for tokens in (row.inflight, row.booked_tokens, row.held_tokens)),
         ]
         for row in answer.replicas
     ]
-    print_table(columns, rows)
+    lines = list[str]()
     for source in answer.sources:
         remarks = [remark for remark in (source.problem, source.note) if remark]
-        print(_shown(", ".join([f"{source.name}: {source.replicas} replicas", *remarks])))
+        lines.append(", ".join([f"{source.name}: {source.replicas} replicas", *remarks]))
     if sharing.configured:
         up = f"other gateways: {len(sharing.gateways)}" if sharing.up else f"the store is away: {sharing.problem}"
-        print(_shown(f"sharing as {sharing.cluster}: {up}"))
-        for each in sharing.refused:
-            print(_shown(f"not followed: gateway {each.gateway}: {each.error}"))
+        lines.append(f"sharing as {sharing.cluster}: {up}")
+        lines += [f"not followed: gateway {each.gateway}: {each.error}" for each in sharing.refused]
+    return [table(columns, rows), *[line(shown(each)) for each in lines]]
 
 
 def _state(row: Row) -> str:
@@ -350,6 +366,10 @@ def _state(row: Row) -> str:
     return ", ".join([*words, *(["up"] if row.up else [f"down ({row.error or 'not probed yet'})"])])
 
 
-def _failed(error: OperatorError) -> int:
-    print(_shown(f"warmroute: {error}"), file=sys.stderr)
+def failure(error: OperatorError) -> str:
+    return shown(f"warmroute: {error}")
+
+
+def failed(error: OperatorError) -> int:
+    print(failure(error), file=sys.stderr)
     return 1

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.fleet import delay
 from bench.fleet.__main__ import Load, chart_variant, hits, outage, updated
 from bench.fleet.exchange import Decision, following
 from bench.fleet.loads import TOKENS, agent_sessions, conversation, growing
-from bench.fleet.pauses import LATE, rows
 from bench.fleet.plan import CHAT, Fleet, measured
 from bench.fleet.restart import Case, restart
 from bench.fleet.rolling import Scale, Variant, rolling
@@ -43,11 +41,6 @@ def test_prompts_share_what_they_share_in_the_trace() -> None:
     assert shared % TOKENS == 0
     assert shared > len(first) // 2
     assert len({body for (body,) in conversation(200)}) > 150
-
-
-def test_the_pauses_of_a_snapshot_are_measured() -> None:
-    _, _, *found = rows(500)
-    assert [row.split("  ")[0] for row in found] == ["collect", "read", "take in", *["for one that joins late"] * LATE]
 
 
 @pytest.mark.tools
@@ -88,16 +81,6 @@ def test_the_plan_of_a_small_fleet() -> None:
     follows = [row for row in rows if len(row) == 5 and row[3].isdigit()]
     assert len(follows) == 4
     assert all(int(row[3]) > 0 for row in follows)
-
-
-def test_a_longer_delay_costs_more() -> None:
-    lines: list[str] = []
-    delay.measured(Fleet(8, 8), replace(CHAT, hours=0.02), (0.02, 5.0), lines.append)
-    rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    (_, alone, soon, late) = rows
-    assert (alone[0], alone[5], soon[0], late[0]) == ("–", "–", "0.020", "5.000")
-    assert float(late[2]) == pytest.approx(5 * float(late[1]), rel=0.2)
-    assert float(alone[4]) < float(late[4])
 
 
 def test_with_many_gateways_each_reads_no_more_envelopes() -> None:

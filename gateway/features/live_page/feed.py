@@ -1,4 +1,4 @@
-"""The last requests of this process, for whoever watches them (the live page, `warmroute top`), and only while somebody does.
+"""The last requests of this process, for whoever watches them (the live page), and only while somebody does.
 
 A watcher asks every second or so (`page`) with the version of the last row that it has, and gets the rows that are new or
 have changed since. The first question begins the watch; QUIET_S after the last one it ends, and everything is freed. Who is not

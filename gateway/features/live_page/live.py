@@ -1,4 +1,4 @@
-"""What the live page, `warmroute top` and scripts read: for operators, on every port that has the operator endpoints.
+"""What the live page, `warmroute status` and scripts read: for operators, on every port that has the operator endpoints.
 
     GET /warmroute/live              all that is known now, as JSON
     GET /warmroute/live/events       the same, and then what is new once a second, as server-sent events

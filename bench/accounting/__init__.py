@@ -1,1 +1,0 @@
-"""What metering and the ledger cost."""

@@ -1,1 +1,0 @@
-"""What `warmroute top` draws, with textual. Imported only where there is a terminal, and textual."""
