@@ -36,7 +36,7 @@ PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 test: $(VENV)/.dev
 	$(BIN)/$(PYTEST) -m "not image and not clients and not cluster and not engines" $(ARGS)
 
-# The Dockerfile's build steps, which compile everything: on a busy machine that takes longer than a test may.
+# The Dockerfile's build steps, which compile the hot modules: on a busy machine that takes longer than a test may.
 test-image: $(VENV)/.dev
 	$(BIN)/python -m pytest -m image -o faulthandler_timeout=1900 $(ARGS)
 

@@ -90,7 +90,7 @@ def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -
             _await_start(process, port)
             _control(process, "--instr=on")
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
-            bodies = _bodies(work)
+            bodies = bodies_of(work)
             _send(connection, work.path, bodies, requests)
             counts = [_window(process, connection, work.path, bodies, requests, folder / str(n)) for n in range(windows)]
             connection.close()
@@ -157,7 +157,7 @@ def _control(process: subprocess.Popen[bytes], what: str) -> None:
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, timeout=START_S)
 
 
-def _bodies(work: Work) -> Iterator[bytes]:
+def bodies_of(work: Work) -> Iterator[bytes]:
     for request in Requests(work.size, work.chunks):
         body = request.partition(b"\r\n\r\n")[2]
         if work.path == RESPONSES:

@@ -13,18 +13,23 @@ import pytest
 
 import hatch_build
 
-pytestmark = pytest.mark.skipif(
+compiles = pytest.mark.skipif(
     not shutil.which(os.environ.get("CC", "cc")) or not importlib.util.find_spec("mypyc"), reason="no C compiler, or no mypyc"
 )
 
 
+def test_the_list_of_compiled_modules_names_files_once() -> None:
+    assert hatch_build.modules() == sorted(set(hatch_build.HOT), key=hatch_build.HOT.index) == list(hatch_build.HOT)
+
+
+@compiles
 def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: Path) -> None:
     """`.ci/run` checks the types while it compiles. Where the cache would be is a file: whoever opens one there fails."""
     shutil.copy(Path(hatch_build.__file__), tmp_path)
     for package in hatch_build.PACKAGES:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
-    (tmp_path / "router" / "twice.py").write_text("def twice(number: int) -> int:\n    return 2 * number\n", "utf-8")
+    (tmp_path / "router" / "types.py").write_text("def twice(number: int) -> int:\n    return 2 * number\n", "utf-8")
     (tmp_path / ".mypy_cache").touch()
 
     environment = {**os.environ, "WARMROUTE_OPT_LEVEL": "0"}
@@ -33,7 +38,7 @@ def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: P
     assert done.returncode == 0, done.stderr
 
     imported = subprocess.run(
-        [sys.executable, "-c", "from router import twice; print(twice.__file__, twice.twice(21))"],
+        [sys.executable, "-c", "from router import types; print(types.__file__, types.twice(21))"],
         cwd=tmp_path / "made",
         capture_output=True,
         text=True,
