@@ -129,13 +129,7 @@ FORBIDDEN: Mapping[str, set[str]] = {
     "gateway/": {"torch", "transformers", "gguf", "safetensors", "accelerate"},
 }
 ONLY = {
-    "aiohttp": (
-        "gateway/server/",
-        "gateway/features/discovery/kubernetes/",
-        "gateway/features/keys/endpoints.py",
-        "gateway/features/live_page/",
-        "gateway/features/websocket/",
-    ),
+    "aiohttp": "gateway/features/discovery/kubernetes/",
     "openai": "gateway/commands/demo/",
     "replica": "gateway/commands/cli.py",
 }  # who alone in gateway/ may import these

@@ -381,7 +381,7 @@ async def test_off_the_headers_pass_as_they_came() -> None:
 
 
 async def test_all_ways_in_are_traced(collector: Collector) -> None:
-    """The fast path; aiohttp's, by a chunked body and by another path; and WebSockets."""
+    """A plain request, a chunked body, another path, and WebSockets."""
 
     async def chunks() -> Any:
         yield b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
