@@ -40,10 +40,11 @@ from gateway.errors import GatewayError, bad_request, first_names
 from gateway.fleet.directory import Target
 from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
+from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.fallback.chain import foreseen
-from gateway.request.fallback.renaming import find_outside, rename
+from gateway.request.fallback.renaming import rename
 from gateway.request.phases.keeping import Keeping
 from gateway.request.phases.scopes import prompt_of, scope_of
 from gateway.server.access import ON_ADMIN_LISTENER, Access
@@ -298,14 +299,14 @@ class Operator:
         )
 
     async def _parse(self, dialect: Dialect, request: ClientRequest, raw: bytes, caller: Caller) -> ApiRequest:
-        """As a request that is sent: with the names that aliases stand for, a model in a form included."""
+        """As a request that is sent: with the names that aliases stand for."""
         aliases = self._live.aliases
         api = await self._parsing.in_turn(dialect, raw, aliases)
         if api is None:
             client = request.lease.account.client
             api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
         if not (api.model or dialect.strict):
-            await find_outside(request, api, aliases)
+            await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)
         return api
 
     async def _goes_to(self, dialect: Dialect, request: ClientRequest, api: ApiRequest, caller: Caller) -> tuple[str, Target]:
