@@ -373,7 +373,6 @@ def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:
         policy=routing.policy,
         ttl_s=routing.ttl_s,
         memory_bytes=routing.memory_mb << 20,
-        promise_wait_s=routing.breakpoint_wait_s,
         chance=chance,
     )
 

@@ -322,8 +322,8 @@ class Operator:
 
     def _allow_url(self, replica: AddedReplica) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""
-        if replica.link_local and not self._live.config.allow_link_local:
-            text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
+        if replica.link_local:
+            text = "The URL is link-local or a cloud's metadata service: only the configuration may name it."
             raise GatewayError(403, "forbidden_url", text, param="url")
 
     def allow(self, request: web.Request) -> None:

@@ -866,11 +866,3 @@ prices:
         "5: prices.large.output: 0 to 1,000,000 are possible, got -2",
         "6: prices.large.input: 0 to 1,000,000 are possible, got -3",
     ]
-
-
-@pytest.mark.parametrize(("ledger", "warned"), [({"retention_d": 500}, True), ({"retention_d": 400}, False)])
-def test_sums_that_go_before_their_rows_are_warned_of(ledger: dict[str, Any], warned: bool) -> None:
-    pools = [{"replicas": ["http://127.0.0.1:1"]}]
-    found = warnings_of(read(None, {"pools": pools, "ledger": {"url": "sqlite", **ledger}}, env={}))
-    assert [str(each).partition(":")[0] for each in found] == ["ledger.rollup_retention_d"] * warned
-    assert warnings_of(read(None, {"pools": pools, "ledger": {"url": "off", **ledger}}, env={})) == []

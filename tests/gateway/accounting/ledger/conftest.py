@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.ledger.batches import RowMaker
 from gateway.accounting.ledger.buffer import Entry
-from gateway.accounting.ledger.ledger import Ledger, Opener, open_store
+from gateway.accounting.ledger.ledger import BUFFER_BYTES, Ledger, Opener, open_store
 from gateway.accounting.ledger.store import OPERATION_S, LedgerStore
 from gateway.accounting.ledger.tables import TABLES, daily, rows
 from gateway.accounting.meter import Bill
@@ -56,10 +56,10 @@ def record(**values: Any) -> SettledRequest:
 class Entries:
     """What the observer makes of records, in the order in which they ended."""
 
-    def __init__(self, now: float = NOON, buffer_mb: int = 64) -> None:
+    def __init__(self, now: float = NOON, buffer_bytes: int = BUFFER_BYTES) -> None:
         self.clock = Clock()
         self.clock.now = now
-        self.ledger = ledger_of("sqlite:///never", self.clock, buffer_mb=buffer_mb)
+        self.ledger = ledger_of("sqlite:///never", self.clock, buffer_bytes=buffer_bytes)
         self.observe = LedgerEntries(self.ledger)
 
     def of(self, *records: SettledRequest) -> list[Entry]:
@@ -70,9 +70,11 @@ class Entries:
         return taken
 
 
-def ledger_of(url: str, clock: Clock, opens: Opener = open_store, metrics: Metrics | None = None, **config: Any) -> Ledger:
-    """clock: both of them."""
-    return Ledger(LedgerConfig(url=url, **config), metrics or Metrics(), clock, clock, opens)
+def ledger_of(
+    url: str, clock: Clock, opens: Opener = open_store, metrics: Metrics | None = None, *, retention_d: int = 30, **more: Any
+) -> Ledger:
+    """clock: both of them. more: of the ledger."""
+    return Ledger(LedgerConfig(url, retention_d), metrics or Metrics(), clock, clock, opens, **more)
 
 
 @contextlib.asynccontextmanager
