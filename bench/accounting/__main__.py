@@ -58,7 +58,7 @@ def records(count: int) -> list[SettledRequest]:
 
 
 def ledger_of(url: str) -> Ledger:
-    return Ledger(LedgerConfig(url=url, buffer_mb=4096), Metrics(), time.time, time.monotonic)
+    return Ledger(LedgerConfig(url=url), Metrics(), time.time, time.monotonic, buffer_bytes=4 << 30)
 
 
 def observer_us(count: int) -> float:

@@ -128,7 +128,7 @@ def parts() -> Mapping[str, Part]:
     priced = meter_of(metrics, priced=True)
     metering = observing(Metering(priced, metrics))
     keys = Limited(priced)
-    ledger = Ledger(LedgerConfig(url="sqlite:///never", buffer_mb=4096), metrics, time.time, time.monotonic)
+    ledger = Ledger(LedgerConfig(url="sqlite:///never"), metrics, time.time, time.monotonic, buffer_bytes=4 << 30)
     entries = observing(LedgerEntries(ledger))
     return {
         "nothing": nothing,

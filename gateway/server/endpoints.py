@@ -141,8 +141,7 @@ def side_app(served: Served, name: str) -> web.Application:
     app.router.add_routes(served.status.routes(for_all=name != ADMIN))
     if name == ADMIN:
         _add_operator(app)
-        if served.live.config.ui:
-            app.router.add_routes(Pages().routes())
+        app.router.add_routes(Pages().routes())
     return app
 
 
