@@ -65,7 +65,6 @@ from gateway.server.http.accept import Acceptor
 from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
 from gateway.server.operator import Operator
-from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
 from gateway.tasks import unless
@@ -372,7 +371,6 @@ def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:
         policy=routing.policy,
         ttl_s=routing.ttl_s,
         memory_bytes=routing.memory_mb << 20,
-        promise_wait_s=routing.breakpoint_wait_s,
         chance=chance,
     )
 
@@ -404,7 +402,6 @@ async def serve(
             return
         with ExitStack() as stack:
             async with serving(sides, partial(side_runner, gateway.served)):
-                shared = bool(listeners)
                 listeners = listeners or open_listeners(*gateway.config.address)
                 acceptors = [stack.enter_context(closing(Acceptor(each, server))) for each in listeners]
                 if handed:
@@ -412,9 +409,8 @@ async def serve(
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
                 gateway.served.running.drain()
-                await stop_accepting(listeners, hurry, shared=shared)
                 for acceptor in acceptors:
-                    acceptor.close()
+                    acceptor.finish()
                 await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry, server.close_idle)
                 await unless(hurry, gateway.control.stop())
 

@@ -9,6 +9,7 @@ The order matters in one point: what is always there comes first, for the others
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -115,7 +116,7 @@ def _exporter(tracing: TracingConfig) -> Exporter | None:
         return None
     from gateway.features.tracing.otlp import OtlpSender
 
-    return Exporter(OtlpSender(tracing.endpoint, tracing.service, __version__))
+    return Exporter(OtlpSender(tracing.endpoint, os.environ.get("OTEL_SERVICE_NAME") or "warmroute", __version__))
 
 
 def _counterfactual(live: Live, fleet: Fleet, router: Router) -> Counterfactual:

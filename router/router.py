@@ -82,14 +82,13 @@ class Router(Owner):
         self.scales = Scales()
         self._least_context = math.inf  # tokens: a lower bound of all replicas' context
 
-    def retune(self, *, policy: str, ttl_s: float, memory_bytes: int, promise_wait_s: float) -> None:
+    def retune(self, *, policy: str, ttl_s: float, memory_bytes: int) -> None:
         """Change policy and bounds. An unchanged policy keeps its state. O(1)."""
         if policy != self.policy_name:
             self.policy_name = policy
             self._policy = self._policies[policy]()
             self._least_cost = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
-        self.promise_wait_s = promise_wait_s
         self.trie.ttl_s = ttl_s
         self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
 

@@ -1,9 +1,7 @@
 """Fair queue of requests that wait for a slot of a pool, and an estimate of their waiting time. Pure.
 
 Order: by priority, highest first; round robin over tenants within a priority; FIFO within a tenant. A tenant who sends a
-thousand requests delays only his own. A full queue diswaiters its last waiter (lowest priority, there the tenant with the most
-waiters, of these the newest) in favour of a higher priority, or of the same priority and a tenant with at least two waiters
-fewer: a thousand requests of one tenant cannot lock the others out.
+thousand requests delays only his own.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class Waiter(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """See the top of this file. Operations are O(1), except `last` and `displaced_by`: O(tenants in the queue)."""
+    """See the top of this file. Operations are O(1), except `last`: O(tenants in the queue)."""
 
     def __init__(self) -> None:
         # priority -> tenant (next to be served first) -> its waiters, oldest first; no part is ever empty
@@ -75,26 +73,14 @@ class FairQueue(Generic[T]):
         return True
 
     def last(self) -> Waiter[T] | None:
-        """The waiter to be displaced first: lowest priority, there the tenant with the most waiters, of these the newest.
-
-        Of several such tenants, the one served last.
+        """The first waiter to go when the queue is made smaller: lowest priority, there the tenant with the most waiters (of
+        several, the one served last), of these the newest.
         """
         if not self._priorities:
             return None
         level = self._levels[self._priorities[0]]
         most = max(map(len, level.values()))
         return next(next(reversed(waiters)) for waiters in reversed(level.values()) if len(waiters) == most)
-
-    def displaced_by(self, tenant: str, priority: int) -> Waiter[T] | None:
-        """The waiter that a full queue diswaiters for this request; None: none."""
-        last = self.last()
-        if last is None or last.priority > priority:
-            return None
-        if last.priority == priority:
-            level = self._levels[priority]
-            if len(level[last.tenant]) - len(level.get(tenant, ())) < 2:
-                return None
-        return last
 
     def __len__(self) -> int:
         return self._size

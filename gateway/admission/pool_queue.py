@@ -2,7 +2,7 @@
 
     try_admit / wait ──► free slot ───────────────────────────► Permit ── release ──► the slot goes to the next waiter
                     └──► none ──► queued ── next waiter ───────►┘
-                             └──► queue full, `queue_s` over, or displaced ──► 429, Retry-After
+                             └──► queue full, or `queue_s` over ──► 429, Retry-After
 
 A pool has `max_inflight` slots and a queue of `max_queue`. While there are waiters, all slots are taken; so a request that
 finds a free slot overtakes none, and the usual request costs one comparison. A released slot goes directly to the next waiter
@@ -31,8 +31,8 @@ from gateway.errors import GatewayError, bad_request
 MAX_PRIORITY = 100
 RETRY_S = 1, 60  # bounds of Retry-After
 
-QUEUE_FULL, DISPLACED, QUEUE_TIMEOUT = "queue_full", "displaced", "queue_timeout"
-REASONS = (QUEUE_FULL, DISPLACED, QUEUE_TIMEOUT)
+QUEUE_FULL, QUEUE_TIMEOUT = "queue_full", "queue_timeout"
+REASONS = (QUEUE_FULL, QUEUE_TIMEOUT)
 
 _WHOLE = re.compile(r"[-+]?[0-9]{1,3}", re.ASCII)
 
@@ -134,7 +134,7 @@ class Admission:
         if self._full and not was_full:
             self._rate.saturated(self._clock())
         while len(self._queue) > max_queue and (last := self._queue.last()):
-            self._reject(last, DISPLACED)
+            self._reject(last, QUEUE_FULL)
 
     def set_remote_inflight(self, taken: int) -> None:
         """taken: slots that other processes have taken now."""
@@ -148,7 +148,7 @@ class Admission:
 
     @property
     def refuses(self) -> bool:
-        """Whether a request has neither a slot nor a place in the queue now, unless it displaces another one."""
+        """Whether a request has neither a slot nor a place in the queue now."""
         return self._full and len(self._queue) >= self._max_queue
 
     @property
@@ -157,10 +157,7 @@ class Admission:
 
     def _enqueue(self, waiter: _Waiter) -> None:
         if len(self._queue) >= self._max_queue:
-            last = self._queue.displaced_by(waiter.tenant, waiter.priority)
-            if last is None:
-                raise self._rejection(QUEUE_FULL)
-            self._reject(last, DISPLACED)
+            raise self._rejection(QUEUE_FULL)
         self._queue.add(waiter)
 
     def _reject(self, waiter: _Waiter, reason: str) -> None:

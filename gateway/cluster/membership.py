@@ -334,8 +334,8 @@ class Membership:
         """Guard the URLs that the configuration does not have itself, unless it allows all. Returns these URLs."""
         trusted = {member.url for member in named[CONFIGURATION]}
         others = {member.url for member in merged.members.values()} - trusted
-        self._upstream.trust(trusted | others if config.allow_link_local else trusted)
-        for url in () if config.allow_link_local else others:
+        self._upstream.trust(trusted)
+        for url in others:
             self._upstream.guard(url)
         return others
 

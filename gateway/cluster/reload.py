@@ -56,7 +56,7 @@ FIXED: Final = (
     "log_format",
     "admin_key",
 )
-FIXED_PARTS: Final = {"routing": ("block_bytes", "block_tokens", "compare"), "tracing": ("endpoint", "service")}
+FIXED_PARTS: Final = {"routing": ("block_bytes", "block_tokens", "compare"), "tracing": ("endpoint",)}
 """Keys of sections."""
 
 
@@ -77,7 +77,6 @@ class Parts:
             policy=routing.policy,
             ttl_s=routing.ttl_s,
             memory_bytes=routing.memory_mb << 20,
-            promise_wait_s=routing.breakpoint_wait_s,
         )
         self.memory.limit = budget_bytes(config)
         self.connections.limit = connection_limit(config)

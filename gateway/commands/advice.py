@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_of
 from gateway.config.addresses import host_and_port, is_loopback
-from gateway.config.listen import OFF
 from gateway.config.parse import Problem
 from gateway.config.schema import MATCH_ALL, Config
 from gateway.config.source import Loaded
@@ -25,7 +24,6 @@ def warnings_of(loaded: Loaded) -> list[Problem]:
         *_aliases(config),
         *_fallbacks(config),
         *_limits(config),
-        *_retention(config),
     )
     empty = [Problem((), f"the variable {name} is set, but empty: it counts as not set") for name in loaded.empty]
     return empty + sorted(map(loaded.at, found), key=lambda problem: problem.line)
@@ -63,7 +61,7 @@ def _keys_in_clear(config: Config) -> Iterator[Problem]:
     for number, pool in enumerate(config.pools):
         for index, replica in enumerate(pool.replicas):
             host, encrypted = host_and_port(replica.url)[0], replica.url.lower().startswith("https:")
-            if (replica.key or pool.key) and not encrypted and not is_loopback(host):
+            if replica.key and not encrypted and not is_loopback(host):
                 text = f"the replica's key goes to {replica.url} unencrypted, as all requests there do: use https"
                 yield Problem(("pools", number, "replicas", index, "url"), text)
     for place, source in enumerate(config.discovery):
@@ -106,17 +104,6 @@ def _aliases(config: Config) -> Iterator[Problem]:
     for alias, model in config.model_aliases.items():
         if not any(model.startswith(name) for name in prefixes):
             yield Problem(("model_aliases", alias), f"no pool serves a model with the name {model!r}")
-
-
-def _retention(config: Config) -> Iterator[Problem]:
-    """Sums of days that go before the rows that they are made of: reports of whole days are made of sums."""
-    ledger = config.ledger
-    if ledger.url != OFF and ledger.rollup_retention_d < ledger.retention_d:
-        text = (
-            f"sums of days go after {ledger.rollup_retention_d} days, before the rows of requests ({ledger.retention_d} days):"
-            " `warmroute usage` reads whole days from sums, and would miss them"
-        )
-        yield Problem(("ledger", "rollup_retention_d"), text)
 
 
 def _fallbacks(config: Config) -> Iterator[Problem]:

@@ -17,7 +17,6 @@ from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import decode_config
 from gateway.cluster.process import relax_garbage_collection, run
 from gateway.cluster.side_sockets import SideSockets
-from gateway.cluster.syn_filter import drop_new
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.messages import Counters, Serving, Stopping, Welcome, from_hub
 from gateway.features.workers.peers import Peers, connect, part_of
@@ -62,8 +61,6 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     def orphaned() -> None:
         if not stop.is_set():
             log.error("the supervisor is gone: going down")
-            for listener in sockets["clients"]:
-                drop_new(listener)  # as the supervisor does when it stops them
             stop.set()
 
     def control_plane(local: LocalControl) -> Peers:

@@ -376,7 +376,7 @@ class ReplicaConfig(AddedReplica, frozen=True):
     key: Annotated[
         Key, _about("Sent to it as a bearer token, in place of the client's key; null: the client's is passed on.")
     ] = None
-    tls: Annotated[TlsConfig | None, _about("For an https URL; null: the pool's.")] = None
+    tls: Annotated[TlsConfig | None, _about("For an https URL; null: the system's authorities.")] = None
 
 
 class ListedReplica(AddedReplica, frozen=True):
@@ -408,9 +408,6 @@ class DnsConfig(_Section, frozen=True):
 
     name: Annotated[DnsName, _about("Such as vllm.models.svc.cluster.local, or _http._tcp.vllm.models.svc.cluster.local.")]
     port: Annotated[Port | None, _about("The replicas' port; null: targets and ports of SRV records.")] = None
-    refresh_s: Annotated[
-        float, Meta(ge=1, le=MAX_NUMBER, extra={EXPECTED: "1 or more"}), _about("Seconds between two look-ups.")
-    ] = 5.0
     servers: Annotated[
         tuple[NameServer, ...], Meta(max_length=MAX_NAME_SERVERS), _about("Name servers; empty: the system's.")
     ] = ()
@@ -487,8 +484,6 @@ class PoolConfig(_Section, frozen=True):
     """Replicas that serve the same models. Within a Config each pool has a name of its own."""
 
     replicas: Annotated[tuple[ReplicaConfig, ...], _about("Those that are known beforehand; see also `discovery`.")] = ()
-    key: Annotated[Key, _about("The key of those of `replicas` that have none themselves.")] = None
-    tls: Annotated[TlsConfig | None, _about("TLS options of those of `replicas` that have none themselves.")] = None
     models: Annotated[tuple[ModelPrefix, ...], _about("Model name prefixes; empty: the models that the replicas list.")] = ()
     name: Annotated[Name, _about("Its name in metrics and for operators; empty: its models, or `default`.")] = ""
     max_inflight: Annotated[Positive, _about("Requests at all replicas of the pool together; more are queued.")] = 4096
@@ -515,13 +510,6 @@ class RoutingConfig(_Section, frozen=True):
     block_tokens: Annotated[Positive, _about("Length of a block of token ids.")] = 64
     ttl_s: Annotated[Seconds, _about("Seconds after its last use that a prefix is believed to be cached.")] = 900.0
     memory_mb: Annotated[Positive, _about("Bound of the prefix index of each worker, in MiB.")] = 256
-    breakpoint_wait_s: Annotated[
-        Annotated[float, Meta(ge=0, le=MAX_NUMBER)],
-        _about(
-            "The longest queue, in seconds, for which a prompt with cache_control goes to the replica that keeps its prefix, "
-            "although another one would answer sooner. 0: it goes by the cost, as all others."
-        ),
-    ] = 2.0
     isolation: Annotated[
         Isolation,
         _about("tenant: tenants (X-Tenant-Id) share no prefixes, neither in the index nor in engines that know cache_salt."),
@@ -601,7 +589,6 @@ class HealthConfig(_Section, frozen=True):
 class TimeoutConfig(_Section, frozen=True):
     """Time limits of an attempt at a replica. Each replica that is tried has all of the time."""
 
-    connect_s: Annotated[Seconds, _about("Seconds to open a connection.")] = 2.0
     first_byte_s: Annotated[
         Seconds,
         _about(
@@ -665,10 +652,6 @@ class LedgerConfig(_Section, frozen=True):
         ),
     ] = OFF
     retention_d: Annotated[Days, _about("Days that the row of a request is kept.")] = 30
-    rollup_retention_d: Annotated[Days, _about("Days that the sums of a day are kept.")] = 400
-    buffer_mb: Annotated[
-        Positive, _about("Memory of what the database has not taken yet, in MiB; beyond it, usage is lost, and counted.")
-    ] = 64
 
 
 class OidcConfig(_Section, frozen=True):
@@ -773,7 +756,6 @@ class SnapshotConfig(_Section, frozen=True):
         Meta(min_length=1, max_length=1024, extra={FALSE: OFF, EXPECTED: "auto, off, or the path of a file"}),
         _about("auto (in the user's state folder, named by the address of `listen`; off with port 0), off, or a path."),
     ] = AUTO
-    every_s: Annotated[Seconds, _about("Seconds between two snapshots; one more is written at the end.")] = 60.0
 
 
 class TracingConfig(_Section, frozen=True):
@@ -797,7 +779,6 @@ class TracingConfig(_Section, frozen=True):
             "Requests of a trace (traceparent) are traced if their sender traces them; false: `sample` holds for them, too."
         ),
     ] = True
-    service: Annotated[Name, Meta(min_length=1), _about("The gateway's name in traces (service.name).")] = "warmroute"
 
 
 class Config(_Section, frozen=True):
@@ -840,15 +821,11 @@ class Config(_Section, frozen=True):
         ),
         _about("Listener for Prometheus: host:port, or off."),
     ] = OFF
-    ui: Annotated[bool, _about("The admin listener serves the live page, at /warmroute/ui.")] = True
     cors_origins: Annotated[
         tuple[Origin, ...],
         Meta(max_length=MAX_ORIGINS),
         _about('Origins of web pages that may use the API from a browser; "*": all.'),
     ] = ()
-    allow_link_local: Annotated[
-        bool, _about("Operators may add replicas at link-local addresses and clouds' metadata services.")
-    ] = False
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS, description="Processes that serve together, as one gateway.")] = (
         DEFAULT_WORKERS
     )

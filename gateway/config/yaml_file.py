@@ -1,13 +1,7 @@
-"""Reads a YAML file as plain values, with the line of each.
-
-A few hundred bytes of YAML can expand to gigabytes: an alias (`*name`) or a merge key (`<<`) repeats a value, and each level
-multiplies. So the values are counted before they are constructed, with all aliases expanded. A running gateway reads the
-file in a thread, where no single step may hold the interpreter for long: the sizes of the file and of a scalar are bounded too.
-"""
+"""Reads a YAML file of the operator as plain values, with the line of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +13,6 @@ from gateway.config.parse import ConfigError, Key, NotReadable, Problem
 from gateway.errors import OUT_OF_RESOURCES
 
 MAX_BYTES: Final = 1 << 20  # of a file; a ConfigMap has no more
-MAX_VALUES: Final = 50_000  # with all aliases expanded
-MAX_SCALAR: Final = 4096  # characters of a text or a number
 
 
 class _BadCharacter(yaml.YAMLError):
@@ -42,13 +34,6 @@ class _Loader(yaml.SafeLoader):
             line = stream.count("\n", 0, error.position) + 1
             raise _BadCharacter(f"the character {chr(error.character)!a} is not allowed", line) from None
         self.repeated: list[tuple[int, str]] = []  # (line, what is wrong)
-        self._values = 0  # without aliases
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._values += 1
-        if self._values > MAX_VALUES:
-            raise _too_much(self.get_mark())
-        return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Adds the line to errors of invalid values, such as the date 2026-99-99."""
@@ -56,13 +41,6 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except ValueError as error:
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from None
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        node = super().compose_scalar_node(anchor)
-        if len(node.value) > MAX_SCALAR:
-            text = f"a text or number of {len(node.value)} characters; at most {MAX_SCALAR} are possible"
-            raise yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark)
-        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -73,38 +51,6 @@ class _Loader(yaml.SafeLoader):
                 self.repeated.append((line, f"the key {shown(key.value)} is given twice, first in line {lines[name]}"))
             lines.setdefault(name, line)
         return node
-
-
-def _too_much(mark: Any) -> yaml.MarkedYAMLError:
-    text = f"the file stands for more than {MAX_VALUES} values, aliases included"
-    return yaml.MarkedYAMLError(problem=text, problem_mark=mark)
-
-
-def _check_size(root: yaml.Node) -> None:
-    """Raises MarkedYAMLError if there are too many values, or one contains itself. O(nodes)."""
-    sizes: dict[int, int | None] = {}  # by the node's id; None: its children are being counted
-
-    def size_of(node: yaml.Node) -> int:
-        key = id(node)
-        if key in sizes:
-            size = sizes[key]
-            if size is None:
-                raise yaml.MarkedYAMLError(problem="a value contains itself by an alias", problem_mark=node.start_mark)
-            return size
-        sizes[key] = None
-        size = 1 + sum(map(size_of, _children(node)))
-        if size > MAX_VALUES:
-            raise _too_much(node.start_mark)
-        sizes[key] = size
-        return size
-
-    size_of(root)
-
-
-def _children(node: yaml.Node) -> Iterable[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return (part for pair in node.value for part in pair)
-    return node.value if isinstance(node, yaml.SequenceNode) else ()
 
 
 def _text_of(path: Path) -> str:
@@ -157,8 +103,6 @@ class YamlFile:
             loader = _Loader(_text_of(path))
             try:
                 self._root = loader.get_single_node()
-                if self._root is not None:
-                    _check_size(self._root)
                 values = None if self._root is None else loader.construct_document(self._root)
             finally:
                 loader.dispose()

@@ -97,8 +97,8 @@ def member_of(replica: AddedReplica, pool: str) -> Member:
 
 
 def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
-    tls = (replica.tls or pool.tls) if replica.url.startswith("https:") else None
-    key, capacity = replica.key or pool.key, replica.capacity_tokens
+    tls = replica.tls if replica.url.startswith("https:") else None
+    key, capacity = replica.key, replica.capacity_tokens
     return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=replica.engine)
 
 

@@ -77,7 +77,7 @@ def clients_runner(served: Served) -> ClientServer:
 def side_runner(served: Served, name: str) -> ClientServer:
     """The server on the listener for operators (ADMIN) or for Prometheus ("metrics")."""
     operators = _operator_routes(served) if name == ADMIN else []
-    pages = Pages().routes() if name == ADMIN and served.live.config.ui else []
+    pages = Pages().routes() if name == ADMIN else []
     routes = [*served.status.routes(for_all=name != ADMIN), *operators, *pages]
 
     def refusal() -> GatewayError:

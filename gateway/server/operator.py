@@ -37,11 +37,12 @@ from gateway.errors import GatewayError, bad_request, first_names
 from gateway.features.doctor.examiner import Examiner
 from gateway.features.doctor.watch import WATCH_S
 from gateway.features.fallback_pools.chain import foreseen
-from gateway.features.fallback_pools.renaming import find_outside, rename
+from gateway.features.fallback_pools.renaming import rename
 from gateway.features.responses.keeping import Keeping
 from gateway.fleet.directory import Target
 from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
+from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.phases.scopes import prompt_of, scope_of
@@ -297,14 +298,14 @@ class Operator:
         )
 
     async def _parse(self, dialect: Dialect, request: ClientRequest, raw: bytes, caller: Caller) -> ApiRequest:
-        """As a request that is sent: with the names that aliases stand for, a model in a form included."""
+        """As a request that is sent: with the names that aliases stand for."""
         aliases = self._live.aliases
         api = await self._parsing.in_turn(dialect, raw, aliases)
         if api is None:
             client = request.lease.account.client
             api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
         if not (api.model or dialect.strict):
-            await find_outside(request, api, aliases)
+            await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)
         return api
 
     async def _goes_to(self, dialect: Dialect, request: ClientRequest, api: ApiRequest, caller: Caller) -> tuple[str, Target]:
@@ -320,8 +321,8 @@ class Operator:
 
     def _allow_url(self, replica: AddedReplica) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""
-        if replica.link_local and not self._live.config.allow_link_local:
-            text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
+        if replica.link_local:
+            text = "The URL is link-local or a cloud's metadata service: only the configuration may name it."
             raise GatewayError(403, "forbidden_url", text, param="url")
 
     def allow(self, request: HttpRequest) -> None:

@@ -79,7 +79,7 @@ class Dialer:
     async def _dial(self, address: str) -> Connection:
         """Connect to one IP address. Raises OSError."""
         if self._guarded() and is_link_local(address):
-            raise PermissionError(f"{address} is link-local or a cloud's metadata service (allow_link_local)")
+            raise PermissionError(f"{address} is link-local or a cloud's metadata service: only the configuration may name it")
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:

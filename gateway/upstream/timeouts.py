@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.config.schema import TimeoutConfig
+
+CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after one second; then another replica is better
 
 
 class Limits(NamedTuple):
@@ -17,4 +19,4 @@ class Limits(NamedTuple):
 
 
 def limits_of(timeouts: TimeoutConfig) -> Limits:
-    return Limits(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
+    return Limits(CONNECT_S, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)

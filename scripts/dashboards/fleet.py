@@ -181,8 +181,7 @@ _QUEUE: Final = Row(
         ),
         Panel(
             "Refused by the queue",
-            "Requests answered 429. queue_full: add replicas; queue_timeout: they waited too long; displaced: others went "
-            "first.",
+            "Requests answered 429. queue_full: add replicas; queue_timeout: they waited too long.",
             "reqps",
             (Query(f"sum by (pool, reason) ({_of.rate('admission_rejected_total', 'pool')})", "{{pool}} {{reason}}"),),
             width=6,

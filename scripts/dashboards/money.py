@@ -262,7 +262,7 @@ _LEDGER: Final = Row(
         ),
         Panel(
             "Waits for the ledger",
-            "Requests whose usage waits in memory. Rising: the database is away or slow; at `ledger.buffer_mb` usage is lost.",
+            "Requests whose usage waits in memory. Rising: the database is away or slow; at 64 MiB usage is lost.",
             "short",
             (Query(f"sum by (instance) ({_of('ledger_buffered')})", "{{instance}}"),),
             width=6,

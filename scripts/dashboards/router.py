@@ -212,7 +212,7 @@ _SHARING: Final = Row(
         ),
         Panel(
             "Snapshot age",
-            "How old is what a restart begins with; it saws between 0 and `snapshot.every_s`.",
+            "How old is what a restart begins with; it saws between 0 and 60 s.",
             "s",
             (Query(f"time() - max by (instance) ({_of('snapshot_timestamp_seconds')})", "{{instance}}"),),
         ),

@@ -255,7 +255,7 @@ def settings_of(folder: Path, name: str, replicas: Mapping[str, str], store: str
         "discovery": [{"file": str(folder / "found.yaml"), "pool": "main"}],
         "routing": {"ttl_s": 2, "compare": True},  # so that the index forgets while we look
         "sharing": {"url": store},
-        "snapshot": {"file": str(folder / f"{name}.snapshot"), "every_s": 1},
+        "snapshot": {"file": str(folder / f"{name}.snapshot")},
         "state": {"url": f"sqlite:///{folder}/{name}-state.sqlite"},
         "ledger": {"url": f"sqlite:///{folder}/{name}-ledger.sqlite"},
         "keys": {"url": f"sqlite:///{folder}/keys.sqlite"},

@@ -399,7 +399,6 @@ def test_the_first_source_of_kubernetes_rolls_the_pods_for_they_need_a_token(hel
 
 OTHER_VALUES: Mapping[str, Any] = {
     "admin_listen": "off",
-    "ui": False,
     "workers": 2,
     "state": {"url": "off"},
     "ledger": {"url": "sqlite"},
@@ -412,7 +411,6 @@ OTHER_VALUES: Mapping[str, Any] = {
     "routing.block_tokens": 32,
     "routing.compare": True,
     "tracing.endpoint": "http://otel-collector:4318",
-    "tracing.service": "edge",
 }
 
 
@@ -576,7 +574,7 @@ def test_the_grace_period_covers_the_shutdown(
         ("config.prices", {"m": {"input": 1}}),
         ("config.discovery", [{"kubernetes": {"service": "Upper"}}]),
         ("config.discovery", [{"kubernetes": {"servce": "vllm"}}]),
-        ("config.discovery", [{"dns": {"name": "a.b", "refresh_s": 0}}]),
+        ("config.discovery", [{"dns": {"name": "a.b", "refresh_s": 5}}]),
         ("rbac.create", "yes"),
     ],
 )

@@ -252,11 +252,11 @@ def test_no_candidates_is_a_caller_error() -> None:
 def test_another_policy_and_other_bounds_while_requests_run() -> None:
     router = router_with("r1", "r2")
     running = router.choose(prompt_of(bytes(50)), ["r1"], 0.0)
-    router.retune(policy="round_robin", ttl_s=10.0, memory_bytes=1 << 24, promise_wait_s=2.0)
+    router.retune(policy="round_robin", ttl_s=10.0, memory_bytes=1 << 24)
     taken = [router.choose(prompt_of(bytes([turn]) * 9), ["r1", "r2"], 1.0).chosen.replica for turn in range(4)]
     assert taken[0] != taken[1]
     assert taken[:2] == taken[2:]
-    router.retune(policy="round_robin", ttl_s=10.0, memory_bytes=1 << 24, promise_wait_s=2.0)
+    router.retune(policy="round_robin", ttl_s=10.0, memory_bytes=1 << 24)
     assert router.choose(prompt_of(bytes([7]) * 9), ["r1", "r2"], 1.0).chosen.replica == taken[0], (
         "it remembers whose turn it is"
     )
@@ -273,7 +273,7 @@ def test_a_smaller_index_shrinks_step_by_step() -> None:
         router.choose(prompt_of(number.to_bytes(4, "big") * 250), ["r1"], 1.0).close(OK, 1.0)
     before = router.trie.size_bytes
     assert before > 3 * SHRINK_BYTES
-    router.retune(policy="cost", ttl_s=300.0, memory_bytes=SHRINK_BYTES, promise_wait_s=2.0)
+    router.retune(policy="cost", ttl_s=300.0, memory_bytes=SHRINK_BYTES)
     newcomer, sizes = prompt_of(bytes(9)), [before]
     while sizes[-1] > SHRINK_BYTES:
         router.sweep(2.0)
@@ -282,7 +282,7 @@ def test_a_smaller_index_shrinks_step_by_step() -> None:
         assert 0 < sizes[-2] - sizes[-1] < SHRINK_BYTES * 1.2
     router.sweep(2.0)
     assert router.trie.max_bytes == SHRINK_BYTES
-    router.retune(policy="cost", ttl_s=300.0, memory_bytes=1 << 30, promise_wait_s=2.0)
+    router.retune(policy="cost", ttl_s=300.0, memory_bytes=1 << 30)
     assert router.trie.max_bytes == 1 << 30
     router.check()
 

@@ -80,10 +80,9 @@ def test_the_wait_is_bounded() -> None:
 
 
 def test_without_patience_it_goes_by_the_cost() -> None:
-    router = router_of()
+    router = router_of(promise_wait_s=0.0)
     home = answer(router.choose(prompt(), FLEET, 0.0), 1.0, 0)
     load = busy(router, home, WAIT_S * 0.9, 1.0)
-    router.retune(policy="cost", ttl_s=300.0, memory_bytes=1 << 24, promise_wait_s=0.0)
     assert outcome(router.choose(prompt(), FLEET, 1.0))[1] == "busy"
     answer(load, 2.0)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import quote, unquote_plus
+from urllib.parse import unquote_plus
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
 
@@ -32,13 +32,12 @@ _PADDING: Final = re.compile(rb"[ \t]*+(\r\n)?+")
 
 
 class FormModel:
-    """Looks for the field `model` of a form: `step` until it is over. name: "" if there is none; start, end: of its value."""
+    """Looks for the field `model` of a form: `step` until it is over. name: "" if there is none."""
 
-    __slots__ = ("_at", "_body", "_delimiter", "_parts", "_step_bytes", "end", "name", "start")
+    __slots__ = ("_at", "_body", "_delimiter", "_parts", "_step_bytes", "name")
 
     def __init__(self, body: bytes, boundary: bytes, step_bytes: int = STEP_BYTES) -> None:
         self.name = ""
-        self.start = self.end = 0
         self._body = body
         self._delimiter = b"\r\n--" + boundary
         self._parts = 0
@@ -95,7 +94,7 @@ class FormModel:
     def _take(self, start: int, end: int) -> None:
         name = self._body[start:end].decode("utf-8", "replace")
         if 0 < len(name) <= MAX_MODEL_CHARS and "\ufffd" not in name:
-            self.name, self.start, self.end = name, start, end
+            self.name = name
 
     def __repr__(self) -> str:
         return f"<FormModel {self.name!r}, {self._parts} parts>"
@@ -109,20 +108,13 @@ def form_model(body: bytes, content_type: str, step_bytes: int = STEP_BYTES) -> 
     return FormModel(body, (found[1] or found[2]).encode("utf-8", "surrogateescape"), step_bytes)
 
 
-def query_model(target: str) -> tuple[str, int, int]:
-    """(name, start, end) of the last `model` in the query of a request's target; "" if there is none. O(length)."""
-    path, question, query = target.partition("?")
-    found, start = ("", 0, 0), len(path) + len(question)
-    for pair in query.split("&"):
+def query_model(target: str) -> str:
+    """The last `model` in the query of a request's target; "" if there is none. O(length)."""
+    found = ""
+    for pair in target.partition("?")[2].split("&"):
         key, equals, value = pair.partition("=")
         if equals and unquote_plus(key) == _FIELD:
             name = unquote_plus(value)
             if 0 < len(name) <= MAX_MODEL_CHARS:
-                found = name, start + len(key) + 1, start + len(pair)
-        start += len(pair) + 1
+                found = name
     return found
-
-
-def quoted(name: str) -> str:
-    """A name as it stands in a query."""
-    return quote(name, safe="/:-._~")

@@ -40,6 +40,7 @@ log = logging.getLogger("warmroute.discovery")
 EMPTY_S: Final = 30.0
 LOOK_UP_S: Final = 4.0
 TARGETS_S: Final = 2.0  # for the addresses of targets: those that are missing come with the next look-up
+REFRESH_S: Final = 5.0  # a look-up is one packet; name servers hold an answer for as long, or longer
 RETRY_S: Final = 2.0  # after a failed look-up: what has come back is known within 5 s
 _TRY_S: Final = 1.0  # of one name server, at first
 
@@ -71,6 +72,7 @@ class DnsSource:
         look_up: LookUp | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        refresh_s: float = REFRESH_S,
     ) -> None:
         assert config.dns
         self.name = config.source
@@ -81,6 +83,7 @@ class DnsSource:
         self._look_up = look_up or asking(config.dns)
         self._clock = clock
         self._sleep = sleep
+        self._refresh_s = refresh_s
 
     async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """See MemberSource."""
@@ -96,7 +99,7 @@ class DnsSource:
                 known = found
                 self._note(found)
                 yield self._members(found)
-            await self._sleep(self._dns.refresh_s if found is not None else min(self._dns.refresh_s, RETRY_S))
+            await self._sleep(self._refresh_s if found is not None else min(self._refresh_s, RETRY_S))
 
     async def _targets(self) -> list[Target] | None:
         """In order; None: there was no answer to rely on."""

@@ -4,27 +4,17 @@ made again, as if the client had written it.
 The prompt's block keys are seeded with the model's name, and the canonical prompt is dropped once they are made. So the body is
 parsed again, as it was the first time: a large one in the parser process. What the first parsing has found and no longer stands
 in the body (that the client did not ask for usage, the object that the request goes on with) stays.
+A name in a form or in a query is not replaced.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
+from gateway.admission.memory import MemoryLease, parsing
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.parser.naming import name_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.client import ClientRequest
-
-
-async def find_outside(request: ClientRequest, api: ApiRequest, aliases: Aliases | None) -> None:
-    """The model's name in a form, or in the query. Raises GatewayError 413 or 503."""
-    size = len(api.body)
-    with parsing(request.lease, size) if aliases and size >= LARGE_BODY else nullcontext():  # an alias takes a copy
-        content_type = request.headers.get("Content-Type") or ""
-        request.target = await name_outside(api, content_type, request.target, aliases)
 
 
 async def rename(
@@ -33,8 +23,6 @@ async def rename(
     """Whether the request names that model now; else it is as it was. scope: seeds the block keys. Raises GatewayError."""
     aliases = Aliases({api.model: model})
     again = await parsed_again(parsing_, dialect, request.lease, api.body, scope, aliases)
-    if not (again.model or dialect.strict):
-        await find_outside(request, again, aliases)
     if again.model != model:
         return False
     api.model, api.body, api.billing = again.model, again.body, again.billing

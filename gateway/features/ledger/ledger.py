@@ -42,6 +42,8 @@ BEGIN_S: Final = 3.0  # wait for the database at the start
 CLOSE_S: Final = 4.0  # time limit of the last writes
 DISCONNECT_S: Final = 1.0
 PURGE_S: Final = 60.0
+BUFFER_BYTES: Final = 64 << 20  # some 60,000 requests: minutes without the database; beyond it usage is lost, and counted
+SUMS_D: Final = 400  # a year can be compared with the one before; a sum of a day is small
 _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that other processes can write
 _DAY_S: Final = 86_400
 
@@ -66,7 +68,9 @@ async def open_store(url: str) -> Store:
 
 
 class Ledger:
-    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: opens the database."""
+    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: opens the database. sums_d: days that
+    sums of a day are kept, never fewer than rows: reports of whole days are made of them.
+    """
 
     def __init__(
         self,
@@ -75,8 +79,12 @@ class Ledger:
         wall_clock: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         opens: Opener = open_store,
+        *,
+        buffer_bytes: int = BUFFER_BYTES,
+        sums_d: int = SUMS_D,
     ) -> None:
-        self.buffer = Buffer(config.buffer_mb << 20)
+        self.buffer = Buffer(buffer_bytes)
+        self._sums_d = max(sums_d, config.retention_d)
         self.wall_clock = wall_clock
         self._config = config
         self._metrics = metrics
@@ -230,7 +238,7 @@ class Ledger:
         if not self._steadiness.steady(now, self._clock()) or self._store is None or self._failing_since is not None:
             return False
         rows_before_ms = milliseconds(now - self._config.retention_d * _DAY_S)
-        days_before = day_of(milliseconds(now - self._config.rollup_retention_d * _DAY_S))
+        days_before = day_of(milliseconds(now - self._sums_d * _DAY_S))
         return bool(await self._store.purge(rows_before_ms, days_before))
 
     def __repr__(self) -> str:

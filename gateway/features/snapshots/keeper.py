@@ -28,6 +28,7 @@ from gateway.telemetry.notices import Notices
 log = logging.getLogger("warmroute.snapshots")
 
 TOLD_S = 3600.0  # between two lines about the same reason
+EVERY_S = 60.0  # a restart that loses a minute of prompts finds nearly all of them
 LAST_S = 5.0  # for the last one, at the end
 
 T = TypeVar("T")
@@ -38,17 +39,17 @@ class SnapshotFile:
     """every_s: seconds between two writes."""
 
     path: Path
-    every_s: float
+    every_s: float = EVERY_S
 
 
 def file_of(config: Config) -> SnapshotFile | None:
     """The file that a configuration asks for."""
-    file, every_s = config.snapshot.file, config.snapshot.every_s
+    file = config.snapshot.file
     if file != AUTO:
-        return SnapshotFile(Path(file), every_s) if file != OFF else None
+        return SnapshotFile(Path(file)) if file != OFF else None
     host, port = config.address
     name = "".join(char if char.isalnum() or char in ".-" else "-" for char in host)
-    return SnapshotFile(state_folder() / f"index-{name}-{port}.snapshot", every_s) if port else None
+    return SnapshotFile(state_folder() / f"index-{name}-{port}.snapshot") if port else None
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:

@@ -78,7 +78,7 @@ def part_of(config: Config) -> Config:
 
     pools = tuple(replace(pool, max_queue=part(pool.max_queue)) for pool in config.pools)
     limits = replace(config.limits, connections=part(config.limits.connections))
-    return replace(config, pools=pools, limits=limits, ledger=replace(config.ledger, buffer_mb=part(config.ledger.buffer_mb)))
+    return replace(config, pools=pools, limits=limits)
 
 
 class Peers:

@@ -24,7 +24,6 @@ from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.outside import Outside
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
-from gateway.cluster.syn_filter import drop_new
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import Source
@@ -186,9 +185,7 @@ class Supervisor:
             for task in beside:
                 task.cancel()
             for slot in self.slots:
-                for listener in slot.listeners:
-                    drop_new(listener)  # the workers accept what is established
-                slot.close()
+                slot.close()  # the workers accept what is established
             await self._end(keepers, hurry, due or time.monotonic() + END_S - CLOSE_S)
             await asyncio.gather(*beside, return_exceptions=True)
 

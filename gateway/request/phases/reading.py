@@ -11,9 +11,9 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import generates
 from gateway.errors import GatewayError
-from gateway.features.fallback_pools.renaming import find_outside
 from gateway.features.keys.callers import Callers
 from gateway.features.tracing.trace import PARSE, RECEIVE
+from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.phases.objects import ReplicaObjects
@@ -83,7 +83,7 @@ class Reading:
                 api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
         if not dialect.strict:
             if not api.model:
-                await find_outside(request, api, self._live.aliases)
+                await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)
             api.refers = dialect.refers(record.path)
             if not api.model and (known := self._objects.find(api.refers, caller)):
                 api.model = known[1]

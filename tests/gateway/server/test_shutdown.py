@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import errno
 import json
 import socket
-import struct
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -19,17 +15,15 @@ import pytest
 
 from gateway.app import Gateway, Surroundings, compose, serve
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
-from gateway.cluster.syn_filter import drop_new
 from gateway.config.source import load
 from gateway.request.running import ROUND_S, ROUNDS, Running
-from gateway.server.shutdown import stop_accepting
+from gateway.server.http.accept import BATCH
 from tests.gateway.conftest import BODY, LOGGED, eventually
 from tests.support.fakes import FakeReplica, answers, hangs, streams
 
 RAW = json.dumps(BODY).encode()
 RAW = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%b" % (len(RAW), RAW)
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
-NETLINK_SOCK_DIAG = 4
+CLIENTS = BATCH + 36  # more than are accepted at once
 
 
 @dataclass(slots=True)
@@ -139,11 +133,11 @@ async def test_what_does_not_finish_is_ended_with_a_word(by: str) -> None:
 
 
 async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
-    """Forty connections are made, and asked, before the gateway's loop has its turn; then it is to stop."""
+    """They connect and send their requests before the gateway's loop has its turn; then it is to stop."""
     async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
         address = ("127.0.0.1", int(gateway.url.rpartition(":")[2]))
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(40)]
+            clients = [stack.enter_context(socket.create_connection(address)) for _ in range(CLIENTS)]
             for client in clients:
                 client.sendall(RAW)
             gateway.stop.set()
@@ -152,77 +146,7 @@ async def test_whoever_the_kernel_has_let_in_is_answered() -> None:
                 answer = client.recv(10_000)
                 assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
                 assert b"Connection: close" in answer
-    assert len(replica.requests) == 40
-
-
-def can_diagnose() -> bool:
-    """Whether a process may ask this kernel for the connections of its sockets. (Some sandboxes forbid it.)"""
-    try:
-        socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG).close()
-    except (AttributeError, OSError):
-        return False
-    return True
-
-
-needs_diagnosis = pytest.mark.skipif(not can_diagnose(), reason="no sock_diag")
-
-
-def half_connected(address: tuple[str, int]) -> socket.socket:
-    """A client that misses the kernel's answer to its first packet, until SO_DETACH_FILTER; it is repeated after a second."""
-    client = socket.socket()
-    client.setblocking(False)
-    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # a BPF program: drop
-    client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(nothing)))
-    assert client.connect_ex(address) == errno.EINPROGRESS
-    return client
-
-
-@needs_diagnosis
-async def test_whose_connection_is_being_made_when_it_stops_is_answered() -> None:
-    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
-        with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))) as client:
-            gateway.stop.set()
-            client.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-            await asyncio.get_running_loop().sock_sendall(client, RAW)  # once it is connected
-            assert (await asyncio.get_running_loop().sock_recv(client, 10_000)).startswith(b"HTTP/1.1 200 OK\r\n")
-            await gateway.over
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the filter is Linux's")
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_no_connection_begins_and_those_that_have_begun_go_on(family: socket.AddressFamily) -> None:
-    host = "127.0.0.1" if family == socket.AF_INET else "::1"
-    with (
-        socket.create_server((host, 0), family=family) as listener,
-        socket.socket(family) as before,
-        socket.socket(family) as late,
-    ):
-        before.connect(listener.getsockname())
-        drop_new(listener)
-        late.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            late.connect(listener.getsockname())
-        before.sendall(b"request")
-        with listener.accept()[0] as accepted:
-            accepted.settimeout(40)
-            assert accepted.recv(100) == b"request"
-
-
-@needs_diagnosis
-async def test_a_connection_that_is_never_made_does_not_keep_it() -> None:
-    async with FakeReplica() as replica, serving(replica, 60) as gateway, asyncio.timeout(40):
-        with half_connected(("127.0.0.1", int(gateway.url.rpartition(":")[2]))):
-            gateway.stop.set()
-            await gateway.over
-
-
-@needs_diagnosis
-async def test_a_hurried_shutdown_does_not_wait_for_a_connection_that_is_never_made() -> None:
-    hurry = asyncio.Event()
-    hurry.set()
-    with socket.create_server(("127.0.0.1", 0)) as listener, half_connected(listener.getsockname()):
-        async with asyncio.timeout(40):
-            await stop_accepting([listener], hurry, handshake_s=600)
+    assert len(replica.requests) == CLIENTS
 
 
 async def test_a_client_that_got_no_connection_close_may_send_one_more_request() -> None:

@@ -100,11 +100,11 @@ async def test_without_a_key_of_its_own_the_clients_key_goes_on() -> None:
         )
 
 
-async def test_a_pools_key_is_that_of_replicas_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POOLS", SECRET)
-    monkeypatch.setenv("OWN", OTHER)
+async def test_replicas_of_a_pool_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONE", SECRET)
+    monkeypatch.setenv("TWO", OTHER)
     async with FakeReplica(**keyed(SECRET)) as one, FakeReplica(**keyed(OTHER)) as two:
-        pool = {"key": {"env": "POOLS"}, "replicas": [one.url, {"url": two.url, "key": {"env": "OWN"}}]}
+        pool = {"replicas": [{"url": one.url, "key": {"env": "ONE"}}, {"url": two.url, "key": {"env": "TWO"}}]}
         async with running(pools=[pool]) as run:
             assert [state.up for state in run.gateway.fleet.replicas] == [True, True]
 

@@ -104,11 +104,11 @@ def test_a_policy_is_added_by_passing_it() -> None:
     assert {booking.chosen.replica for booking in bookings} == {decision.best.replica} == {"a"}
     bookings[0].move(["b", "c"], 1.0)
     assert made[0].taken == ["a", "a", "a", "b"]
-    router.retune(policy="cost", promise_wait_s=0.0, **options)
+    router.retune(policy="cost", **options)
     router.choose(PROMPT, "cab", 0.0)
     assert len(made[0].taken) == 4
     with pytest.raises(KeyError):
-        router.retune(policy="of nobody", promise_wait_s=0.0, **options)
+        router.retune(policy="of nobody", **options)
 
 
 def test_least_cost_under_any_name_finds_the_cheapest_and_pays_rent() -> None:

@@ -85,7 +85,7 @@ class Dns:
 
     @property
     def discovery(self) -> Sequence[dict[str, Any]]:
-        about = {"refresh_s": REFRESH_S, "servers": [f"127.0.0.1:{self._resolver.port}"]}
+        about = {"servers": [f"127.0.0.1:{self._resolver.port}"]}
         return (
             {"dns": {"name": HOSTS, "port": self._port, **about}, "pool": ADDRESSES},
             {"dns": {"name": SERVICE, **about}, "pool": TARGETS},

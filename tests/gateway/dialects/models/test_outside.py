@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
-from gateway.dialects.models.outside import MAX_HEAD, MAX_PARTS, FormModel, form_model, query_model, quoted
+from gateway.dialects.models.outside import MAX_HEAD, MAX_PARTS, FormModel, form_model, query_model
 
 TYPE = "multipart/form-data; boundary=B"
 
@@ -31,7 +31,6 @@ def found(body: bytes, content_type: str = TYPE, step_bytes: int = 1 << 20) -> s
         return "no form"
     while made.step():
         pass
-    assert body[made.start : made.end].decode() == made.name
     return made.name
 
 
@@ -71,7 +70,7 @@ def test_it_is_what_another_parser_finds(parts: list[tuple[str, bytes, bool, tup
             if 0 < len(value) <= MAX_MODEL_CHARS:
                 wanted = value.decode()
     if any(b"--B" in value or b"\r\n" in value for _, value, _, _ in parts):
-        found(body, step_bytes=step)  # e-mails' line ends are not a form's; it ends, and what it found stands there
+        found(body, step_bytes=step)  # e-mails' line ends are not a form's; it ends
     else:
         assert found(body, step_bytes=step) == wanted
 
@@ -168,16 +167,11 @@ queries = st.lists(
 @given(queries)
 def test_the_query_s_last_one_counts(pairs: list[tuple[str, str]]) -> None:
     target = "/v1/files?" + "&".join(f"{key}={value}" for key, value in pairs)
-    name, start, end = query_model(target)
-    assert name == (parse_qs(urlsplit(target).query).get("model") or [""])[-1]
-    if name:
-        edited = target[:start] + quoted("org/new: ü&=") + target[end:]
-        assert parse_qs(urlsplit(edited).query)["model"][-1] == "org/new: ü&="
-        assert len(parse_qs(urlsplit(edited).query)) == len(parse_qs(urlsplit(target).query))
+    assert query_model(target) == (parse_qs(urlsplit(target).query).get("model") or [""])[-1]
 
 
 @pytest.mark.parametrize(
     "target", ["/v1/model=a", "/v1/x?", "/v1/x?model", "/v1/x?model=", "/v1/x?&&=&model=" + "x" * 300, "/v1/x?models=a"]
 )
 def test_a_query_without_a_model(target: str) -> None:
-    assert query_model(target)[0] == ""
+    assert query_model(target) == ""

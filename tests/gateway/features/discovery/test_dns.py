@@ -277,7 +277,7 @@ async def test_replicas_that_only_the_named_server_knows_are_reached_by_their_na
             await server.serve(f"_http._tcp.s.test. 0 IN SRV 0 1 {replica.port} r1.test.", f"r1.test. 0 IN A {address}")
 
         await serve("127.0.0.2")  # where nothing listens
-        dns = {"name": "_http._tcp.s.test", "refresh_s": 1, "servers": [f"127.0.0.1:{server.port}"]}
+        dns = {"name": "_http._tcp.s.test", "servers": [f"127.0.0.1:{server.port}"]}
         source = {"dns": dns, "tls": {"ca_file": str(authority.ca)} if secure else False}
         gateway = compose(config_over(pools=[{"name": "default"}], discovery=[source]), LOGGED)
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
@@ -312,7 +312,7 @@ async def test_a_gateway_follows_a_real_name_server_and_outlives_it(
 ) -> None:
     async with FakeReplica() as one, FakeReplica() as two:
         await server.serve(f"_http._tcp.s.test. 0 IN SRV 0 1 {one.port} localhost.")
-        dns = {"name": "_http._tcp.s.test", "refresh_s": 1, "servers": [f"127.0.0.1:{server.port}"]}
+        dns = {"name": "_http._tcp.s.test", "servers": [f"127.0.0.1:{server.port}"]}
         gateway = compose(config_over(pools=[{"name": "default"}], discovery=[{"dns": dns}]), LOGGED)
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
             assert (await run.post())[0] == 200

@@ -126,6 +126,19 @@ async def test_models_that_are_not_allowed_are_not_listed(tmp_path: Path) -> Non
         assert (status, answer["error"]["code"]) == (403, "model_not_allowed")  # whether it exists or not
 
 
+async def test_models_in_forms_and_queries_have_to_be_allowed_too(tmp_path: Path) -> None:
+    """An alias is refused there, whatever it stands for."""
+    async with FakeReplica([answers()], listing=models("a", "b")) as replica:
+        async with keyed(tmp_path, replica, model_aliases={"c": "b"}) as run:
+            headers = bearer((await made(run, models=["a", "c"]))[1])
+            for model, expected in (("a", 200), ("b", 403), ("c", 400)):
+                form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--b--\r\n' % model.encode()
+                in_form = {**headers, "Content-Type": "multipart/form-data; boundary=b"}
+                assert (await run.post(form, "/v1/audio/transcriptions", headers=in_form))[0] == expected, model
+                assert (await run.post(b"", f"/v1/audio/transcriptions?model={model}", headers=headers))[0] == expected, model
+        assert len(replica.requests) == 2
+
+
 async def test_a_pool_that_is_not_allowed(tmp_path: Path) -> None:
     async with FakeReplica([answers()], listing=models("a")) as one, FakeReplica([answers()], listing=models("b")) as other:
         pools = [{"name": "p", "replicas": [one.url], "models": ["a"]}, {"name": "q", "replicas": [other.url], "models": ["b"]}]

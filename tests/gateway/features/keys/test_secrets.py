@@ -41,7 +41,7 @@ async def gateway(folder: Path, collector: Collector, config: dict[str, Any]) ->
         "workers": 2,
         "prices": PRICES,
         "tracing": collector.tracing(),
-        "snapshot": {"file": str(folder / "snapshot"), "every_s": 0.2},
+        "snapshot": {"file": str(folder / "snapshot")},
         "ledger": {"url": f"sqlite:///{folder}/ledger.sqlite"},
         "state": {"url": f"sqlite:///{folder}/state.sqlite"},
         "limits": {"drain_accept_s": 0, "drain_timeout_s": 5},

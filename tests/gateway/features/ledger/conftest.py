@@ -17,7 +17,7 @@ from gateway.dialects.usage import Usage
 from gateway.features.ledger.batches import RowMaker
 from gateway.features.ledger.buffer import Entry
 from gateway.features.ledger.entries import LedgerEntries
-from gateway.features.ledger.ledger import Ledger, Opener, open_store
+from gateway.features.ledger.ledger import BUFFER_BYTES, Ledger, Opener, open_store
 from gateway.features.ledger.store import OPERATION_S, LedgerStore
 from gateway.features.ledger.tables import TABLES, daily, rows
 from gateway.request.record import SettledRequest
@@ -56,10 +56,10 @@ def record(**values: Any) -> SettledRequest:
 class Entries:
     """What the observer makes of records, in the order in which they ended."""
 
-    def __init__(self, now: float = NOON, buffer_mb: int = 64) -> None:
+    def __init__(self, now: float = NOON, buffer_bytes: int = BUFFER_BYTES) -> None:
         self.clock = Clock()
         self.clock.now = now
-        self.ledger = ledger_of("sqlite:///never", self.clock, buffer_mb=buffer_mb)
+        self.ledger = ledger_of("sqlite:///never", self.clock, buffer_bytes=buffer_bytes)
         self.observe = LedgerEntries(self.ledger)
 
     def of(self, *records: SettledRequest) -> list[Entry]:
@@ -70,9 +70,11 @@ class Entries:
         return taken
 
 
-def ledger_of(url: str, clock: Clock, opens: Opener = open_store, metrics: Metrics | None = None, **config: Any) -> Ledger:
-    """clock: both of them."""
-    return Ledger(LedgerConfig(url=url, **config), metrics or Metrics(), clock, clock, opens)
+def ledger_of(
+    url: str, clock: Clock, opens: Opener = open_store, metrics: Metrics | None = None, *, retention_d: int = 30, **more: Any
+) -> Ledger:
+    """clock: both of them. more: of the ledger."""
+    return Ledger(LedgerConfig(url, retention_d), metrics or Metrics(), clock, clock, opens, **more)
 
 
 @contextlib.asynccontextmanager

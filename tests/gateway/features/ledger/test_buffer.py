@@ -30,7 +30,7 @@ def test_it_is_a_bounded_queue(steps: list[tuple[str, int]]) -> None:
 
 
 def test_a_flood_of_requests_with_long_names_stays_within_its_memory() -> None:
-    entries = Entries(buffer_mb=1)
+    entries = Entries(buffer_bytes=1 << 20)
     long = "\U0001f600" * 100_000
     buffer = entries.ledger.buffer
     for _ in range(2000):

@@ -146,7 +146,7 @@ async def test_a_database_that_cannot_be_opened_is_tried_again(caplog: pytest.Lo
 
 
 async def test_beyond_its_bound_the_newest_are_lost_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    kit = Kit(buffer_mb=1)
+    kit = Kit(buffer_bytes=1 << 20)
     kit.store.fails = StoreFailed("gone")
     kit.end(10)
     assert not await kit.ledger.flush()
@@ -238,7 +238,7 @@ async def test_the_end_does_not_wait_for_a_database_that_is_gone(caplog: pytest.
 
 
 async def test_what_is_old_goes_when_the_clock_has_been_steady() -> None:
-    kit = Kit(retention_d=2, rollup_retention_d=10)
+    kit = Kit(retention_d=2, sums_d=10)
     monotonic = kit.clock
     assert await kit.ledger.flush()
     await kit.ledger.purge()

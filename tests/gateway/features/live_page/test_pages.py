@@ -102,12 +102,6 @@ async def test_a_path_leads_to_its_files_only() -> None:
             assert answer.status == 404, "not on the clients' port"
 
 
-async def test_it_can_be_left_out() -> None:
-    async with FakeReplica() as one, running(one, ui=False) as run:
-        assert (await run.get("/warmroute/ui/"))[0] == 404
-        assert (await run.get("/warmroute/live"))[0] == 200, "for warmroute status --watch and scripts"
-
-
 def test_what_is_not_ours_is_as_its_makers_have_it() -> None:
     manifest = json.loads((STATIC / "vendor" / "manifest.json").read_text("utf-8"))
     listed = {each["file"]: each for each in manifest["files"]}

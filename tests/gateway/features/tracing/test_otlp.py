@@ -29,9 +29,10 @@ TOKENIZE = {"model": "m", "prompt": "x"}
 
 async def test_headers_and_attributes_come_from_the_standards_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20key")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test,service.name=other")
     async with Collector() as collector, FakeReplica() as one:
-        async with running(one, tracing=collector.tracing(service="edge")) as run:
+        async with running(one, tracing=collector.tracing()) as run:
             await run.post()
             await collector.asked(1)
             await eventually(lambda: run.gateway.exporter and run.gateway.exporter.exported)
@@ -254,7 +255,6 @@ require_libraries(load(None, {"pools": pools, "tracing": {"endpoint": "http://c:
         ({"endpoint": "collector:4318"}, "tracing.endpoint"),
         ({"endpoint": "http://user:secret@c:4318"}, "credentials do not belong in a URL"),
         ({"endpoint": "http://c:4318", "sample": 1.5}, "tracing.sample"),
-        ({"endpoint": "http://c:4318", "service": ""}, "tracing.service"),
         ({"headers": {"authorization": "x"}}, "tracing"),
     ],
 )
