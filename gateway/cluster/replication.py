@@ -11,7 +11,7 @@ While the transport does not take what is published, at most about `unsent_bytes
 it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
 learned from the dropped events stays unknown to the other routers.
 
-The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. A store is the other (`sharing/`), for
+The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. A store is the other one, for
 gateways on other machines: events carry this machine's monotonic clock, and are translated there.
 """
 
