@@ -158,7 +158,8 @@ async def test_the_focus_stays_with_a_node_that_changes_its_place(browser: Brows
 async def test_on_a_phone_the_view_and_ends_of_names_are_seen(browser: Browser) -> None:
     async with fleet() as (runs, replicas), opened(browser, runs[0], "#doctor", size=PHONE) as tab:
         links = tab.page.get_by_role("navigation").get_by_role("link")
-        await expect(links.last).to_be_in_viewport(ratio=1)
+        # The width of a text is a fraction, which the font decides; a list is scrolled by whole pixels.
+        await expect(links.last).to_be_in_viewport(ratio=0.98)
         await links.first.click()
         await tab.page.goto(f"{runs[0].admin_url}/warmroute/ui/#requests")
         await converse(runs[0])
