@@ -32,9 +32,15 @@ demo: $(VENV)/.demo
 # Each process begins with a part of the tests in their order, so that module fixtures are made once, and takes from the others
 # when it has none left.
 PYTEST := python -m pytest -n $(JOBS) --dist worksteal
+# What needs more than the packages and `make tools`: each has a command of its own.
+OTHERS := image or clients or cluster or engines
 
+# The gate: at least one case of each behaviour. SLOWEST: how many of the slowest tests are printed in the end.
+# PROCESSES=no leaves out what starts whole gateways under load, where `make test-compiled` follows, which has them.
+SLOWEST ?= 50
+PROCESSES ?=
 test: $(VENV)/.dev
-	$(BIN)/$(PYTEST) -m "not image and not clients and not cluster and not engines" $(ARGS)
+	$(BIN)/$(PYTEST) -m "not ($(OTHERS) or nightly$(if $(filter no,$(PROCESSES)), or processes))" --durations=$(SLOWEST) $(ARGS)
 
 # The Dockerfile's build steps, which compile everything: on a busy machine that takes longer than a test may.
 test-image: $(VENV)/.dev
