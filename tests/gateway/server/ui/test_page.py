@@ -21,8 +21,9 @@ from tests.gateway.server.ui.conftest import converse, fleet, opened
 from tests.support.browser import PHONE, Scheme
 from tests.support.browser import tab as blank
 from tests.support.fakes import FakeReplica, answers, models, status
+from tests.support.tiers import gate
 
-pytestmark = pytest.mark.tools
+pytestmark = [pytest.mark.tools, pytest.mark.asyncio(loop_scope="module")]
 expect.set_options(timeout=40_000)
 
 TABS = ["Overview", "Replicas", "Requests", "Prefix index", "Keys", "Doctor"]
@@ -35,6 +36,7 @@ async def focused(page: Page) -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="all other tests have one worker")
 async def test_it_opens_and_follows_requests_of_all_workers(browser: Browser, workers: int) -> None:
     async with fleet(workers) as (runs, _), opened(browser, runs[0]) as tab:
         page = tab.page
@@ -59,6 +61,7 @@ async def test_it_opens_and_follows_requests_of_all_workers(browser: Browser, wo
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="all other tests have one worker")
 async def test_a_request_is_explained(browser: Browser, workers: int) -> None:
     async with fleet(workers) as (runs, replicas), opened(browser, runs[0], "#requests") as tab:
         page = tab.page
@@ -112,6 +115,7 @@ async def test_the_list_can_be_filtered_and_paused(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="all other tests have one worker")
 async def test_the_index_is_opened_by_mouse_and_keyboard(browser: Browser, workers: int) -> None:
     async with fleet(workers) as (runs, _):
         for head in (0, 1):
@@ -208,6 +212,7 @@ async def test_names_are_text_whatever_is_in_them(browser: Browser) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [None, PHONE], ids=["desk", "phone"])
+@gate("desk-light", "phone-dark", reason="each size and each scheme")
 async def test_every_view_is_accessible_and_fits(browser: Browser, scheme: Scheme, size: Any, tmp_path: Any) -> None:
     keys = {"url": f"sqlite:///{tmp_path}/keys.sqlite", "required": False}
     async with fleet(keys=keys) as (runs, _):
