@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import fnmatch
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ _STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are there
     config.stash[_STDERR] = os.dup(2)  # while a test runs, its output is captured
 
 
@@ -51,6 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wrong = [f"{function} has no case {name}" for function, names in unseen.items() for name in names]
         if wrong:
             raise pytest.UsageError("\n".join(wrong))
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage looks at the tests and at what they import: there are millions of objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
