@@ -1,5 +1,5 @@
-"""Prints the test files that `make test-compiled` runs: those with tests marked `processes`, and those that use a compiled module
-of the folder that theirs mirrors.
+"""Prints the test files that `make test-compiled` runs: those that mirror a compiled module, or use one of the folder that
+theirs mirrors; and those with tests marked `processes`.
 
     python -m scripts.compiled_tests
 """
@@ -27,7 +27,8 @@ def chosen() -> Iterator[str]:
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text("utf-8")
         here = ".".join(path.parent.relative_to(ROOT / "tests").parts)
-        if PROCESSES in text or any(name in compiled and name.rpartition(".")[0] == here for name in imported(text)):
+        used = {name for name in imported(text) if name.rpartition(".")[0] == here}
+        if PROCESSES in text or compiled & {f"{here}.{path.stem.removeprefix('test_')}", *used}:
             yield path.relative_to(ROOT).as_posix()
 
 
