@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import hatch_build
+from tests.support.tiers import nightly
 
 pytestmark = pytest.mark.skipif(
     not shutil.which(os.environ.get("CC", "cc")) or not importlib.util.find_spec("mypyc"), reason="no C compiler, or no mypyc"
 )
 
 
+@nightly(".ci/run compiles while it checks the types")
 def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: Path) -> None:
     """`.ci/run` checks the types while it compiles. Where the cache would be is a file: whoever opens one there fails."""
     shutil.copy(Path(hatch_build.__file__), tmp_path)
