@@ -1,4 +1,6 @@
 # make demo | test | lint | bench: each is the only command that is needed; it makes its own virtual environment.
+# make test is the gate, in minutes; make test-nightly is everything, in hours; .ci/run is the gate on a clean checkout, with the rest
+# of what must hold before a change lands.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -9,7 +11,7 @@ ONCE ?=
 JOBS ?= $(shell expr $$(nproc) + 2)
 ARGS ?=
 
-.PHONY: install demo test test-image test-clients test-cluster test-engines test-nightly test-compiled compiled soak lint bench peers mutants fmt tools clean
+.PHONY: install demo test test-image test-clients test-cluster test-engines test-nightly test-compiled compiled compiled-quick soak lint bench peers mutants fmt tools clean
 
 install: $(VENV)/.dev
 
@@ -32,9 +34,15 @@ demo: $(VENV)/.demo
 # Each process begins with a part of the tests in their order, so that module fixtures are made once, and takes from the others
 # when it has none left.
 PYTEST := python -m pytest -n $(JOBS) --dist worksteal
+# What needs more than the packages and `make tools`: each has a command of its own.
+OTHERS := image or clients or cluster or engines
 
+# The gate: at least one case of each behaviour. SLOWEST: how many of the slowest tests are printed in the end.
+# PROCESSES=no leaves out what starts whole gateways under load, where `make test-compiled` follows, which has them.
+SLOWEST ?= 50
+PROCESSES ?=
 test: $(VENV)/.dev
-	$(BIN)/$(PYTEST) -m "not image and not clients and not cluster and not engines" $(ARGS)
+	$(BIN)/$(PYTEST) -m "not ($(OTHERS) or nightly$(if $(filter no,$(PROCESSES)), or processes))" --durations=$(SLOWEST) $(ARGS)
 
 # The Dockerfile's build steps, which compile the hot modules: on a busy machine that takes longer than a test may.
 test-image: $(VENV)/.dev
@@ -58,26 +66,43 @@ test-engines: $(VENV)/.dev
 	scripts/peers.sh .peers engines
 	$(BIN)/python -m pytest -m engines -s tests/engines $(ARGS)
 
-# State machines and property tests at full depth.
-test-nightly: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=nightly $(BIN)/$(PYTEST) --timeout 3600 -o faulthandler_timeout=3900 $(ARGS)
-
-# The router and the gateway as wheels have them: what mypyc makes of the same files has to pass the same tests.
+# The router and the gateway as wheels have them: what mypyc makes of the same files has to pass the same tests. For tests it is
+# compiled without optimisation, in a folder of its own: a third of the time.
 COMPILED := build/compiled
+QUICK := build/compiled-O0
 SOURCES := $(shell find router gateway replica -name '*.py')
-$(COMPILED)/.made: $(VENV)/.dev hatch_build.py $(SOURCES)
-	mkdir -p build && touch build/.compiling
-	$(BIN)/python hatch_build.py $(COMPILED)
-	mv build/.compiling $@  # as old as the sources that were read: what changed meanwhile is compiled next time
+$(COMPILED)/.made $(QUICK)/.made: $(VENV)/.dev hatch_build.py $(SOURCES)
+	mkdir -p build && touch $(@D).begun
+	$(if $(filter $(QUICK)/%,$@),WARMROUTE_OPT_LEVEL=0) $(BIN)/python hatch_build.py $(@D)
+	mv $(@D).begun $@  # as old as the sources that were read: what changed meanwhile is compiled next time
 
 compiled: $(COMPILED)/.made
 
-test-compiled: $(COMPILED)/.made
-	rm -rf $(addprefix $(COMPILED)/,tests scripts bench)
-	cp -r tests scripts bench pyproject.toml $(COMPILED)/
-	ln -sfn $(abspath .tools) $(COMPILED)/.tools
-	cd $(COMPILED) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) \
-		tests/gateway tests/router tests/chaos -m "not tools" -p no:cacheprovider $(ARGS)
+compiled-quick: $(QUICK)/.made
+
+# WHOLE=yes: everything that can run there. Otherwise the tests of the compiled modules, and whole gateways under load.
+WHOLE ?=
+test-compiled: $(QUICK)/.made
+	rm -rf $(addprefix $(QUICK)/,tests scripts bench)
+	cp -r tests scripts bench pyproject.toml $(QUICK)/
+	ln -sfn $(abspath .tools) $(QUICK)/.tools
+	cd $(QUICK) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) -p no:cacheprovider --durations=$(SLOWEST) \
+		$(if $(WHOLE),tests/gateway tests/router tests/chaos -m "not tools",$$($(abspath $(BIN))/python -m scripts.compiled_tests) \
+		-m "not (tools or nightly)") $(ARGS)
+
+# Everything that needs no more than the packages and the tools, in depth: before a release, hours. FUZZ_SECONDS: of each fuzzer.
+# The reports of fuzzers and of the soak are in build/.
+FUZZ_SECONDS ?= 60
+test-nightly: $(VENV)/.dev
+	scripts/tools.sh
+	HYPOTHESIS_PROFILE=nightly WARMROUTE_REQUIRE_TOOLS=1 $(BIN)/$(PYTEST) -m "image or not ($(OTHERS))" \
+		--timeout 3600 -o faulthandler_timeout=3900 --durations=$(SLOWEST) $(ARGS)
+	$(MAKE) test-compiled WHOLE=yes
+	$(BIN)/python -m scripts.fuzz all --seconds $(FUZZ_SECONDS) --out build/fuzz.md
+	$(BIN)/python -m tests.replica.fuzz --engine sim --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.replica.fuzz --engine transformers --seconds $(FUZZ_SECONDS)
+	$(MAKE) soak MINUTES=5
+	$(MAKE) soak MINUTES=5 WORKERS=2
 
 # Load, kills, restarts and hostile clients for MINUTES, and a conservation law at the end. The report of 30 minutes or more is
 # bench/reports/soak.md, that of a shorter run build/soak.md. WORKERS=2: with two workers, in soak-2-workers.md.

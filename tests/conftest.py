@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import faulthandler
+import fnmatch
+import gc
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+from tests.support.tiers import nightly
 
 pytest.register_assert_rewrite("tests.chaos.stage")
 # A shell without job control starts what is in the background with SIGINT ignored, and so would be what tests start.
@@ -30,7 +34,31 @@ _STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are there
     config.stash[_STDERR] = os.dup(2)  # while a test runs, its output is captured
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what `tests.support.tiers.gate` leaves to the nightly tier. Refuses cases that no test has (any more)."""
+    unseen = dict[str, set[str]]()
+    for item in items:
+        function, bracket, case = item.nodeid.removesuffix("]").partition("[")
+        if bracket and (mark := item.get_closest_marker("gate")):
+            found = {name for name in mark.args if fnmatch.fnmatchcase(case, name)}
+            unseen[function] = unseen.get(function, set(mark.args)) - found
+            if not found:
+                item.add_marker(nightly(mark.kwargs["reason"]))
+    if not any("::" in argument for argument in config.args):
+        wrong = [f"{function} has no case {name}" for function, names in unseen.items() for name in names]
+        if wrong:
+            raise pytest.UsageError("\n".join(wrong))
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage looks at the tests and at what they import: there are millions of objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

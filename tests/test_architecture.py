@@ -7,7 +7,8 @@ import collections.abc
 import json
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -21,69 +22,89 @@ from router import POLICIES
 from tests.gateway.conftest import running
 from tests.support.fakes import FakeReplica
 from tests.support.paths import ROOT
+from tests.support.rules import name_of, nobody
 
 PACKAGES = ("router", "gateway", "replica")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text("utf-8")
 
 
-@pytest.fixture(params=SOURCES, ids=name_of)
-def source(request: pytest.FixtureRequest) -> tuple[str, ast.Module]:
-    path: Path = request.param
-    return name_of(path), ast.parse(path.read_text("utf-8"))
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
 
 
-def test_functions_stay_small(source: tuple[str, ast.Module]) -> None:
-    name, tree = source
-    for node in ast.walk(tree):
-        if isinstance(node, FUNCTION):
-            assert (node.end_lineno or 0) - node.lineno < 50, f"{name}: {node.name} is too long"
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            count = sum(argument.arg not in ("self", "cls") for argument in arguments)
-            assert count <= 7, f"{name}: {node.name} takes {count} parameters"
+@pytest.fixture(autouse=True, scope="module")
+def _trees_go() -> Iterator[None]:
+    """Whatever else this process tests does not collect garbage among a million nodes."""
+    yield
+    tree_of.cache_clear()
+
+
+def all_of(
+    kind: type[ast.AST] | tuple[type[ast.AST], ...], paths: Iterable[Path] = SOURCES
+) -> Iterator[tuple[str, typing.Any]]:
+    """(the file's name, node) of every node of these kinds."""
+    return ((name_of(path), node) for path in paths for node in ast.walk(tree_of(path)) if isinstance(node, kind))
+
+
+def test_functions_stay_small() -> None:
+    found = list(all_of(FUNCTION))
+    nobody(f"{name}: {node.name} is too long" for name, node in found if node.end_lineno - node.lineno >= 50)
+    nobody(f"{name}: {node.name} takes {count} parameters" for name, node in found if (count := parameters(node.args)) > 7)
+
+
+def parameters(arguments: ast.arguments) -> int:
+    given = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in OWN for argument in given)
 
 
 def test_module_names_describe_their_content() -> None:
-    for path in SOURCES:
-        assert path.stem not in {"utils", "util", "common", "helpers", "manager", "base", "misc"}, name_of(path)
+    vague = {"utils", "util", "common", "helpers", "manager", "base", "misc"}
+    nobody(name_of(path) for path in SOURCES if path.stem in vague)
 
 
-def test_no_error_is_swallowed(source: tuple[str, ast.Module]) -> None:
-    name, tree = source
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ExceptHandler):
-            broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
-            empty = all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
-            assert not (broad and empty), f"{name}:{node.lineno}"
+def test_no_error_is_swallowed() -> None:
+    nobody(f"{name}:{node.lineno}" for name, node in all_of(ast.ExceptHandler) if swallows(node))
 
 
-@pytest.mark.parametrize("name", list(modules()))
-def test_what_is_compiled_names_each_caught_error_anew(name: str) -> None:
+def swallows(node: ast.ExceptHandler) -> bool:
+    broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
+    return broad and all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
+
+
+def test_what_is_compiled_names_each_caught_error_anew() -> None:
     """mypyc gives both of two equal names in one function the type of the first."""
-    for node in ast.walk(ast.parse((ROOT / name).read_text("utf-8"))):
-        if isinstance(node, FUNCTION):
-            names = [handler.name for handler in ast.walk(node) if isinstance(handler, ast.ExceptHandler) and handler.name]
-            assert len(set(names)) == len(names), node.name
+    wrong = []
+    for name, node in all_of(FUNCTION, [ROOT / name for name in modules()]):
+        names = [handler.name for handler in ast.walk(node) if isinstance(handler, ast.ExceptHandler) and handler.name]
+        if len(set(names)) < len(names):
+            wrong.append(f"{name}: {node.name}")
+    nobody(wrong)
 
 
-def test_modules_hold_no_mutable_state(source: tuple[str, ast.Module]) -> None:
-    name, tree = source
-    for node in tree.body:
-        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
-        if isinstance(value, ast.List | ast.Dict | ast.Set) and names != ["__all__"]:
-            annotation = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else ""
-            frozen = annotation.startswith(("Mapping", "Sequence", "dict[str, Sequence"))
-            assert frozen or all(part.isupper() or part.strip("_").isupper() for part in names), f"{name}:{node.lineno}"
+def test_modules_hold_no_mutable_state() -> None:
+    nobody(f"{name_of(path)}:{node.lineno}" for path in SOURCES for node in tree_of(path).body if is_mutable(node))
 
 
-def test_every_module_has_a_docstring(source: tuple[str, ast.Module]) -> None:
-    name, tree = source
-    assert ast.get_docstring(tree), name
+def is_mutable(node: ast.stmt) -> bool:
+    """Whether a module's statement makes a container that is neither a constant nor typed as one that nobody changes."""
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
+    if not isinstance(value, ast.List | ast.Dict | ast.Set) or names == ["__all__"]:
+        return False
+    annotation = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else ""
+    frozen = annotation.startswith(("Mapping", "Sequence", "dict[str, Sequence"))
+    return not frozen and not all(part.isupper() or part.strip("_").isupper() for part in names)
+
+
+def test_every_module_has_a_docstring() -> None:
+    nobody(name_of(path) for path in SOURCES if not ast.get_docstring(tree_of(path)))
 
 
 # -- tests against the code
@@ -129,10 +150,10 @@ def test_a_patch_is_found(line: str) -> None:
     assert list(patched(ast.parse(line)))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=name_of)
-def test_tests_patch_nothing(path: Path) -> None:
+def test_tests_patch_nothing() -> None:
     """Fakes and limits enter by the constructor. The environment and the working directory may be changed."""
-    assert not list(patched(ast.parse(path.read_text("utf-8"))))
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    nobody(f"{name_of(path)}:{line}: {what}" for path in paths for line, what in patched(tree_of(path)))
 
 
 # -- documents against code
@@ -223,21 +244,24 @@ def markdown() -> list[Path]:
     return [path for folder in ("", "docs", "helm", "bench", "bench/reports") for path in (ROOT / folder).glob("*.md")]
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """The fragments of links into a Markdown file: its headings in lower case, without punctuation, "-" for spaces."""
-    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```", "", text_of(path), flags=re.MULTILINE | re.DOTALL)
     headings: list[str] = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", markdown(), ids=name_of)
-def test_links_in_the_documents_lead_somewhere(path: Path) -> None:
-    for target, fragment in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text("utf-8")):
+def test_links_in_the_documents_lead_somewhere() -> None:
+    nobody(f"{name_of(path)}: {link}" for path in markdown() for link in dead_links(path))
+
+
+def dead_links(path: Path) -> Iterator[str]:
+    for target, fragment in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text_of(path)):
         if not target.startswith(("http:", "https:", "mailto:")):
             page = path.parent / target if target else path
-            assert page.exists(), target
-            if fragment and page.suffix == ".md":
-                assert fragment in anchors(page), f"{target}#{fragment}"
+            if not page.exists() or (fragment and page.suffix == ".md" and fragment not in anchors(page)):
+                yield f"{target}#{fragment}"
 
 
 def test_the_index_lists_every_page() -> None:
@@ -256,21 +280,31 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize("path", sorted(WRITTEN), ids=name_of)
-def test_files_that_are_named_exist(path: Path) -> None:
+def named(pattern: str) -> Iterator[tuple[str, str]]:
+    """(the file's name, what it names) for all that is written about files."""
+    return ((name_of(path), name) for path in sorted(WRITTEN) for name in set(re.findall(pattern, text_of(path))))
+
+
+def test_files_that_are_named_exist() -> None:
     """In comments, docstrings and documents: by a name, or by the end of a path."""
     folders = ("gateway", "router", "replica", "bench", "tests", "scripts")
-    known = [f"/{name_of(file)}" for folder in folders for file in (ROOT / folder).rglob("*.py")] + ["/hatch_build.py"]
-    for name in set(re.findall(r"(?<![\w/.])(?:\.\./)*([\w/]+\.py)\b", path.read_text("utf-8"))):
-        assert any(file.endswith(f"/{name}") for file in known), f"{name_of(path)} names {name}, which does not exist"
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")] + [ROOT / "hatch_build.py"]
+    known = {"/".join(parts[start:]) for file in files for parts in [name_of(file).split("/")] for start in range(len(parts))}
+    pairs = named(r"(?<![\w/.])(?:\.\./)*([\w/]+\.py)\b")
+    nobody(f"{path} names {name}" for path, name in pairs if name not in known)
 
 
-@pytest.mark.parametrize("path", sorted(WRITTEN), ids=name_of)
-def test_programs_that_are_named_exist(path: Path) -> None:
+def test_programs_that_are_named_exist() -> None:
     """`python -m` of a module of ours, or of a package that can be run."""
-    for name in set(re.findall(r"python -m ((?:bench|scripts|gateway|replica)(?:\.\w+)*)", path.read_text("utf-8"))):
-        place = ROOT.joinpath(*name.split("."))
-        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), f"{name_of(path)} names {name}"
+    places = [
+        (*pair, ROOT.joinpath(*pair[1].split(".")))
+        for pair in named(r"python -m ((?:bench|scripts|gateway|replica)(?:\.\w+)*)")
+    ]
+    nobody(
+        f"{path} names {name}"
+        for path, name, at in places
+        if not (at.with_suffix(".py").exists() or (at / "__main__.py").exists())
+    )
 
 
 def test_the_pages_name_every_policy() -> None:

@@ -20,6 +20,7 @@ from bench.measure.machine import trace_folder
 from gateway.cluster.replication import BATCH_S
 from gateway.features.sharing.link import FEW, pause_s
 from router.types import KEY_BYTES
+from tests.support.tiers import gate, nightly
 from tests.support.tools import tool
 
 
@@ -44,6 +45,7 @@ def test_prompts_share_what_they_share_in_the_trace() -> None:
 
 
 @pytest.mark.tools
+@nightly("sharing: tests/gateway/cluster/store, and deploy/test_machines.py with whole gateways")
 async def test_two_gateways_that_share_cache_as_one_does(tmp_path: Path) -> None:
     tool("redis-server")
     alone, shared, apart = [
@@ -56,6 +58,7 @@ async def test_two_gateways_that_share_cache_as_one_does(tmp_path: Path) -> None
 
 
 @pytest.mark.tools
+@nightly("tests/gateway/features/sharing/test_link.py: a store that is killed and comes back")
 async def test_no_request_fails_when_the_store_does(tmp_path: Path) -> None:
     tool("redis-server")
     long = Load("conversations", CONVERSATIONS, 2, 0.5)
@@ -112,6 +115,7 @@ def test_a_part_of_the_report_replaces_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="one worker: tests/gateway/cluster/snapshots")
 async def test_after_a_restart_the_next_turns_find_their_caches_by_the_file(workers: int, tmp_path: Path) -> None:
     seen = await restart(Case("", workers=workers, file=True), tmp_path, time.monotonic, conversations=8, fleet=3)
     assert seen.failed == {}
@@ -120,6 +124,7 @@ async def test_after_a_restart_the_next_turns_find_their_caches_by_the_file(work
 
 
 @pytest.mark.tools
+@nightly("tests/gateway/features/sharing/test_snapshot_exchange.py")
 async def test_after_a_restart_the_next_turns_find_their_caches_by_another_gateway(tmp_path: Path) -> None:
     tool("redis-server")
     seen = await restart(Case("", sibling=True), tmp_path, time.monotonic, conversations=8, fleet=3)
@@ -128,6 +133,7 @@ async def test_after_a_restart_the_next_turns_find_their_caches_by_another_gatew
 
 
 @pytest.mark.tools
+@nightly("tests/chaos/test_gateway.py: one gateway that is stopped under load")
 async def test_a_rolling_restart_loses_no_request_and_cuts_no_stream(tmp_path: Path) -> None:
     tool("redis-server")
     variant = Variant("SIGTERM", accept_s=chart_variant().accept_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.fleet.savings import HASHED, compared, conversations, hashed
+from tests.support.tiers import gate
 
 # Tokens of a replica's cache, and by how many points shadows may be off: round robin's, and the others', whose choices follow
 # from when answers end, and these end at other times there. These are few conversations: the bench has more, and several runs.
@@ -13,6 +14,7 @@ ROOM_FOR_SOME = (48_000, 4, 8)
 
 
 @pytest.mark.parametrize(("kv_tokens", "most", "most_of_others"), [ROOM_FOR_ALL, ROOM_FOR_SOME])
+@gate("48000-4-8", reason="less room is the harder case")
 async def test_other_policies_find_what_their_shadows_say(kv_tokens: int, most: float, most_of_others: float) -> None:
     sessions = conversations(60, 3)
     served, shadows = await compared(sessions, kv_tokens)

@@ -12,6 +12,8 @@ from tests.chaos.hostile import MODEL
 from tests.chaos.load import ANSWERED, CUT, Fate, Load, clients, questions
 from tests.chaos.stage import configured, stage, until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_gateway_stopped_under_load_answers_accepted_requests(tmp_path: Path, workers: int) -> None:

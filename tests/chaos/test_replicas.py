@@ -17,6 +17,8 @@ from tests.chaos.load import ANSWERED, CUT, REFUSED, Load
 from tests.chaos.stage import Stage, stage, start_replica, until
 from tests.chaos.wire import port_of
 
+pytestmark = pytest.mark.processes
+
 IMPATIENT: dict[str, Any] = {"timeouts": {"first_byte_s": 3, "idle_s": 3}, "health": {"interval_s": 0.5, "timeout_s": 1}}
 
 

@@ -9,11 +9,15 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.hostile import FAULTS
 from tests.chaos.load import ANSWERED, LOST, Load
 from tests.chaos.stage import Stage, configured, stage, start_replica, until
 from tests.chaos.test_replicas import assert_counted
 from tests.chaos.wire import port_of
+
+pytestmark = pytest.mark.processes
 
 CLIENTS = 30
 

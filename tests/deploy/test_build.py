@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hatch_build
+from tests.support.tiers import nightly
 
 compiles = pytest.mark.skipif(
     not shutil.which(os.environ.get("CC", "cc")) or not importlib.util.find_spec("mypyc"), reason="no C compiler, or no mypyc"
@@ -22,6 +23,7 @@ def test_the_list_of_compiled_modules_names_files_once() -> None:
     assert hatch_build.modules() == sorted(set(hatch_build.HOT), key=hatch_build.HOT.index) == list(hatch_build.HOT)
 
 
+@nightly(".ci/run compiles while it checks the types")
 @compiles
 def test_a_compilation_needs_no_cache_that_a_mypy_beside_it_may_lock(tmp_path: Path) -> None:
     """`.ci/run` checks the types while it compiles. Where the cache would be is a file: whoever opens one there fails."""

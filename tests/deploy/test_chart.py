@@ -115,6 +115,16 @@ def test_helm_is_the_version_that_the_fixture_names(helm: Helm) -> None:
     assert done.stdout.startswith("v3." if helm.binary.name == "helm3" else "v4.")
 
 
+def test_helm_3_says_the_same(tmp_path: Path) -> None:
+    """All that the chart makes, word for word; it lints; and what is refused is named."""
+    new, old = Helm(tool("helm"), tmp_path), Helm(tool("helm3"), tmp_path)
+    parts = {"replicas": {"enabled": True, "engine": "sim", "model": "m"}, "valkey": {"enabled": True}}
+    for values in (EVERYTHING, parts):
+        assert new.objects(values) == old.objects(values)
+    assert old.run("lint", "--strict", str(CHART)).returncode == 0
+    assert "replicaCount" in old.refusal(changed(ONE_REPLICA, "replicaCount", "two"))
+
+
 @pytest.mark.parametrize("values", [{}, *MATRIX.values()], ids=["defaults", *MATRIX])
 def test_lints_strictly(helm: Helm, tmp_path: Path, values: Mapping[str, Any]) -> None:
     file = tmp_path / "values.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -64,7 +65,7 @@ async def longest_pause(work: Callable[[], Awaitable[object]]) -> float:
     return longest
 
 
-@dataclass(slots=True)
+@dataclass
 class Running:
     """url: of the clients' port; admin_url: of the operators' listener."""
 
@@ -72,7 +73,16 @@ class Running:
     url: str
     admin_url: str
     session: aiohttp.ClientSession
-    client: openai.AsyncOpenAI
+
+    @functools.cached_property
+    def client(self) -> openai.AsyncOpenAI:
+        """Made when it is used, and without certificates: they take longer to load than a gateway to start."""
+        http = openai.DefaultAsyncHttpxClient(verify=False)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="k", max_retries=0, http_client=http)
+
+    async def close(self) -> None:
+        if client := vars(self).get("client"):
+            await client.close()
 
     async def post(self, body: Any = BODY, path: str = "/v1/chat/completions", **options: Any) -> tuple[int, Any, Any]:
         """(status, headers, parsed answer)."""
@@ -124,9 +134,12 @@ async def serving_runner(gateway: Gateway, server: ClientServer) -> AsyncIterato
         listening(server) as url,
         listening(side_runner(gateway.served, ADMIN)) as admin_url,
         aiohttp.ClientSession() as session,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
     ):
-        yield Running(gateway, url, admin_url, session, client)
+        run = Running(gateway, url, admin_url, session)
+        try:
+            yield run
+        finally:
+            await run.close()
         await eventually(lambda: gateway.router.ledger.open_leases == 0)
         gateway.router.check()
 

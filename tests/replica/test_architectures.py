@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 
 from scripts.architectures import PAGE, listed, page, rows
 from tests.replica.architectures import KINDS
+from tests.support.tiers import gate
 
 pytestmark = pytest.mark.model
 STALE = "run: python -m scripts.architectures"
@@ -27,5 +28,6 @@ def test_the_table_has_all_kinds_and_no_others() -> None:
         *("StableLM", "Falcon, ALiBi", "Bloom", "DeepSeek-V3"),
     ],
 )
+@gate("Llama", "Gemma 2", "StableLM", "Bloom", reason="each kind of row")
 def test_a_row_of_the_table_is_what_the_engine_does(kind: str) -> None:
     assert list(rows([kind])) == [listed(PAGE.read_text("utf-8"))[kind]], STALE

@@ -16,6 +16,7 @@ from tests.replica.fuzz import bodies, run
 from tests.replica.fuzz.bodies import KINDS, LARGEST, Sent
 from tests.replica.fuzz.replies import Reply
 from tests.replica.fuzz.run import Found, fuzz, judge, options, received
+from tests.support.tiers import nightly
 
 SECONDS = 6.0
 SILENT_S = 1.0  # of a machine that runs other tests meanwhile
@@ -32,6 +33,7 @@ async def test_the_simulated_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@nightly("the simulated engine has the same API; values that the real one sees: api/test_bad_input.py")
 async def test_the_real_engine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

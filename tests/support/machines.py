@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, run_state_machine_as_test
 
 FULL_STEPS = 10_000
-SHARES = {"nightly": 1, "compiled": 50}  # one step in this number; the other profiles: one in DEFAULT_SHARE
-DEFAULT_SHARE = 5
+SHARES = {"nightly": 1, "mutants": 5, "compiled": 50}  # one step in this number; the other profiles: one in DEFAULT_SHARE
+DEFAULT_SHARE = 10
 SHARE = SHARES.get(settings.get_current_profile_name(), DEFAULT_SHARE)
 STEPS = FULL_STEPS // SHARE
 

@@ -68,8 +68,8 @@ async def open_store(url: str) -> Store:
 
 
 class Ledger:
-    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: opens the database. sums_d: days for which
-    sums of a day are kept, never fewer than rows: reports of whole days are made of them.
+    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: opens the database. sums_d: days for
+    which sums of a day are kept, never fewer than rows: reports of whole days are made of them.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import pytest
 
 from bench.gateway.instructions import main, report, with_chunks
 from tests.support.paths import ROOT
+from tests.support.tiers import nightly
 
 
 def test_a_chunk_is_the_difference_of_two_streams() -> None:
@@ -43,6 +44,7 @@ def test_a_tree_without_a_gateway_is_refused(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.tools
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 @pytest.mark.parametrize("work", ["plain-2k", "responses-as-chat-2k"])
+@nightly("the parts of this program: the tests above")
 def test_a_real_count(capsys: pytest.CaptureFixture[str], work: str) -> None:
     main(["--tree", str(ROOT), "--only", work, "--requests", "4", "--windows", "1"])
     row = capsys.readouterr().out.splitlines()[-1]

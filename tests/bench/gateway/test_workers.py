@@ -7,6 +7,7 @@ from collections import Counter
 from bench.gateway.crowd import CrowdResult, crowd
 from bench.gateway.workers import Apart, Cost, Plan, report, routed
 from tests.support.fakes import FakeReplica, answers, status
+from tests.support.tiers import nightly
 
 
 async def test_a_crowd_counts_what_the_replicas_report() -> None:
@@ -24,6 +25,7 @@ async def test_a_crowd_counts_what_the_replicas_report() -> None:
         assert sorted(map(str, again)) == sorted(str(text[:2]) for text in texts), "the texts are the seed's"
 
 
+@nightly("tests/gateway/cluster/workers: what one worker learns, the other knows")
 def test_two_workers_route_a_small_crowd_to_where_its_prompts_are() -> None:
     result = routed(Plan(users=4, asked=3, seeds=1), ["--workers", "2"], seed=1)
     assert result.errors == []

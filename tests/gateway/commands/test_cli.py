@@ -21,6 +21,7 @@ from gateway.commands.cli import main
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line, ready_url
 from tests.support.compiled import COMPILED, documented
 from tests.support.paths import ROOT
+from tests.support.tiers import gate, nightly
 
 COMMAND = [sys.executable, "-m", "gateway"]
 
@@ -120,6 +121,7 @@ def test_serve_refuses_what_check_refuses_and_logs_what_check_warns_of(tmp_path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("1-1", "2-15", reason="each signal, each number of workers")
 def test_signals_that_come_until_the_last_moment_do_not_change_its_exit_status(workers: int, number: signal.Signals) -> None:
     options = ["--replica", "http://127.0.0.1:9", "--port", "0", "--host", "127.0.0.1", "--workers", str(workers)]
     with subprocess.Popen([*COMMAND, "serve", *options], stderr=subprocess.PIPE, text=True) as gateway:
@@ -145,6 +147,7 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals) -> None:
         gateway.stop()
 
 
+@nightly(".ci/run runs the demo")
 def test_the_demo_ends_with_0_when_every_later_turn_hit_the_cache() -> None:
     done = subprocess.run(
         [*COMMAND, "demo", "--once", "--engine", "sim"], capture_output=True, text=True, timeout=300, check=False
@@ -198,6 +201,9 @@ SIMULATION = [["simulate", "gen:no_reuse", "--hours", "0.01"]]
     ("to", "reason"),
     [(">/dev/full", "cannot be written: No space left on device"), (">&-", "is closed")],
 )
+@gate(
+    ">/dev/full*arguments0", ">/dev/full*arguments3", ">&-*arguments2", ">&-*arguments4", reason="each command or each reason"
+)
 def test_output_that_cannot_be_written_is_one_line_and_a_status(arguments: list[str], to: str, reason: str) -> None:
     command = ["bash", "-c", f'"$@" {to}', "_", *COMMAND, *arguments]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False, text=True)
@@ -224,6 +230,7 @@ def test_a_command_that_prints_nothing_needs_no_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="one worker: test_logs_are_for_people_on_a_terminal_and_json_elsewhere")
 def test_all_processes_log_in_the_configured_format(workers: int, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     pools = [{"replicas": ["http://127.0.0.1:9"]}]
@@ -241,6 +248,7 @@ def test_all_processes_log_in_the_configured_format(workers: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="one worker: test_logs_are_for_people_on_a_terminal_and_json_elsewhere")
 def test_the_line_listening_has_the_replicas_that_were_found(workers: int, tmp_path: Path) -> None:
     found, config = tmp_path / "list.yaml", tmp_path / "config.yaml"
     found.write_text("replicas: [http://127.0.0.1:9, http://127.0.0.1:10]")

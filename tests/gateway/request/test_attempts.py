@@ -39,6 +39,7 @@ from tests.support.fakes import (
     streams,
     writes,
 )
+from tests.support.tiers import gate
 
 TURNS = {"routing": {"policy": "round_robin"}}
 
@@ -330,6 +331,7 @@ async def test_what_failed_after_a_limit_of_ours_has_nobody_to_be_compared_with(
 
 @pytest.mark.parametrize("good", [False, True])
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/files"])
+@gate("/v1/responses-False", "/v1/files-True", reason="each path, each kind")
 async def test_a_client_whose_requests_fail_everywhere_cuts_off_one_replica_at_most(path: str, good: bool) -> None:
     """They may be sent once only, so that no second replica is asked."""
     fleet = [FakeReplica([if_(poisoned, status(500))]) for _ in range(4)]

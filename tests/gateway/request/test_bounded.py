@@ -52,6 +52,7 @@ from tests.support.fakes import (
     models,
     usage,
 )
+from tests.support.tiers import gate
 
 # What is full after the first rounds must not grow in the last ones, which bring other names, and longer ones.
 FILL, REQUESTS = 100, 200  # of a round that fills the tables, and of another one
@@ -318,6 +319,7 @@ WAYS = [
 
 @uncompiled
 @pytest.mark.parametrize("routing", [{}, {"policy": "sticky", "isolation": "tenant"}], ids=["cost", "sticky, isolated"])
+@gate("sticky, isolated", reason="it has the tables of both")
 async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routing: Mapping[str, Any]) -> None:
     clients, lists, answers = Names(1), Names(2), Names(3)
     behaves = [answers_anything(answers)]

@@ -69,6 +69,7 @@ def garbage() -> Iterator[Counter[str]]:
     """What of ours the collector finds of that which was made meanwhile, by type."""
     found: Counter[str] = Counter()
     gc.collect()
+    gc.freeze()  # what is there already takes most of the time
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

@@ -45,6 +45,7 @@ from tests.support.fakes import (
     streams,
     writes,
 )
+from tests.support.tiers import gate
 
 CONTINUATION = TextContinuation(CHAT)
 
@@ -96,6 +97,7 @@ async def counted(run: Running, name: str, **labels: str) -> float:
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("body", [chat(), chat(**USAGE), completion(**USAGE)], ids=["chat", "usage", "completion"])
+@gate("chat-*", "*-reset", reason="each API, each end")
 async def test_wherever_and_however_it_breaks_off_the_client_reads_the_undisturbed_answer(
     body: dict[str, Any], end: str, request_lines: Lines
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import serve
 from tests.replica.fakes import WatchedEngine
+from tests.support.tiers import gate
 
 HI = b'"messages":[{"role":"user","content":"Hi"}],"max_tokens":1'
 # Each path, and the fields of a good body.
@@ -87,6 +88,7 @@ async def ask(http: aiohttp.ClientSession, url: str, body: bytes) -> tuple[int, 
 
 
 @pytest.mark.parametrize("levels", [260, 900, 5_000, 8_000])
+@gate("sim-*", "transformers-8000", reason="each depth, each engine")
 async def test_deep_nesting_is_a_400_everywhere_and_a_flood_of_it_hurts_nobody(url: str, levels: int) -> None:
     async with aiohttp.ClientSession() as http:
         flood = list(bodies(levels))

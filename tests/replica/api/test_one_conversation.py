@@ -11,6 +11,7 @@ import pytest
 
 from tests.replica.api.clients import anthropics, openais, url_of
 from tests.replica.conftest import Replica
+from tests.support.tiers import gate
 
 SYSTEM = "You are terse. Never invent facts, and answer in few words. " * 8
 SCHEMA = {"type": "object", "properties": {"what": {"type": "string"}}}
@@ -139,6 +140,7 @@ async def conversation(request: pytest.FixtureRequest, replica: Replica, tmp_pat
 
 
 @pytest.mark.parametrize("first", range(5))
+@gate("sim-*", "transformers-0", reason="other seeds: the simulated engine")
 async def test_each_finds_what_another_has_cached(conversation: Conversation, first: int) -> None:
     size, cached = await conversation.forms[first]()
     assert cached == 0

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from bench.replica.evictions import Found, exact_lru, main
+from tests.support.tiers import nightly
 
 pytestmark = pytest.mark.model
 
@@ -22,6 +23,7 @@ def test_the_exact_lru() -> None:
     assert exact_lru([one, one, one], 4, at_once=2).hits == 32
 
 
+@nightly("the order of evictions: test_blocks.py")
 def test_ours_is_within_a_point_of_the_exact_lru_and_transformers_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--blocks", "256", "--requests", "250", "--at-once", "1"])
     columns = r"^\| \w+ \| 1 \| ([\d.]+)% \| ([\d.]+)% \| ([\d.]+)% \| [+-][\d.]+ \| ([\d.]+)% \|$"

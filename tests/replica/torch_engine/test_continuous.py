@@ -26,6 +26,7 @@ from replica.api.server import create_app
 from replica.torch_engine.continuous import ContinuousConfig
 from replica.torch_engine.model import cache_folder, prepared_smollm2
 from tests.replica.tiny import WatchedContinuousEngine, answer, recorded_scores, running
+from tests.support.tiers import nightly
 
 pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -245,6 +246,7 @@ async def test_when_its_thread_dies_requests_and_health_get_the_error(engine: Wa
     assert engine.failure() is None
 
 
+@nightly("test_paged.py: the same with a tiny model")
 async def test_a_cached_answer_is_the_uncached_one_in_float32() -> None:
     """On text: random tokens drive the scores up, and with them what rounding does to them."""
     folder = prepared_smollm2(cache_folder())

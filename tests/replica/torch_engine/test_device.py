@@ -27,6 +27,7 @@ from replica.torch_engine.device import (
 )
 from replica.torch_engine.patches import OutputRouter
 from tests.replica.tiny import answer, running, tiny_model
+from tests.support.tiers import gate
 
 pytestmark = pytest.mark.model
 
@@ -113,6 +114,7 @@ async def test_a_context_for_which_there_is_no_room_is_told(
 
 
 @pytest.mark.parametrize("page_size", [4, 5, 16])
+@gate("5", reason="a size that divides nothing")
 def test_the_room_is_what_transformers_would_take(model: Path, page_size: int) -> None:
     loaded: Any = LlamaForCausalLM.from_pretrained(model)
     tokens = kv_tokens_that_fit(loaded, batching(page_size), 0.001)

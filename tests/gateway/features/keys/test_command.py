@@ -23,6 +23,7 @@ from gateway.features.keys.store import opened
 from tests.gateway.conftest import eventually
 from tests.gateway.features.keys.conftest import bearer, keyed
 from tests.support.fakes import FakeReplica, answers
+from tests.support.tiers import gate
 
 
 async def test_what_a_command_changes_a_running_gateway_follows(tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["2>/dev/full", "2>&-"])
+@gate("2>&-", reason="a full disk: the next test")
 def test_a_message_that_cannot_be_printed_costs_no_secret(tmp_path: Path, to: str) -> None:
     """Nor is it among what is printed."""
     url = f"sqlite:///{tmp_path}/keys.sqlite"
@@ -200,6 +202,7 @@ def test_a_message_that_cannot_be_printed_costs_no_secret(tmp_path: Path, to: st
 
 
 @pytest.mark.parametrize("to", [">/dev/full", ">&-"])
+@gate(">/dev/full", reason="a closed descriptor: the test above")
 def test_a_secret_that_cannot_be_printed_is_undone(tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str) -> None:
     url = f"sqlite:///{tmp_path}/keys.sqlite"
 

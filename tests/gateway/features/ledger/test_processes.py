@@ -25,6 +25,7 @@ from tests.gateway.features.ledger.conftest import file_url, stored
 from tests.gateway.features.ledger.test_store import check
 from tests.support.fakes import FakeReplica, answers
 from tests.support.postgres import PASSWORD, Postgres, postgres
+from tests.support.tiers import gate
 
 PRICES = {"m": {"input": 1.0, "cached_input": 0.1, "output": 2.0}}
 COST = 60 * 10**6 + 40 * 10**5 + 7 * 2 * 10**6  # picodollars
@@ -138,6 +139,7 @@ async def integrity(path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="one worker: test_a_stop_under_load_loses_nothing")
 async def test_a_kill_under_load_loses_the_last_second_at_most(tmp_path: Path, workers: int) -> None:
     url = file_url(tmp_path / "ledger.sqlite")
     async with replica() as one:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
+import pytest_asyncio
 from playwright.async_api import Browser
 
 from tests.gateway.conftest import Running, running
@@ -18,7 +18,7 @@ PRICES = {"*": {"input": 1.0, "cached_input": 0.1, "output": 2.0}}
 HEADS = ["You are a coding agent. " * 80, "You answer customers of a shop. " * 60, "You review changes of code. " * 70]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with browsing() as made:
         yield made

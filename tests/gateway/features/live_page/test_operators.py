@@ -10,14 +10,16 @@ from playwright.async_api import Browser, expect
 from tests.gateway.conftest import eventually
 from tests.gateway.features.live_page.conftest import fleet, opened
 from tests.support.browser import tab as blank
+from tests.support.tiers import gate
 
-pytestmark = pytest.mark.tools
+pytestmark = [pytest.mark.tools, pytest.mark.asyncio(loop_scope="module")]
 expect.set_options(timeout=40_000)
 
 KEY = "an admin key <b>&"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="all other tests have one worker")
 async def test_a_replica_is_drained_and_undrained(browser: Browser, workers: int) -> None:
     async with fleet(workers) as (runs, replicas), opened(browser, runs[0], "#replicas") as tab:
         page, name = tab.page, replicas[0].name

@@ -18,6 +18,7 @@ from tests.gateway.conftest import BODY, Running, eventually
 from tests.gateway.features.sharing.conftest import gateway_process, sharing
 from tests.support.fakes import FakeReplica, hangs, streams
 from tests.support.redis import RedisServer, serving
+from tests.support.tiers import gate
 
 STREAM = {**BODY, "stream": True}
 LOG = "warmroute:{default}:log"
@@ -296,6 +297,7 @@ async def test_a_gateway_that_ends_says_goodbye(store: RedisServer, caplog: pyte
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@gate("2", reason="one worker is the simpler case")
 async def test_what_a_gateway_has_open_is_over_when_it_is_killed(store: RedisServer, tmp_path: Path, workers: int) -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, sharing(replica, **at(store)) as one:

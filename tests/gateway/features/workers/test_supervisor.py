@@ -27,6 +27,7 @@ from gateway.telemetry.exposition import unpacked_slices
 from tests.gateway.conftest import BODY, eventually
 from tests.support.fakes import FakeReplica, answers, streams
 from tests.support.paths import ROOT
+from tests.support.tiers import gate
 
 STREAM = {**BODY, "stream": True}
 FAILS = "raise SystemExit(3)"
@@ -526,6 +527,7 @@ async def test_the_command_takes_another_configuration_and_a_signal_to_end(tmp_p
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:0", "unix"])
+@gate("127.0.0.1:0", reason="a Unix socket: cluster/test_side_sockets.py")
 async def test_operators_are_answered_by_any_worker_for_all(where: str, tmp_path: Path) -> None:
     async with FakeReplica([answers()]) as one:
         file, path = tmp_path / "config.yaml", tmp_path / "admin.sock"

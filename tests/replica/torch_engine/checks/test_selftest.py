@@ -25,6 +25,7 @@ from replica.torch_engine.continuous import Way, ways
 from replica.torch_engine.llama import PackedLlama
 from tests.replica.architectures import KINDS
 from tests.replica.tiny import answer, running, tiny_model
+from tests.support.tiers import gate
 
 pytestmark = pytest.mark.model
 TEXT = [(7 * at * at + 3 * at) % 256 for at in range(100)]
@@ -86,6 +87,7 @@ async def outcome_of(
 
 @pytest.mark.parametrize("block_size", [4, 16, 64])
 @pytest.mark.parametrize("forward", [PackedLlama, None])
+@gate("PackedLlama-16", "None-4", reason="each way, two sizes")
 async def test_what_is_right_passes(folder: Path, forward: type[PackedLlama] | None, block_size: int) -> None:
     assert await outcome_of(folder, forward, block_size)
     assert not await outcome_of(folder, None, block_size, share=False)
@@ -159,6 +161,7 @@ def test_the_ways_and_their_order() -> None:
         ("DiffLlama", "12 of 12 tokens that are computed alone have other scores than in the plain model"),
     ],
 )
+@gate("StableLM*", "Llama 4*", "DiffLlama*", reason="each kind of reason")
 async def test_a_model_that_no_way_computes_right_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
     made, config = KINDS[kind]()
     with pytest.raises(SetupError, match=reason):
