@@ -93,7 +93,6 @@ LEFT = {
     ("gateway/request/phases/choosing.py", "tracing"),
     ("gateway/request/phases/ending.py", "diagnostics"),
     ("gateway/request/phases/ending.py", "translation"),
-    ("gateway/request/phases/reading.py", "fallback_pools"),
     ("gateway/request/phases/reading.py", "keys"),
     ("gateway/request/phases/reading.py", "tracing"),
     ("gateway/request/record.py", "keys"),
