@@ -132,8 +132,11 @@ ONLY = {
     "aiohttp": (
         "gateway/server/",
         "gateway/features/discovery/kubernetes/",
+        "gateway/features/doctor/endpoints.py",
         "gateway/features/keys/endpoints.py",
         "gateway/features/live_page/",
+        "gateway/features/recording/endpoints.py",
+        "gateway/features/sharing/endpoints.py",
         "gateway/features/websocket/",
     ),
     "openai": "gateway/commands/demo/",

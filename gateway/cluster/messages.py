@@ -72,8 +72,11 @@ class Reconfigure(Struct, frozen=True, tag="reconfigure"):
         return decode_config(self.encoded)
 
 
-class RefreshKeys(Struct, frozen=True, tag="refresh_keys"):
-    """An operator has changed a key: read what is new."""
+class Perform(Struct, frozen=True, tag="perform"):
+    """A feature executes something of its own (`Topics.executes`)."""
+
+    topic: str
+    argument: bytes = b""
 
 
 class RejectConfig(Struct, frozen=True, tag="reject_config"):
@@ -82,50 +85,27 @@ class RejectConfig(Struct, frozen=True, tag="reject_config"):
     why: str
 
 
-Command = Drain | Join | Leave | Reconfigure | RejectConfig | RefreshKeys
+Command = Drain | Join | Leave | Reconfigure | RejectConfig | Perform
 
 
-# -- routing
+# -- routing: of a router, which the frame or the envelope names
 
 
-class Batch(Struct, frozen=True, array_like=True):
+class Batch(Struct, frozen=True, array_like=True, tag=1):
     """Events of one router in their order (`router.events.encode`). since: when the oldest was booked, by the shared clock."""
 
     since: float
     events: bytes
 
 
-# -- sharing
+class Reset(Struct, frozen=True, array_like=True, tag=2):
+    """A router has nothing open of what was published before: its events were lost, or it has ended."""
+
+    ended: bool = False
 
 
-class OtherGateway(Struct, frozen=True):
-    """Another gateway that shares with this one. seen_for_s: since its first envelope; silent_for_s: since its last one."""
-
-    gateway: str
-    host: str
-    seen_for_s: float
-    silent_for_s: float
-
-
-class RefusedGateway(Struct, frozen=True):
-    """Writes what is not taken in here. reason: as the metric has it. error: in words."""
-
-    gateway: str
-    reason: str
-    error: str
-
-
-class SharingState(Struct, frozen=True):
-    """Of the exchange with other gateways. gateway: the id of this one. problem: why it does not reach the store; "" if it does
-    or has not tried yet. gateways: the others that are there. refused: those that write now, but are not followed.
-    """
-
-    gateway: str
-    cluster: str
-    up: bool
-    problem: str
-    gateways: tuple[OtherGateway, ...]
-    refused: tuple[RefusedGateway, ...]
+class Want(Struct, frozen=True, array_like=True, tag=3):
+    """The receivers should publish what they have open: a new router does not know it."""
 
 
 _CONFIG: Final = msgspec.msgpack.Decoder(Config)

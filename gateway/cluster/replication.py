@@ -11,8 +11,8 @@ While the transport does not take what is published, at most about `unsent_bytes
 it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
 learned from the dropped events stays unknown to the other routers.
 
-The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. A store is the other (`sharing/`), for
-gateways on other machines: events carry this machine's monotonic clock, and are translated there.
+The workers' hub is one transport, a store the other one, for gateways on other machines: events carry this machine's monotonic
+clock, and are translated there.
 """
 
 from __future__ import annotations
@@ -50,11 +50,8 @@ class Subscriber(Protocol):
     def receive(self, source: int, batch: Batch) -> None:
         """The next events of a router."""
 
-    def replace(self, source: int, batch: Batch) -> None:
-        """A router's open bookings; it has no others. It closed the rest, or their events were lost."""
-
     def leave(self, source: int) -> None:
-        """A router has ended."""
+        """A router has ended, or its events were lost: it has nothing open."""
 
     def join(self) -> None:
         """There is a new router, which does not know what is open here."""
@@ -194,11 +191,6 @@ class Replicator:
         """See Subscriber."""
         live = self._early is None
         self._when_started(lambda: self._apply(source, batch, live=live))
-
-    def replace(self, source: int, batch: Batch) -> None:
-        """See Subscriber."""
-        self._when_started(lambda: self.follower.leave(source, batch.since))
-        self.receive(source, batch)
 
     def leave(self, source: int) -> None:
         """See Subscriber."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
@@ -16,8 +16,6 @@ from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, internal_error, too_many_connections
-from gateway.features.keys.endpoints import KeyEndpoints
-from gateway.features.live_page.live import LiveEndpoints
 from gateway.features.live_page.pages import Pages
 from gateway.features.websocket.websockets import WebSockets
 from gateway.request.client import ClientReply, ClientRequest
@@ -54,16 +52,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyRunner = Runner | PublicRunner
 
 
+class Endpoints(Protocol):
+    """Operator endpoints of a feature."""
+
+    def routes(self) -> list[web.RouteDef]:
+        """Each handler calls `Operator.allow` first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The parts behind the applications. memory, connections: limits on clients. seam: whether there is a fast path."""
+    """The parts behind the applications. features: their endpoints for operators. memory, connections: limits on clients.
+    seam: whether there is a fast path.
+    """
 
     live: Live
     lifecycle: Lifecycle
     models: Models
     operator: Operator
-    keys: KeyEndpoints
-    watched: LiveEndpoints
+    features: Sequence[Endpoints]
     status: Status
     running: Running
     memory: Budget
@@ -147,7 +153,8 @@ def side_app(served: Served, name: str) -> web.Application:
 
 
 def _add_operator(app: web.Application) -> None:
-    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].keys.routes(), *app[_SERVED].watched.routes()]
+    parts: Sequence[Endpoints] = (app[_SERVED].operator, *app[_SERVED].features)
+    routes = [route for part in parts for route in part.routes()]
     app.router.add_routes(routes)
     served = ", ".join(f"{route.method} {_PARAMETER.sub('NAME', route.path)}" for route in routes)
     app[_OPERATORS] = f"operators have {served}."

@@ -18,15 +18,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.cluster.messages import decode
 from gateway.dialects.body import join_salt, parts_of_salt
 from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.prompt.segments import Outline, packed, unpacked
 from gateway.features.doctor.differences import digest_of
 from gateway.features.doctor.observed import MAX_KEYS, Observed, Outcome
 
+TOPIC: Final = "doctor"
 WATCH_S: Final = 600.0  # after the last question
 MAX_RECORDS: Final = 4000
 MAX_BYTES: Final = 16 << 20
+_WATCHED: Final = msgspec.msgpack.Decoder(tuple[float | None, tuple[tuple[float, bytes], ...]])
 
 
 class Seen(NamedTuple):
@@ -115,6 +118,12 @@ class Watch:
         """All that it has. O(records): they are not copied."""
         return Watched(self.since, list(self._records))
 
+    def answer(self, now: float) -> bytes:
+        """All that it has, for the process that examines it; the watch goes on, or begins now."""
+        self.expire(now)
+        self.begin(now)
+        return msgspec.msgpack.encode(self.watched())
+
     def check(self) -> None:
         """For tests: raises AssertionError if its books are wrong."""
         assert self._bytes == sum(len(record) for _, record in self._records)
@@ -126,6 +135,11 @@ class Watch:
 
     def __repr__(self) -> str:
         return f"<Watch, {'on' if self.on else 'off'}, {len(self)} requests>"
+
+
+def decode_watched(answer: bytes) -> Watched:
+    """Of `Watch.answer`. Raises MessageError."""
+    return Watched(*decode(_WATCHED, answer))
 
 
 def _valid(name: str) -> str:

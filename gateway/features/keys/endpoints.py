@@ -9,11 +9,11 @@ import orjson
 from aiohttp import web
 
 from gateway.cluster.commands import ControlPlane
-from gateway.cluster.messages import RefreshKeys
+from gateway.cluster.messages import Perform
 from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
-from gateway.features.keys.keys import POLL_S, Keys
+from gateway.features.keys.keys import POLL_S, TOPIC, Keys
 from gateway.features.keys.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
 from gateway.features.keys.used import used_of
 from gateway.server.operator import Operator
@@ -92,7 +92,7 @@ class KeyEndpoints:
     async def _unread(self) -> str:
         """Have all workers read the change. "": they have; else why not, as the end of a sentence."""
         try:
-            await self._control.execute(RefreshKeys())
+            await self._control.execute(Perform(TOPIC))
         except ConfigError as error:
             why = str(error)
         except GatewayError as error:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.cluster.messages import Batch, MessageError, RefusedGateway
+from gateway.cluster.messages import Batch, MessageError
 from gateway.features.sharing.clock import StoreClock, plausible
 from gateway.features.sharing.messages import (
     ALL,
@@ -35,6 +35,7 @@ from gateway.features.sharing.messages import (
 )
 from gateway.features.sharing.others import ASK_S, DEAD_S, Other, Others
 from gateway.features.sharing.outbox import Outbox
+from gateway.features.sharing.state import RefusedGateway
 from gateway.features.sharing.translate import translated
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import Snapshot, difference_of

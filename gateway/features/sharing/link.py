@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.cluster.messages import Batch, OtherGateway, SharingState
+from gateway.cluster.messages import Batch
 from gateway.cluster.replication import BATCH_S
 from gateway.config.schema import SharingConfig
 from gateway.features.sharing.clock import StoreClock
@@ -54,6 +54,7 @@ from gateway.features.sharing.server import client as store
 from gateway.features.sharing.server.failures import explained
 from gateway.features.sharing.server.named import Names
 from gateway.features.sharing.snapshot_exchange import SnapshotExchange
+from gateway.features.sharing.state import OtherGateway, SharingState, encode_state
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.tasks import CancelledWithin, first_of, is_cancelled
 from gateway.telemetry.metrics import Metrics
@@ -247,6 +248,10 @@ class Link:
         problem = f"{reason} ({error})" if reason else ""
         up = self._client is not None
         return SharingState(self.me, self._sharing.cluster, up, problem, tuple(seen), self.incoming.refused)
+
+    def describe(self, _question: bytes) -> bytes:
+        """For other processes of this gateway."""
+        return encode_state(self.state)
 
     def _show(self) -> None:
         self._metrics.sharing_up.set((), self._client is not None)

@@ -1,84 +1,39 @@
 """The messages between the supervisor's hub and its workers, in both directions.
 
-A worker is named by the number that the hub gave it. A question (Execute, Scrape, Examine) has a number of its asker's own; an
-answer brings it back. The frame (`channel.py`) says which worker a message comes from, or is for.
+A worker is named by the number that the hub gave it. The frame (`channel.py`) says which worker a message comes from, or is
+for. Questions and messages of features are bytes with a topic (`cluster/topics.py`); the control plane's own topics are below.
+
+    Ask, Execute    worker ──► hub ──► all workers, the asker too    the number is the asker's own
+                        asker ◄── hub                                an Answer at once: the workers that are asked
+    Answer          worker ──► hub ──► asker                         has the question's number
+    Publish         worker ──► hub ──► all other workers
+
+A worker that has joined is a Want of its number, one that has ended a Reset.
 
 Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
 
-from gateway.cluster.messages import Batch, Command, SharingState, decode
+from gateway.cluster.messages import Batch, Command, Reset, Want, decode
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
 from gateway.fleet.membership import MAX_WEIGHT
-
-# -- worker -> hub -> the other workers
-
-
-class Publish(Struct, frozen=True, array_like=True, tag=1):
-    """A router's events."""
-
-    batch: Batch
-
-
-class Replace(Struct, frozen=True, array_like=True, tag=2):
-    """Events of a router were dropped; these are its open bookings, and it has no others."""
-
-    batch: Batch
-
-
-class Spent(Struct, frozen=True, array_like=True, tag=30):
-    """Totals of what keys have used, of the process of this name (`keys/limits/limiter.py`). whole: all of them, from or
-    for a new worker.
-    """
-
-    process: str
-    whole: bool
-    totals: tuple[tuple[str, int, int, int, tuple[tuple[int, int], ...]], ...]
-
 
 # -- worker -> hub
 
 
-class Counters(Struct, frozen=True, array_like=True, tag=3):
-    """A snapshot of all counters of a worker (`exposition.pack`)."""
+class Heartbeat(Struct, frozen=True, array_like=True, tag=5):
+    """The worker lives. state: SERVING: it accepts requests from now on. STOPPING: it drains: it no longer counts as serving,
+    and others take its new connections until its successor serves.
+    """
 
-    page: bytes
-
-
-class Serving(Struct, frozen=True, array_like=True, tag=4):
-    """The worker accepts requests."""
-
-
-class Stopping(Struct, frozen=True, array_like=True, tag=15):
-    """The worker drains: it no longer counts as serving, and others take its new connections until its successor does."""
-
-
-class Alive(Struct, frozen=True, array_like=True, tag=5):
-    """A heartbeat."""
-
-
-class FoundMember(Struct, frozen=True, array_like=True):
-    """As `fleet.membership.Member` has it."""
-
-    name: str
-    url: str
-    pool: str
-    capacity_tokens: int | None
-    draining: bool
-    instance: str
-    key: KeyConfig | None = None
-    tls: TlsConfig | None = None
-    engine: str = AUTO_ENGINE
-    model: str = ""
-    weight: int = MAX_WEIGHT
-    addresses: tuple[str, ...] = ()
+    state: Literal["", "serving", "stopping"] = ""
 
 
 # -- a snapshot: hub -> worker, to be restored; worker -> hub, if that asked with CollectSnapshot, whose number it has then
@@ -124,16 +79,6 @@ class SnapshotRestored(Struct, frozen=True, array_like=True, tag=24):
     number: int
 
 
-# -- worker -> hub -> workers that are started later
-
-
-class Found(Struct, frozen=True, array_like=True, tag=16):
-    """All replicas that a source has found."""
-
-    source: str
-    members: tuple[FoundMember, ...]
-
-
 # -- hub -> worker
 
 
@@ -147,173 +92,89 @@ class Current(Struct, frozen=True, array_like=True, tag=7):
     """What the worker begins with has been sent: a snapshot, if there is one, and the events that it lacks."""
 
 
-class Joined(Struct, frozen=True, array_like=True, tag=8):
-    """A worker has joined, and does not know what the others have open. Its number is in the frame."""
+# -- topics: worker -> hub -> workers, and answers back
 
 
-class Gone(Struct, frozen=True, array_like=True, tag=9):
-    """A worker has ended. Its number is in the frame."""
-
-
-class Forwarded(Struct, frozen=True, array_like=True, tag=10):
-    """Question `number` has gone to these workers. snapshots: their last counters, empty where there are none yet."""
+class Ask(Struct, frozen=True, array_like=True, tag=11):
+    """Answer with an Answer of this number."""
 
     number: int
-    snapshots: dict[int, bytes]
-
-
-class Leaving(Struct, frozen=True, array_like=True, tag=23):
-    """The whole gateway will go down: clients should use others."""
-
-
-# -- worker -> hub, and back
-
-
-class AskSharing(Struct, frozen=True, array_like=True, tag=21):
-    """Answer with a Sharing."""
-
-    number: int
-
-
-class Sharing(Struct, frozen=True, array_like=True, tag=22):
-    """How the exchange with other gateways goes; None: there is to be none."""
-
-    number: int
-    state: SharingState | None
-
-
-# -- worker -> hub -> all workers, the asker too
-
-
-class Scrape(Struct, frozen=True, array_like=True, tag=11):
-    """Answer with a Scraped."""
-
-    number: int
-
-
-class Record(Struct, frozen=True, array_like=True, tag=25):
-    """Answer with a Recorded. cursors, share: as in `Recording.page`."""
-
-    number: int
-    cursors: dict[str, int]
-    share: float
-
-
-class Examine(Struct, frozen=True, array_like=True, tag=27):
-    """Answer with an Examined, and watch from now on."""
-
-    number: int
-
-
-class Look(Struct, frozen=True, array_like=True, tag=41):
-    """Answer with a Looked. question: of a watcher, as in `LiveView.answer`."""
-
-    number: int
-    question: bytes
+    topic: str
+    question: bytes = b""
 
 
 class Execute(Struct, frozen=True, array_like=True, tag=12):
-    """Answer with an Executed. The hub ignores it later than `until`."""
+    """Likewise, once the command is executed. The hub ignores it later than `until`."""
 
     number: int
     command: Command
     until: float
 
 
-# -- worker -> hub -> the asker, whose number is in the frame on its way to the hub; after it, that of the worker
-
-
-class Scraped(Struct, frozen=True, array_like=True, tag=13):
-    """The counters, as in Counters."""
-
-    number: int
-    page: bytes
-
-
-class Executed(Struct, frozen=True, array_like=True, tag=14):
-    """error: why the command was refused, or None. internal: it failed by a bug."""
+class Answer(Struct, frozen=True, array_like=True, tag=13):
+    """Of the hub: `encode_answers`. topic: of the question. error: why a command was refused, or None. internal: it failed by
+    a bug.
+    """
 
     number: int
+    answer: bytes = b""
+    topic: str = ""
     error: str | None = None
     internal: bool = False
 
 
-class Recorded(Struct, frozen=True, array_like=True, tag=26):
-    """The next rows, as `Page.encode` makes them."""
+class Publish(Struct, frozen=True, array_like=True, tag=14):
+    """To all other workers; but for those of the topics below."""
 
-    number: int
-    page: bytes
-
-
-class Examined(Struct, frozen=True, array_like=True, tag=28):
-    """What the doctor's watch has seen (`Watched`)."""
-
-    number: int
-    since: float | None
-    records: Sequence[tuple[float, bytes]]
+    topic: str
+    message: bytes = b""
 
 
-class Looked(Struct, frozen=True, array_like=True, tag=42):
-    """The answer of `LiveView`."""
+# -- topics of the control plane
 
-    number: int
-    answer: bytes
+COUNTERS: Final = "counters"
+"""A snapshot of all counters of a worker (`exposition.pack`): the answer to a question, and published for the hub."""
+MEMBERS: Final = "members"
+"""For the hub, and for workers that are started later: a `Found`."""
+LEAVING: Final = "leaving"
+"""Of the hub: the whole gateway will go down, clients should use others."""
+
+
+class FoundMember(Struct, frozen=True, array_like=True):
+    """As `fleet.membership.Member` has it."""
+
+    name: str
+    url: str
+    pool: str
+    capacity_tokens: int | None
+    draining: bool
+    instance: str
+    key: KeyConfig | None = None
+    tls: TlsConfig | None = None
+    engine: str = AUTO_ENGINE
+    model: str = ""
+    weight: int = MAX_WEIGHT
+    addresses: tuple[str, ...] = ()
+
+
+class Found(Struct, frozen=True, array_like=True):
+    """All replicas that a source has found."""
+
+    source: str
+    members: tuple[FoundMember, ...]
 
 
 SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
-FromWorker = (
-    Publish
-    | Spent
-    | Replace
-    | Counters
-    | Serving
-    | Stopping
-    | Alive
-    | Found
-    | AskSharing
-    | Scrape
-    | Record
-    | Examine
-    | Look
-    | Execute
-    | Scraped
-    | Recorded
-    | Examined
-    | Looked
-    | Executed
-    | SnapshotPart
-    | SnapshotRestored
-)
-FromHub = (
-    Publish
-    | Spent
-    | Replace
-    | Welcome
-    | Current
-    | Joined
-    | Gone
-    | Leaving
-    | Forwarded
-    | Sharing
-    | Found
-    | Scrape
-    | Record
-    | Examine
-    | Look
-    | Execute
-    | Scraped
-    | Recorded
-    | Examined
-    | Looked
-    | Executed
-    | SnapshotPart
-    | CollectSnapshot
-)
+Topical = Ask | Execute | Answer | Publish
+FromWorker = Batch | Reset | Heartbeat | Topical | SnapshotPart | SnapshotRestored
+FromHub = Batch | Reset | Want | Welcome | Current | Topical | SnapshotPart | CollectSnapshot
 Message = FromWorker | FromHub
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
 _FROM_HUB: Final = msgspec.msgpack.Decoder(FromHub)
+_FOUND: Final = msgspec.msgpack.Decoder(Found)
+_ANSWERS: Final = msgspec.msgpack.Decoder(dict[int, bytes])
 
 
 def encode(message: Message) -> bytes:
@@ -330,3 +191,24 @@ def from_hub(data: bytes) -> Message:
     """A message that a worker receives. Raises MessageError."""
     message: Message = decode(_FROM_HUB, data)
     return message
+
+
+def encode_found(found: Found) -> bytes:
+    return _ENCODER.encode(found)
+
+
+def decode_found(data: bytes) -> Found:
+    """Raises MessageError."""
+    found: Found = decode(_FOUND, data)
+    return found
+
+
+def encode_answers(answers: Mapping[int, bytes]) -> bytes:
+    """The hub's own answer as that of HUB; and of each worker that is asked, the answer that counts if it gives none."""
+    return _ENCODER.encode(answers)
+
+
+def decode_answers(data: bytes) -> dict[int, bytes]:
+    """Raises MessageError."""
+    answers: dict[int, bytes] = decode(_ANSWERS, data)
+    return answers

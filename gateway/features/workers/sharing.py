@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.cluster.messages import Batch, SharingState
+from gateway.cluster.messages import Batch
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.features.workers.hub_knowledge import HubSnapshots
@@ -14,10 +14,6 @@ from gateway.features.workers.hub_knowledge import HubSnapshots
 
 class GatewayLink(Protocol):
     """To other gateways. None of its methods waits or fails."""
-
-    @property
-    def state(self) -> SharingState:
-        """How the exchange goes."""
 
     def publish(self, source: int, batch: Batch) -> None:
         """The next events of one of our routers."""

@@ -142,7 +142,9 @@ class Supervisor:
             snapshots=self.hub.snapshots,
         )
         self._outside = Outside(config, routers, self.hub.ended, snapshot, time.monotonic)
-        self.hub.link = self._outside.link
+        if self._outside.link:
+            self.hub.link = self._outside.link
+            self.hub.topics.answers("sharing", self._outside.link.describe)
         self._gateway_id = new_id()
         self._patience = patience
         self._boot = boot

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, Reset, Want
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
 from gateway.features.snapshots.snapshot import Header, KnowledgeError, Snapshot, encode_header
 from gateway.features.workers.hub import Hub
@@ -17,11 +17,8 @@ from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, MESSA
 from gateway.features.workers.messages import (
     CollectSnapshot,
     Current,
-    Gone,
-    Joined,
+    Heartbeat,
     Message,
-    Publish,
-    Serving,
     SnapshotBegin,
     SnapshotChunk,
     SnapshotEnd,
@@ -52,7 +49,7 @@ def hub_of(workers: int = 1, history_bytes: int = HISTORY_BYTES, begin_s: float 
     made = Hub(config_of(), Now(), lambda _: None, history_bytes, begin_s)
     ends = [joined(made)[1] for _ in range(workers)]
     for end in ends:
-        end.receives(Serving())
+        end.receives(Heartbeat("serving"))
     return made, ends
 
 
@@ -74,7 +71,7 @@ def kinds(end: End) -> list[type]:
 
 
 def events(end: End) -> list[bytes]:
-    return [message.batch.events for _, message in end.of(Publish)]
+    return [message.events for _, message in end.of(Batch)]
 
 
 # -- what is collected
@@ -157,7 +154,7 @@ async def test_a_new_worker_gets_the_snapshot_of_another_one_and_the_events_sinc
     made, (end,) = hub_of()
     end.receives(batch("before"))
     _, late = joined(made)
-    assert kinds(end)[-1] is Joined
+    assert kinds(end)[-1] is Want
     end.receives(batch("what is open"))
     number = await asked(end)
     end.receives(batch("meanwhile"))
@@ -165,7 +162,7 @@ async def test_a_new_worker_gets_the_snapshot_of_another_one_and_the_events_sinc
     made.ended_elsewhere(1 << 31)
     answer(end, number, b"x")
     await eventually(lambda: Current in kinds(late))
-    sent = [Welcome, SnapshotBegin, SnapshotChunk, SnapshotEnd, Publish, Publish, Publish, Gone, Current]
+    sent = [Welcome, SnapshotBegin, SnapshotChunk, SnapshotEnd, Batch, Batch, Batch, Reset, Current]
     assert kinds(late) == sent
     assert events(late) == [b"what is open", b"meanwhile", b"elsewhere"]
     assert late.of(SnapshotBegin)[0][1].source == "worker 1"
@@ -190,7 +187,7 @@ async def test_a_new_worker_that_gets_no_snapshot_begins_with_recent_events(capl
     for number in range(TRIES):
         end.receives(SnapshotEnd(await asked(end, number + 1), error="a bug"))
     await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, Publish, Current]
+    assert kinds(late) == [Welcome, Batch, Current]
     assert "a new worker gets no snapshot" in caplog.text
 
 
@@ -210,7 +207,7 @@ async def test_a_new_worker_does_not_wait_for_ever(caplog: pytest.LogCaptureFixt
     end.receives(batch("before"))
     _, late = joined(made)
     await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, SnapshotBegin, SnapshotChunk, SnapshotEnd, Publish, Current]
+    assert kinds(late) == [Welcome, SnapshotBegin, SnapshotChunk, SnapshotEnd, Batch, Current]
     assert [record.__dict__["reason"] for record in caplog.records] == ["there is none within 0.01 s"]
 
 
@@ -219,7 +216,7 @@ async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.Log
     now = Now()
     made = Hub(config_of(), now, lambda _: None)
     end = joined(made)[1]
-    end.receives(Serving())
+    end.receives(Heartbeat("serving"))
     end.receives(batch("before"))
     _, late = joined(made)
     await asked(end)
@@ -227,7 +224,7 @@ async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.Log
     await eventually(lambda: Current in kinds(late))
     assert events(late) == [b"before"]
     assert [record.__dict__["reason"] for record in caplog.records] == ["no worker serves any more"]
-    assert kinds(joined(made)[1]) == [Welcome, Publish, Current], "at once"
+    assert kinds(joined(made)[1]) == [Welcome, Batch, Current], "at once"
 
 
 async def test_a_worker_that_ends_before_it_has_begun_is_forgotten() -> None:
@@ -308,7 +305,7 @@ async def test_what_is_open_is_asked_for_again_if_too_much_came_meanwhile() -> N
     answer(end, number)
     await eventually(lambda: Current in kinds(late))
     assert len(events(late)) < 5
-    assert end.of(Joined) == [(who, Joined())] * 2
+    assert end.of(Want) == [(who, Want())] * 2
 
 
 def held(worker: Worker) -> dict[str, int]:
@@ -347,11 +344,11 @@ async def test_a_worker_that_replaces_another_knows_what_the_others_know(history
 
 
 def test_small_messages_count_with_the_memory_that_they_take() -> None:
-    history = History(10 * (MESSAGE_BYTES + 2))
+    history = History(10 * (MESSAGE_BYTES + len(encode(Reset(ended=True)))))
     for _ in range(1000):
-        history.add(0.0, 1, encode(Gone()))
+        history.add(0.0, 1, encode(Reset(ended=True)))
     assert (history.begin, history.end, len(list(history.since(0)))) == (990, 1000, 10)
-    assert list(history.since(998)) == [(1, encode(Gone()))] * 2
+    assert list(history.since(998)) == [(1, encode(Reset(ended=True)))] * 2
     history.forget(1.0)
     assert (history.size, history.begin) == (0, 1000)
 
@@ -365,5 +362,5 @@ async def test_numbers_of_routers_may_be_large() -> None:
     made.join(ours)
     made.publish(1 << 32, Batch(0.0, b"x"))
     made.ended_elsewhere(1 << 32)
-    await eventually(lambda: received[-2:] == [(1 << 32, Publish(Batch(0.0, b"x"))), (1 << 32, Gone())])
+    await eventually(lambda: received[-2:] == [(1 << 32, Batch(0.0, b"x")), (1 << 32, Reset(ended=True))])
     await closed(ours, its)
