@@ -26,6 +26,7 @@ PACKAGES = ("router", "gateway", "replica")
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (
+    "gateway/features/doctor/endpoints.py",
     "gateway/features/doctor/examiner.py",
     "gateway/features/ledger/batches.py",
     "gateway/features/ledger/ledger.py",
@@ -41,10 +42,12 @@ PLAIN = (
     "gateway/cluster/accepted.py",
     "gateway/cluster/commands.py",
     "gateway/cluster/listeners.py",
+    "gateway/cluster/member_source.py",
     "gateway/cluster/messages.py",
     "gateway/cluster/process.py",
     "gateway/cluster/side_sockets.py",
-    "gateway/cluster/outside.py",
+    "gateway/cluster/topics.py",
+    "gateway/cluster/watches.py",
     "gateway/features/snapshots/",
     "gateway/features/sharing/",
     "gateway/features/workers/command_log.py",
@@ -59,6 +62,7 @@ PLAIN = (
     "gateway/features/keys/command",
     "gateway/features/ledger/command",
     "gateway/features/recording/command",
+    "gateway/features/recording/endpoints.py",
     "gateway/config/addresses.py",
     "gateway/config/checks.py",
     "gateway/config/complaints.py",

@@ -17,7 +17,7 @@ from functools import partial
 from gateway.accounting.meter import Meter
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
-from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
+from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.listeners import addresses_of, open_listeners, url_of
 from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
@@ -50,7 +50,7 @@ from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.following import Followers
 from gateway.features.runs.runs import Runs
 from gateway.features.sharing.endpoints import SharingEndpoints
-from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.sharing.single_process import single_process
 from gateway.features.tracing.exporter import Exporter
 from gateway.features.workers.handover import Receiver
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
@@ -102,7 +102,7 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     source: Source[Config] | None = None
-    control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
+    control_plane: Callable[[LocalControl], ControlPlane] = single_process
     resolver: Resolver | None = None
     loops: LoopGuard | None = None
     dials: Callable[[Address], Connector] | None = None
@@ -261,17 +261,22 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         watch=observing.live_requests,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    topics = Topics()
-    observing.answer(topics, clock)
-    if keys:
-        keys.join(topics)
-    local = _local_of(around, parts, live, metrics, topics)
+    local = _local_of(around, parts, live, metrics, _topics_of(observing, keys, clock))
     local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
     control = around.control_plane(local)
     served = _served_of(around, lifecycle, local, control, access, keys)
     return Gateway(
         around, live, metrics, router, fleet, upstream, parsing, attempts, recall, keys, local, control, served, observing
     )
+
+
+def _topics_of(observing: Observing, keys: Keys | None, clock: Callable[[], float]) -> Topics:
+    """What the features of this process do for other processes."""
+    topics = Topics()
+    observing.answer(topics, clock)
+    if keys:
+        keys.join(topics)
+    return topics
 
 
 def _delivery_of(
@@ -333,10 +338,10 @@ def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, 
         live=live, fleet=fleet, upstream=parts.upstream, sources_of=around.members, first_wait_s=around.first_probes_s
     )
     return LocalControl(
+        live=live,
         parts=parts,
         membership=membership,
         reload=Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics),
-        knowledge=Knowledge(live=live, router=parts.router, fleet=fleet, metrics=metrics, clock=clock),
         metrics=metrics,
         topics=topics,
         clock=clock,

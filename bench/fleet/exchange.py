@@ -28,7 +28,6 @@ from gateway.features.sharing.messages import (
     VERSION,
     VERSION_FIELD,
     Envelope,
-    Published,
     encode_envelope,
 )
 from gateway.features.sharing.outbox import Outbox
@@ -152,7 +151,7 @@ def _entries(replicas: int, decision: Decision, head: bytes, each: int, envelope
         for _ in range(each):
             booked += 1
             events += decision.events(booked, head, f"replica-{booked % replicas}", now)
-        envelope = Envelope(seq, now, "host", (Published(1, Batch(now, encode(events))),))
+        envelope = Envelope(seq, now, "host", ((1, Batch(now, encode(events))),))
         yield {
             VERSION_FIELD: VERSION,
             FORMAT_FIELD: FORMAT.encode(),

@@ -7,27 +7,19 @@ its own part as `LocalControl`. The commands: `messages.py`. Questions and messa
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final, Protocol, assert_never
 
 from gateway.cluster.membership import Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave, Perform, Reconfigure, RejectConfig
-from gateway.cluster.outside import Outside
 from gateway.cluster.reload import Parts, Reload
-from gateway.cluster.replication import BATCH_S, Replicator, UnknownReplicas
+from gateway.cluster.replication import BATCH_S, ReplicationTransport, Replicator, UnknownReplicas
 from gateway.cluster.topics import Topics
-from gateway.features.sharing.outbox import MOST_BYTES
-from gateway.features.sharing.transport import StoreTransport
-from gateway.features.snapshots.keeper import SnapshotFile
-from gateway.features.snapshots.knowledge import Knowledge
-from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.config.live import Live
 from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
-
-log = logging.getLogger("warmroute.snapshots")
 
 COUNT_S: Final = BATCH_S  # between two counts of the slots that others use
 
@@ -38,17 +30,17 @@ class LocalControl:
     def __init__(
         self,
         *,
+        live: Live,
         parts: Parts,
         membership: Membership,
         reload: Reload,
-        knowledge: Knowledge,
         metrics: Metrics,
         topics: Topics,
         clock: Callable[[], float],
     ) -> None:
-        self.beginning = False  # what it begins with is still to be taken in: the index's clock must not run before
+        self.beginning = False  # snapshots are still to be taken in: the index's clock must not run before
+        self.live = live
         self.membership = membership
-        self.knowledge = knowledge
         self.reload = reload
         self.router = parts.router
         self.fleet = parts.fleet
@@ -119,7 +111,6 @@ class LocalControl:
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.knowledge.run())
             group.create_task(self.reload.run())
             group.create_task(self.membership.run())
 
@@ -160,30 +151,48 @@ class ControlPlane(Protocol):
         """Background work, until it is cancelled."""
 
     async def ready(self) -> None:
-        """Wait until this process knows what it needs for its first request."""
+        """Wait until this process can serve its first request."""
 
     async def stop(self) -> None:
-        """The requests are over: keep what the next process should know."""
+        """The requests are over: leave a snapshot for the next process."""
+
+
+class Lasting(Protocol):
+    """Knowledge of the prefix index that lasts longer than this process: in a file, at other gateways."""
+
+    def __bool__(self) -> bool:
+        """True: there may be something to begin with."""
+
+    async def begin(self) -> None:
+        """Before the first request: take it in."""
+
+    async def run(self) -> None:
+        """From before `begin` until after `close`."""
+
+    async def keep(self) -> None:
+        """The requests are over: write a snapshot for the next start."""
+
+    async def close(self) -> None:
+        """The last events were published."""
 
 
 class SingleProcess:
     """The control plane of a gateway that is one process."""
 
-    def __init__(self, local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MOST_BYTES) -> None:
-        """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
+    def __init__(
+        self, local: LocalControl, lasting: Lasting | None = None, transport: ReplicationTransport | None = None
+    ) -> None:
+        """lasting: None: there is nothing to begin with. transport: to other gateways; None: there are none."""
         self._local = local
         self._pages = SingleFlight(lambda: render(local.page()))
-        self._routers = StoreTransport(local.knowledge)
-        self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock, unsent_bytes)
         self._replicator: Replicator | None = None
         self._ready = False
-        local.beginning = snapshot is not None or self._outside.link is not None
-        if self._outside.link:
-            local.topics.answers("sharing", self._outside.link.describe)
-            self._routers.link = self._outside.link
+        self.lasting = lasting
+        local.beginning = bool(lasting)
+        if transport:
             self._replicator = Replicator(
                 local.router,
-                self._routers,
+                transport,
                 clock=local.clock,
                 call_later=asyncio.get_running_loop().call_later,
                 published=lambda: None,
@@ -209,29 +218,23 @@ class SingleProcess:
         return 0
 
     async def run(self) -> None:
-        await self._outside.run()
+        if self.lasting is not None:
+            await self.lasting.run()
 
     async def ready(self) -> None:
         try:
-            await self._outside.begin(self._begins_with)
+            if self.lasting is not None:
+                await self.lasting.begin()
         finally:
             self._local.beginning = False
-        self._outside.begun()
         if self._replicator:
             self._replicator.start()
         self._ready = True
 
-    async def _begins_with(self, snapshot: Snapshot) -> bool:
-        try:
-            await self._local.knowledge.begin(snapshot)
-        except KnowledgeError as error:
-            log.warning("snapshot ignored", extra={"source": snapshot.source, "reason": str(error)})
-            return False
-        return True
-
     async def stop(self) -> None:
-        if self._ready:  # else the last snapshot is worth more than what has been taken in of it
-            await self._outside.keep()
+        if self._ready and self.lasting is not None:  # else the last snapshot is worth more
+            await self.lasting.keep()
         if self._replicator:
             self._replicator.flush()
-        await self._outside.close()
+        if self.lasting is not None:
+            await self.lasting.close()

@@ -8,13 +8,15 @@ Structs lose their types in modules that mypyc compiles: this one is not compile
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
+
+EVERYTHING_S: Final = 1e9  # in which all that a gateway knows was used
 
 
 class MessageError(ValueError):
@@ -99,13 +101,18 @@ class Batch(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Reset(Struct, frozen=True, array_like=True, tag=2):
-    """A router has nothing open of what was published before: its events were lost, or it has ended."""
+    """A router has no booking open that was published before: its events were lost, or it has ended."""
 
     ended: bool = False
 
 
 class Want(Struct, frozen=True, array_like=True, tag=3):
-    """The receivers should publish what they have open: a new router does not know it."""
+    """A router does not know the open bookings of others: they should publish them. of: the gateway that is asked, "": all
+    processes of this one. since_s: it should offer a snapshot of these last seconds, too; 0: none.
+    """
+
+    of: Annotated[str, Meta(max_length=64)] = ""
+    since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)] = 0.0
 
 
 _CONFIG: Final = msgspec.msgpack.Decoder(Config)

@@ -54,7 +54,7 @@ class Subscriber(Protocol):
         """A router has ended, or its events were lost: it has nothing open."""
 
     def join(self) -> None:
-        """There is a new router, which does not know what is open here."""
+        """A new router does not know the bookings that are open here: publish them."""
 
 
 class ReplicationTransport(Protocol):
@@ -68,7 +68,7 @@ class ReplicationTransport(Protocol):
         """To all others. Never blocks; nothing happens if there is no connection."""
 
     def snapshot(self, batch: Batch) -> None:
-        """Likewise, but it replaces everything that was published before."""
+        """Likewise, in place of everything that was published before."""
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """From now on the others' batches go there. Called once."""
@@ -148,7 +148,7 @@ class Replicator:
         transport.subscribe(self)
 
     def start(self) -> None:
-        """Apply what the others have published so far, and from now on at once."""
+        """Apply all batches of the others so far, and further ones at once."""
         early, self._early = self._early or [], None
         for step in early:
             step()
@@ -160,7 +160,7 @@ class Replicator:
         self._call_later(BATCH_S, self.flush)
 
     def flush(self) -> None:
-        """Publish what is in the journal."""
+        """Publish the events in the journal."""
         self._published()
         events = self.journal.take()
         if self._resyncing or not events:

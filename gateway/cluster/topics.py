@@ -7,8 +7,8 @@ A part registers what its process does for its topic, before the control plane i
     executes(topic, f)    f(argument)              the command `Perform`: all processes execute it in one order with the others
     follows(f, g)         f(), g(process)          a process has joined, a process has ended
 
-Questions, answers and messages are bytes: what they mean is known to the part alone, and bytes that mean nothing to it are a
-MessageError. Functions are synchronous, except those that execute, and should be quick: requests wait meanwhile.
+Questions, answers and messages are bytes, which the part encodes and decodes itself: it raises MessageError for invalid ones.
+Functions are synchronous, except for commands, and should be quick: requests wait meanwhile.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MAX_BYTES: Final = 16 << 20
 _WATCHED: Final = msgspec.msgpack.Decoder(tuple[float | None, tuple[tuple[float, bytes], ...]])
 
 
-class Seen(NamedTuple):
+class SeenRequest(NamedTuple):
     """A request that has ended. time: when it came. ups: the replicas that took requests, in any order."""
 
     time: float
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
     first_byte: float | None
 
 
-class Watched(NamedTuple):
+class WatchedRequests(NamedTuple):
     """What one worker has seen. since: when its watch began, None: there is none. records: of each request, when it came and
     its record.
     """
@@ -98,7 +98,7 @@ class Watch:
             self._records.clear()
             self._bytes = 0
 
-    def saw(self, seen: Seen) -> None:
+    def saw(self, seen: SeenRequest) -> None:
         """A request has ended. O(segments)."""
         own, head = parts_of_salt(seen.salt)
         fields = seen._replace(
@@ -114,9 +114,9 @@ class Watch:
         while len(self._records) > self._most or (self._bytes > self._most_bytes and self._records):
             self._bytes -= len(self._records.popleft()[1])
 
-    def watched(self) -> Watched:
+    def watched(self) -> WatchedRequests:
         """All that it has. O(records): they are not copied."""
-        return Watched(self.since, list(self._records))
+        return WatchedRequests(self.since, list(self._records))
 
     def answer(self, now: float) -> bytes:
         """All that it has, for the process that examines it; the watch goes on, or begins now."""
@@ -137,9 +137,9 @@ class Watch:
         return f"<Watch, {'on' if self.on else 'off'}, {len(self)} requests>"
 
 
-def decode_watched(answer: bytes) -> Watched:
+def decode_watched(answer: bytes) -> WatchedRequests:
     """Of `Watch.answer`. Raises MessageError."""
-    return Watched(*decode(_WATCHED, answer))
+    return WatchedRequests(*decode(_WATCHED, answer))
 
 
 def _valid(name: str) -> str:
@@ -152,7 +152,7 @@ def observed(record: bytes) -> Observed:
     try:
         fields: Sequence[Any] = msgspec.msgpack.decode(record)
         values: list[Any] = [*fields[:9], unpacked(fields[9]), *fields[10:]]
-        seen = Seen(*values)
+        seen = SeenRequest(*values)
     except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise RecordsError(str(error)) from error
     found = Observed(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)

@@ -38,11 +38,11 @@ class StoreClock:
             self._ahead_s, self._rtt_s, self._measured_at = ahead_s, rtt_s, after
 
     def local(self, store: float, now: float) -> float:
-        """When the store's clock showed this; `now` at most, and if nothing was measured."""
+        """The time here when the store's clock showed this; `now` at most, and if nothing was measured."""
         return now if self._ahead_s is None else min(now, store - self._ahead_s)
 
     def store(self, now: float) -> float | None:
-        """What the store's clock shows; None if nothing was measured."""
+        """The time of the store's clock; None if nothing was measured."""
         return None if self._ahead_s is None else now + self._ahead_s
 
     def __repr__(self) -> str:
@@ -50,5 +50,5 @@ class StoreClock:
 
 
 def plausible(time: float, now: float) -> float:
-    """A translated time, within its bounds; what is no number is now."""
+    """A translated time, within its bounds; now if it is no number."""
     return min(now, max(time, now - MAX_PAST_S)) if math.isfinite(time) else now

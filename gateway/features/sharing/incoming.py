@@ -1,8 +1,7 @@
-"""Takes in the entries that other gateways have written. No I/O: what has to be answered or fetched waits in queues.
+"""Takes in the entries that other gateways have written. No I/O: questions and offers wait in queues.
 
-An entry is refused, and counted, if it is of another version or format, or does not decode. Whoever wrote it is named in the
-log once. Nothing in an entry can do more than change what is believed of replicas: what is believed is checked by the engines'
-reports, as always.
+An entry is refused, and counted, if it is of another version or format, or does not decode. Its writer is named in the log
+once. An entry can only change the prefix index and the load: the engines' reports correct both, as always.
 """
 
 from __future__ import annotations
@@ -13,27 +12,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.cluster.messages import Batch, MessageError
+from gateway.cluster.messages import EVERYTHING_S, Batch, MessageError, Reset, Want
+from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.clock import StoreClock, plausible
 from gateway.features.sharing.messages import (
     ALL,
     ENVELOPE_FIELD,
-    EVERYTHING_S,
     FORMAT_FIELD,
     GATEWAY_FIELD,
     MAX_ENVELOPE_BYTES,
     VERSION,
     VERSION_FIELD,
-    Bye,
     Envelope,
     Item,
     Offer,
-    Published,
-    Reset,
-    Want,
     decode_envelope,
 )
-from gateway.features.sharing.others import ASK_S, DEAD_S, Other, Others
+from gateway.features.sharing.others import ASK_S, DEAD_S, PeerGateway, PeerGateways
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.sharing.state import RefusedGateway
 from gateway.features.sharing.translate import translated
@@ -49,20 +44,11 @@ MAX_WANTS: Final = 64  # that wait to be answered
 MAX_OFFERS: Final = 64  # that wait to be taken
 MAX_NAMED: Final = 1024  # gateways that were refused, and named in the log
 MAX_REFUSED: Final = 64  # that are shown to operators
-MARGIN_S: Final = 5.0  # what is wanted begins that long before what was missed: it was booked before it was published
+MARGIN_S: Final = 5.0  # a wanted snapshot begins that long before the loss: requests are booked before they are published
 
 
-class Routers(Protocol):
-    """The routers of this gateway: one, or those of its workers."""
-
-    def receive(self, source: int, batch: Batch) -> None:
-        """The next events of another gateway's router."""
-
-    def leave(self, source: int) -> None:
-        """Another gateway's router has ended, or events of it were lost: it has nothing open."""
-
-    def join(self) -> None:
-        """Another gateway does not know what is open here: publish it."""
+class Routers(Subscriber, Protocol):
+    """The routers of this gateway: one, or those of its workers. A source is a router of another gateway."""
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         """See `Knowledge.collect`. Raises KnowledgeError."""
@@ -72,8 +58,8 @@ class Routers(Protocol):
 
 
 class Incoming:
-    """See the top of this file. wants: (who wants, what was used since that moment). offers: (offer, its moment). Moments are
-    by this gateway's clock.
+    """See the top of this file. wants: (gateway, the moment since which it wants prefixes). offers: (offer, its moment).
+    Moments are by this gateway's clock.
     """
 
     def __init__(
@@ -88,10 +74,10 @@ class Incoming:
         metrics: Metrics,
     ) -> None:
         """me: the id of this gateway."""
-        self.others = Others()
+        self.others = PeerGateways()
         self.wants: deque[tuple[str, float]] = deque(maxlen=MAX_WANTS)
         self.offers: deque[tuple[Offer, float]] = deque(maxlen=MAX_OFFERS)
-        self.newcomers = False  # somebody wants what is open here
+        self.newcomers = False  # another gateway wants the open bookings
         self._me = me
         self._format = format.encode()
         self._routers = routers
@@ -130,23 +116,23 @@ class Incoming:
                 yield from self._envelope(name, envelope, written_at)
 
     def answer(self) -> None:
-        """After some entries: publish what is open here if somebody wants it, once for all, and ask for what was missed."""
+        """After some entries: publish the open bookings if another gateway wants them, and ask again after a loss."""
         now = self._clock()
         if self.newcomers and now - self._answered_at >= ASK_S:
             self.newcomers, self._answered_at = False, now
             self._routers.join()
         for other in self.others.alive.values():
             if (since_s := other.ask(now)) is not None:
-                self._outbox.add(Want(other.gateway, since_s))
+                self._outbox.add((ALL, Want(other.gateway, since_s)))
 
     @property
     def refused(self) -> tuple[RefusedGateway, ...]:
-        """Those that write now, but are not followed."""
+        """Gateways that write now, but are not followed."""
         oldest = self._clock() - DEAD_S
         return tuple([refused for at, refused in self._refused.values() if at >= oldest])
 
     def expire(self, now: float) -> None:
-        """Those of which nothing was read for long are dead."""
+        """Gateways of which nothing was read for long are dead."""
         for gateway in self.others.silent(now):
             self._ended(gateway, "nothing comes from it", silent=True)
 
@@ -180,10 +166,10 @@ class Incoming:
                         break
             whole = True
         finally:
-            if not whole:  # whoever took it in was stopped
+            if not whole:  # the reader was stopped
                 self._missed(other, MARGIN_S, now)
 
-    def _missed(self, other: Other, since_s: float, now: float) -> None:
+    def _missed(self, other: PeerGateway, since_s: float, now: float) -> None:
         """Something of this gateway has been lost. Its bookings may be over by now."""
         self._reset(other, ALL)
         other.miss(since_s, now)
@@ -191,35 +177,35 @@ class Incoming:
             self._metrics.sharing_resyncs.add()
             self._say("missed", "something of another gateway was missed", other)
 
-    def _item(self, other: Other, item: Item, shift_s: float, now: float) -> Iterator[None]:
-        match item:
-            case Published(source, batch):
+    def _item(self, other: PeerGateway, item: Item, shift_s: float, now: float) -> Iterator[None]:
+        source, message = item
+        match message:
+            case Batch():
                 number = self.others.source(other, source)
                 if number is None:
                     self._refuse("garbage", other.gateway.encode(), "it has too many routers")
                 else:
-                    yield from self._published(other, number, batch, shift_s, now)
-            case Reset(source):
-                self._reset(other, source)
-            case Want(of, since_s):
-                if of == self._me:
-                    self.newcomers = True
-                    if since_s:
-                        self._want(other.gateway, -math.inf if since_s >= EVERYTHING_S else now - since_s)
-            case Offer(to):
-                if to in ("", self._me) and not any(item.key and item.key == offer.key for offer, _ in self.offers):
-                    self.offers.append((item, plausible(item.at + shift_s, now)))
-            case Bye():
+                    yield from self._published(other, number, message, shift_s, now)
+            case Reset(ended) if ended and source == ALL:
                 self._ended(other.gateway, "it has ended")
+            case Reset():
+                self._reset(other, source)
+            case Want(of, since_s) if of == self._me:
+                self.newcomers = True
+                if since_s:
+                    self._want(other.gateway, -math.inf if since_s >= EVERYTHING_S else now - since_s)
+            case Offer(to) if to in ("", self._me):
+                if not any(message.key and message.key == offer.key for offer, _ in self.offers):
+                    self.offers.append((message, plausible(message.at + shift_s, now)))
 
     def _want(self, gateway: str, since: float) -> None:
-        """Each gateway has one that waits: what it wants is wanted since the earliest moment."""
+        """One question of each gateway waits, with the earliest moment."""
         for waiting in [each for each in self.wants if each[0] == gateway]:
             self.wants.remove(waiting)
             since = min(since, waiting[1])
         self.wants.append((gateway, since))
 
-    def _published(self, other: Other, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
+    def _published(self, other: PeerGateway, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
         try:
             pieces, dropped = translated(batch, shift_s, now)
         except EventError as error:
@@ -238,12 +224,12 @@ class Incoming:
             self._say("gone", "another gateway is gone", other, reason=why)
             self._reset(other, ALL)
 
-    def _reset(self, other: Other, source: int) -> None:
+    def _reset(self, other: PeerGateway, source: int) -> None:
         """Nothing is open there. A number that is used again gets another one here."""
         for number in self.others.forget(other, source):
             self._routers.leave(number)
 
-    def _say(self, kind: str, text: str, other: Other, **more: str) -> None:
+    def _say(self, kind: str, text: str, other: PeerGateway, **more: str) -> None:
         self._notices.say(kind, log.info, text, {"gateway": other.gateway, "host": other.host, **more})
 
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:

@@ -2,12 +2,12 @@
 
     publish, reset ──► Outbox ──► XADD ──► (the stream) ──► XREAD ──► Incoming ──► Routers
 
-It is a second transport of the replication log, beside the workers' hub, and no request ever waits for it. What is booked is
-written in batches; what others have written is read in batches. The stream has the last WINDOW_S seconds only: who begins
-gets a snapshot from a sibling, and who misses something asks for it again (`others.py` notices that).
+It is a second transport of the replication log, beside the workers' hub, and no request ever waits for it. Events are written
+and read in batches. The stream has the last WINDOW_S seconds only: a new gateway gets a snapshot from a sibling, and one that
+has missed entries asks for them again (`others.py` notices that).
 
-While the store is away each gateway goes on with what it knows. What it books waits in the outbox, for some seconds of load or
-minutes of less; if that is too much, it later tells the others what it has open, and offers a snapshot of what was used since.
+While the store is away each gateway goes on alone. Its events wait in the outbox, for some seconds of load or minutes of less;
+if they are too many, it later publishes its open bookings, and offers a snapshot of the prefixes used since.
 
 With many gateways each writes and reads more rarely, for the work of a reader grows with the number of batches.
 """
@@ -27,9 +27,10 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, Reset, Want
 from gateway.cluster.replication import BATCH_S
-from gateway.config.schema import SharingConfig
+from gateway.config.listen import OFF
+from gateway.config.schema import Config, SharingConfig
 from gateway.features.sharing.clock import StoreClock
 from gateway.features.sharing.incoming import Incoming, Routers
 from gateway.features.sharing.messages import (
@@ -39,12 +40,9 @@ from gateway.features.sharing.messages import (
     GATEWAY_FIELD,
     VERSION,
     VERSION_FIELD,
-    Bye,
     Envelope,
     Item,
-    Published,
-    Reset,
-    Want,
+    Kind,
     encode_envelope,
 )
 from gateway.features.sharing.others import DEAD_S
@@ -55,7 +53,7 @@ from gateway.features.sharing.server.failures import explained
 from gateway.features.sharing.server.named import Names
 from gateway.features.sharing.snapshot_exchange import SnapshotExchange
 from gateway.features.sharing.state import OtherGateway, SharingState, encode_state
-from gateway.features.snapshots.snapshot import Snapshot
+from gateway.features.snapshots.snapshot import Snapshot, format_of
 from gateway.tasks import CancelledWithin, first_of, is_cancelled
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.resolver import Resolver
@@ -115,8 +113,8 @@ class Link:
         self._snapshots = SnapshotExchange(
             incoming=self.incoming, routers=routers, metrics=metrics, clock=clock, prefix=prefix, add=self._add
         )
-        self._client: Any = None  # while it is connected, and does what it should
-        self._does: set[str] = set()  # what it does
+        self._client: Any = None  # while it is connected, and has read and written
+        self._does: set[str] = set()  # "reads", "writes"
         self._news = asyncio.Event()  # there is something to write
         self._writing = asyncio.Lock()
         self._seq = 0
@@ -137,20 +135,20 @@ class Link:
 
     def publish(self, source: int, batch: Batch) -> None:
         """The next events of one of our routers."""
-        self._add(Published(source, batch), len(batch.events))
+        self._add(batch, source, len(batch.events))
 
     def reset(self, source: int) -> None:
         """One of our routers has ended, or its events were lost: it has nothing open that was published before."""
-        self._add(Reset(source))
+        self._add(Reset(), source)
 
     def want_open(self) -> None:
-        """A new router of ours does not know what the others have open."""
+        """A new router of ours does not know the open bookings of the others."""
         for gateway in self.incoming.others.alive:
-            self._add(Want(gateway, 0.0))
+            self._add(Want(gateway))
 
-    def _add(self, item: Item, size: int = 0) -> None:
+    def _add(self, message: Kind, source: int = ALL, size: int = 0) -> None:
         before = self._outbox.dropped
-        self._outbox.add(item, size)
+        self._outbox.add((source, message), size)
         if self._outbox.dropped != before:
             if not before:
                 log.warning("the store does not take what is booked here: it is dropped")
@@ -164,13 +162,13 @@ class Link:
         return await self._snapshots.first()
 
     def begun(self) -> None:
-        """What this gateway begins with has been taken in, or there is nothing."""
+        """The first snapshot has been taken in, or there is none."""
         self._snapshots.begun()
 
     async def close(self) -> None:
-        """Write what is left, and say goodbye, if the store takes it at once."""
+        """Write the rest, and say goodbye, if the store takes it at once."""
         self._closed = True
-        self._add(Bye())
+        self._add(Reset(ended=True))
         try:
             async with asyncio.timeout(BYE_S):
                 while self._client is not None and (self._outbox or self._unsure):
@@ -181,7 +179,7 @@ class Link:
     # -- the connection
 
     async def run(self) -> None:
-        """Exchange what is known until cancelled. Raises what is a bug."""
+        """Exchange events until cancelled. Raises only by a bug."""
         await first_of([self._keep_connected(), self._expire(), self._snapshots.take_in()])
 
     async def _keep_connected(self) -> None:
@@ -231,7 +229,7 @@ class Link:
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any, did: str) -> None:
-        """Something was written, or read. Once both were, the store does what it should."""
+        """Something was written, or read. Once both were, the store works."""
         self._does.add(did)
         if self._client is None and len(self._does) == 2:
             self._client, self._worked = client, True
@@ -312,7 +310,7 @@ class Link:
 
     def _tell_all(self, since: float) -> None:
         """Items were dropped since then, but now the store takes them again."""
-        self._add(Reset(ALL))
+        self._add(Reset())
         self._routers.join()
         self._snapshots.tell_all(since)
 
@@ -361,7 +359,7 @@ class Link:
             await asyncio.sleep(BEAT_S)
             now = self._clock()
             late, due = now - due > BEAT_S, now + BEAT_S
-            if late:  # this process did not run: what came meanwhile is still to be read
+            if late:  # this process did not run: entries of that time are still to be read
                 continue
             try:
                 if now - self._read_at > DEAD_S:
@@ -374,6 +372,19 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
+
+
+def link_of(
+    config: Config,
+    routers: Routers,
+    metrics: Metrics,
+    clock: Callable[[], float] = time.monotonic,
+    unsent_bytes: int = MOST_BYTES,
+) -> Link | None:
+    """None: the gateway does not share."""
+    if config.sharing.url == OFF:
+        return None
+    return Link(config.sharing, format_of(config.routing), routers, metrics, clock=clock, unsent_bytes=unsent_bytes)
 
 
 def pause_s(others: int) -> float:

@@ -1,8 +1,9 @@
-"""What gateways write into the store, and read from it. All of it is msgpack, decoded into the types below.
+"""Messages between gateways through the store. All of it is msgpack, decoded into the types below.
 
-Each gateway writes envelopes into one stream. The entry's fields say which version and format it has, so that one of another
-version is refused and not misread, and which gateway wrote it. Times are of the writer's monotonic clock; with `sent`, and the
-store's time of the entry, a reader translates them (`clock.py`).
+Each gateway writes envelopes into one stream, with the same messages about routers that the workers of a gateway exchange. The
+entry's fields say which version and format it has, so that one of another version is refused and not misread, and which
+gateway wrote it. Times are of the writer's monotonic clock; with `sent`, and the store's time of the entry, a reader translates
+them (`clock.py`).
 
 Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
 """
@@ -14,49 +15,23 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.cluster.messages import Batch, decode
+from gateway.cluster.messages import Batch, Reset, Want, decode
 
-VERSION: Final = b"1"  # to be raised when an envelope or an event changes its meaning
+VERSION: Final = b"2"  # to be raised when an envelope or an event changes its meaning
 MAX_ENVELOPE_BYTES: Final = 2 << 20
 MAX_ITEMS: Final = 4096
-EVERYTHING_S: Final = 1e9  # in which all that a gateway knows was used
 
-ALL: Final = 0  # no router has this number
+ALL: Final = 0  # the gateway itself: no router has this number
 
 VERSION_FIELD: Final = b"v"
 FORMAT_FIELD: Final = b"f"  # `snapshots.snapshot.format_of`
 GATEWAY_FIELD: Final = b"g"
 ENVELOPE_FIELD: Final = b"e"
 
-Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Source = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]  # a router of that gateway
 
 
-class Published(Struct, frozen=True, array_like=True, tag=1):
-    """The next events of a router."""
-
-    source: Source
-    batch: Batch
-
-
-class Reset(Struct, frozen=True, array_like=True, tag=2):
-    """A router has ended, or its events were lost: nothing of it is open, as far as was published before. ALL: of no router of
-    this gateway.
-    """
-
-    source: Source
-
-
-class Want(Struct, frozen=True, array_like=True, tag=3):
-    """The sender has missed what gateway `of` published. That one should publish what it has open, and offer a snapshot of what
-    was used in the last since_s seconds (0: none).
-    """
-
-    of: Id
-    since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)]
-
-
-class Offer(Struct, frozen=True, array_like=True, tag=4):
+class Offer(Struct, frozen=True, array_like=True, tag=18):
     """A snapshot is in the store. key: its own; "": there is nothing to be known. to: the gateway that wanted it; "": it is for
     all. at: its moment. first: everything was wanted, to begin with.
     """
@@ -67,11 +42,11 @@ class Offer(Struct, frozen=True, array_like=True, tag=4):
     first: bool = False
 
 
-class Bye(Struct, frozen=True, array_like=True, tag=5):
-    """The gateway ends."""
-
-
-Item = Published | Reset | Want | Offer | Bye
+Kind = Batch | Reset | Want | Offer
+Item = tuple[Source, Kind]
+"""A message of a router, or of the gateway: then the source is ALL. A Reset of ALL is of all its routers; if it says that they
+have ended, so has the gateway.
+"""
 
 
 class Envelope(Struct, frozen=True, array_like=True):

@@ -23,7 +23,7 @@ FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
 
 
 @dataclass(slots=True)
-class Other:
+class PeerGateway:
     """seq: of its last envelope. since, seen: when its first and its last one was read. sources: its routers' numbers here, by
     its own.
 
@@ -42,12 +42,12 @@ class Other:
     asked_at: float = -math.inf
 
     def miss(self, since_s: float, now: float) -> None:
-        """Something that it published in the last since_s seconds was missed; 0: only what it has open."""
+        """Entries of its last since_s seconds were missed; 0: only its open bookings."""
         earlier = 0.0 if not self.missed_s else self.missed_s + now - self.missed_at
         self.missed_s, self.missed_at = max(since_s, earlier), now
 
     def ask(self, now: float) -> float | None:
-        """What it should be asked for now, if anything; once within ASK_S."""
+        """The seconds that it should be asked for now; None: nothing is missed, or it was asked within ASK_S."""
         if self.missed_s is None or now - self.asked_at < ASK_S:
             return None
         since_s = self.missed_s + now - self.missed_at if self.missed_s else 0.0
@@ -55,15 +55,15 @@ class Other:
         return since_s
 
 
-class Others:
+class PeerGateways:
     """See the top of this file."""
 
     def __init__(self) -> None:
-        self.alive: dict[str, Other] = {}
-        self._former: dict[str, Other] = {}  # that were silent
+        self.alive: dict[str, PeerGateway] = {}
+        self._former: dict[str, PeerGateway] = {}  # that were silent
         self._next = FIRST_SOURCE
 
-    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[Other, float | None] | None:
+    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[PeerGateway, float | None] | None:
         """An envelope came. (its gateway; since when something of it was missed, `now` if all that was missed is what it has
         open, None if nothing was); None: the envelope came before, or there are too many gateways.
         """
@@ -72,7 +72,7 @@ class Others:
             if len(self.alive) >= MAX_GATEWAYS:
                 return None
             former = self._former.pop(gateway, None)
-            other = self.alive[gateway] = Other(gateway, host, seq, now, now)
+            other = self.alive[gateway] = PeerGateway(gateway, host, seq, now, now)
             if former is not None and seq > former.seq + 1:
                 return other, former.seen
             return other, now if seq > 1 else None
@@ -82,7 +82,7 @@ class Others:
         other.seq, other.seen, other.host = seq, now, host
         return other, missed
 
-    def source(self, other: Other, source: int) -> int | None:
+    def source(self, other: PeerGateway, source: int) -> int | None:
         """The number of one of its routers; None: it has too many."""
         number = other.sources.get(source)
         if number is None and len(other.sources) < MAX_SOURCES:
@@ -90,7 +90,7 @@ class Others:
             number = other.sources[source] = self._next
         return number
 
-    def forget(self, other: Other, source: int) -> list[int]:
+    def forget(self, other: PeerGateway, source: int) -> list[int]:
         """One of its routers (ALL: each) is over. Returns their numbers here."""
         if source == ALL:
             numbers = list(other.sources.values())
@@ -99,7 +99,7 @@ class Others:
         number = other.sources.pop(source, None)
         return [] if number is None else [number]
 
-    def leave(self, gateway: str, *, silent: bool) -> Other | None:
+    def leave(self, gateway: str, *, silent: bool) -> PeerGateway | None:
         """It has ended, or nothing comes from it: then it may come back."""
         other = self.alive.pop(gateway, None)
         if other is not None and silent:
@@ -109,12 +109,12 @@ class Others:
         return other
 
     def heard_since(self, then: float) -> set[str]:
-        """Those that are certainly alive. O(gateways)."""
+        """Gateways that are certainly alive. O(gateways)."""
         return {gateway for gateway, other in self.alive.items() if other.seen > then}
 
     def silent(self, now: float) -> list[str]:
-        """Those that are dead by now."""
+        """Gateways that are dead by now."""
         return [gateway for gateway, other in self.alive.items() if now - other.seen > DEAD_S]
 
     def __repr__(self) -> str:
-        return f"<Others: {', '.join(f'{other.host} ({name})' for name, other in self.alive.items()) or 'none'}>"
+        return f"<PeerGateways: {', '.join(f'{other.host} ({name})' for name, other in self.alive.items()) or 'none'}>"

@@ -1,7 +1,7 @@
-"""What is to be published, until the store has taken it. No I/O.
+"""Messages that wait until the store has taken them. No I/O.
 
 While the store is away, items wait: of MOST_BYTES at most, then all of them are dropped, and what follows, until `reopen`. Then
-the others have to be told what is open here, and what they missed. All that is open may be more than MOST_BYTES, so while the
+the others have to be told the open bookings, and offered the rest. All that is open may be more than MOST_BYTES, so while the
 store takes items MOST_TAKEN_BYTES may wait.
 """
 

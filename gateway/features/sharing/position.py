@@ -1,4 +1,4 @@
-"""Where a gateway reads in the stream, and how much at once. No I/O.
+"""Position of a gateway in the stream, and the number of entries that it reads at once. No I/O.
 
 The ids of a stream begin with the server's time. One that was flushed, or is of a server whose clock is behind, has ids before
 the position: then it is read from its beginning, or from its end.

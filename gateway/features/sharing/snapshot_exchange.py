@@ -1,10 +1,10 @@
-"""Snapshots from and for other gateways: one to begin with, those that others want, those that are offered (`offers.py`).
+"""Snapshots from and for other gateways: the first one, wanted ones, offered ones (`offers.py`).
 
     Incoming.wants ──► collect ──► offers.put ──► Offer          Incoming.offers ──► offers.get ──► first, or `take_in`
 
 What a gateway begins with is the answer to its own question. What others offer meanwhile waits until that is taken in, for it
 is newer. If no answer comes in time, it begins alone, takes in a late one beside what it has learned by then, and asks again.
-An offer is fetched while nothing else is being taken in; what was fetched is taken in whatever becomes of the connection.
+An offer is fetched while no other snapshot is being taken in; a fetched one is taken in even if the connection is lost.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from gateway.cluster.messages import EVERYTHING_S, Want
 from gateway.features.sharing import offers
 from gateway.features.sharing.incoming import MARGIN_S, Incoming, Routers
-from gateway.features.sharing.messages import EVERYTHING_S, Item, Offer, Want
+from gateway.features.sharing.messages import Kind, Offer
 from gateway.features.sharing.server import client as store
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.telemetry.metrics import Metrics
@@ -39,8 +40,8 @@ LOOK_S: Final = 0.25  # whether it is still there, and the store
 AGAIN_S: Final = 30.0  # between two questions of a gateway that began alone because no answer came in time
 TRIES: Final = 3  # to give or to take one, while the store is lost each time
 PACE_S: Final = 0.1  # between two of them: each is work for everybody
-MOST_GIVEN_BYTES: Final = 512 << 20  # that a gateway may have in the store: whoever asks for more may be mistaken, or hostile
-MAX_TAKEN: Final = 256  # keys of what was taken, which is not taken again
+MOST_GIVEN_BYTES: Final = 512 << 20  # of this gateway in the store: one that asks for more may be mistaken, or hostile
+MAX_TAKEN: Final = 256  # keys of snapshots that were taken, and are not taken again
 
 
 class SnapshotExchange:
@@ -58,7 +59,7 @@ class SnapshotExchange:
         metrics: Metrics,
         clock: Callable[[], float],
         prefix: str,
-        add: Callable[[Item], None],
+        add: Callable[[Kind], None],
         sibling_s: float = SIBLING_S,
     ) -> None:
         """prefix: of the keys in the store. add: publish an item. sibling_s: that a sibling has for what a start wants."""
@@ -97,7 +98,7 @@ class SnapshotExchange:
         self.attached.clear()
 
     def tell_all(self, since: float) -> None:
-        """The others have missed what was used since then: offer it to all of them."""
+        """The others have missed all events since then: offer all of them a snapshot."""
         self._incoming.wants.append(("", since - MARGIN_S))
         self.work.set()
 
@@ -137,7 +138,7 @@ class SnapshotExchange:
             await self.attached.wait()
 
     async def _answered(self, answer: asyncio.Future[Any], sibling: str) -> bool:
-        """Whether it comes in time. Raises TimeoutError if the store is lost meanwhile, and does not come back soon."""
+        """True: it comes in time. Raises TimeoutError if the store is lost meanwhile, and does not come back soon."""
         for _ in range(math.ceil(self._sibling_s / LOOK_S)):
             done, _ = await asyncio.wait([answer], timeout=LOOK_S)
             if done or sibling not in self._incoming.others.alive:
@@ -146,7 +147,7 @@ class SnapshotExchange:
         return False
 
     def begun(self) -> None:
-        """What this gateway begins with has been taken in, or there is nothing."""
+        """The first snapshot has been taken in, or there is none."""
         self._begun = True
         self.work.set()
 
@@ -164,7 +165,7 @@ class SnapshotExchange:
         return random.choice(candidates) if candidates else None
 
     async def serve(self, client: Any) -> None:
-        """Give snapshots to those who want one, and take those that are offered; one at a time."""
+        """Give snapshots that others want, and take those that they offer; one at a time."""
         self.work.set()
         while True:
             await self.work.wait()
@@ -181,7 +182,7 @@ class SnapshotExchange:
                 await asyncio.sleep(PACE_S)
 
     def _next(self) -> Wanted | Offered | None:
-        """What is to be done now."""
+        """The next task."""
         for offered in self._incoming.offers:
             at_once = offered[0].first and (self._first is not None or not self._lacks)
             if at_once or (self._begun and self._fetched is None):
@@ -195,7 +196,7 @@ class SnapshotExchange:
                 waiting.remove(done)  # type: ignore[arg-type]
 
     async def take_in(self) -> None:
-        """What has been fetched, one after the other, until cancelled."""
+        """Take in fetched snapshots, one after the other, until cancelled."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()

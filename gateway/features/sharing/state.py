@@ -25,7 +25,7 @@ class OtherGateway(Struct, frozen=True):
 
 
 class RefusedGateway(Struct, frozen=True):
-    """Writes what is not taken in here. reason: as the metric has it. error: in words."""
+    """A gateway whose entries are refused. reason: as the metric has it. error: in words."""
 
     gateway: str
     reason: str
@@ -33,8 +33,8 @@ class RefusedGateway(Struct, frozen=True):
 
 
 class SharingState(Struct, frozen=True):
-    """Of the exchange with other gateways. gateway: the id of this one. problem: why it does not reach the store; "" if it does
-    or has not tried yet. gateways: the others that are there. refused: those that write now, but are not followed.
+    """State of the exchange with other gateways. gateway: the id of this one. problem: the reason why it does not reach the
+    store; "" if it does, or has not tried yet. gateways: the live ones. refused: gateways that write, but are not followed.
     """
 
     gateway: str

@@ -48,7 +48,7 @@ def _local(event: Event, local: Callable[[float], float]) -> Event:
 
 
 def is_possible(event: Event) -> bool:
-    """Whether its numbers are within bounds that no request reaches."""
+    """True: its numbers are within bounds that no request reaches."""
     if isinstance(event, Opened):
         lengths_ = event.units, event.block_units, event.matched_blocks
         counts = (*lengths_, event.prompt_tokens, event.uncached_tokens, event.unseen)

@@ -1,4 +1,4 @@
-"""Message hub: broadcasts each worker's messages to all others in one total order, and gives a new worker what the others know.
+"""Message hub: broadcasts each worker's messages to all others in one total order, and brings a new worker up to date.
 
 A worker that replaces another begins with what sources of replicas have found, the commands of operators (`command_log.py`), a
 snapshot of a worker that serves, and the events since it joined; or, if none serves, with the recent events (HISTORY_BYTES, and
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, Reset, Want, encode_config
 from gateway.cluster.topics import Topics
 from gateway.config.schema import MAX_SOURCES, Config
+from gateway.features.sharing.link import Link
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.command_log import CommandLog, Replayed
 from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, History, HubSnapshots
@@ -23,25 +24,22 @@ from gateway.features.workers.messages import (
     COUNTERS,
     LEAVING,
     MEMBERS,
+    SNAPSHOT,
     Answer,
     Ask,
     Current,
     Execute,
-    Found,
+    FoundMembers,
     Heartbeat,
     Message,
+    Part,
     Publish,
-    SnapshotBegin,
-    SnapshotChunk,
-    SnapshotEnd,
-    SnapshotRestored,
     Welcome,
     decode_found,
     encode,
     encode_answers,
     encode_found,
 )
-from gateway.features.workers.sharing import GatewayLink
 from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
 from gateway.telemetry.metrics import Metrics
@@ -87,13 +85,13 @@ class Hub:
         self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
         self.history = History(history_bytes)
         self.snapshots = HubSnapshots(self.healthy, begin_s)
-        self.topics = Topics()  # what the supervisor itself answers
-        self.link: GatewayLink | None = None
+        self.topics = Topics()  # the supervisor's own answers
+        self.link: Link | None = None
         self._clock = clock
         self._on_serving = on_serving
         self._joined = 0
         self._commands = CommandLog()
-        self._found: dict[str, Found] = {}  # the last one of each source
+        self._found: dict[str, FoundMembers] = {}  # the last one of each source
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
@@ -157,7 +155,7 @@ class Hub:
         self._pass_on(source, encode(Reset(ended=True)))
 
     def announce_newcomer(self) -> None:
-        """Somebody does not know what the workers have open: they publish it."""
+        """A new router does not know the workers' open bookings: they publish them."""
         self._broadcast(HUB, encode(Want()))
 
     # -- one worker
@@ -220,11 +218,9 @@ class Hub:
                 elif self.link:
                     self.link.reset(worker)
             case Publish(topic, content):
-                self._publish(worker, state, topic, content, payload)
-            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
+                self._published(worker, state, topic, content, payload)
+            case Part():
                 self.snapshots.receive(worker, message)
-            case SnapshotRestored():
-                self.snapshots.restored(worker, message)
             case Heartbeat("serving" | "stopping" as what):
                 self._serves(worker, state, what == "serving")
             case _:
@@ -239,7 +235,7 @@ class Hub:
             case Execute():
                 self._execute(worker, message, payload)
 
-    def _publish(self, worker: int, state: WorkerState, topic: str, content: bytes, payload: bytes) -> None:
+    def _published(self, worker: int, state: WorkerState, topic: str, content: bytes, payload: bytes) -> None:
         if topic == COUNTERS:
             state.counters, state.reported = content, state.serving
         elif topic == MEMBERS:
@@ -260,8 +256,10 @@ class Hub:
 
     def _answered(self, worker: int, asker: int, answer: Answer, payload: bytes) -> None:
         if answer.topic == COUNTERS:
-            self.workers[worker].counters = answer.answer  # what was shown once stays in the sum, also if it is killed now
-        if self._commands.is_pending(asker, answer.number):
+            self.workers[worker].counters = answer.answer  # a shown count stays in the sum, also if the worker is killed now
+        elif answer.topic == SNAPSHOT:
+            self.snapshots.receive(worker, answer)
+        elif self._commands.is_pending(asker, answer.number):
             accepted = answer.error is None and not answer.internal
             self._commands.answered(worker, asker, answer.number, accepted=accepted)
         if asker in self.workers:
@@ -299,14 +297,14 @@ class Hub:
         self._broadcast(asker, payload)
 
     def replica_urls(self) -> list[str]:
-        """Of the configuration, and of what its sources have found last."""
+        """URLs of the configuration, and of the members that its sources have found last."""
         urls = [replica.url for pool in self.config.pools for replica in pool.replicas]
         for found in self._found.values():
             urls += [member.url for member in found.members]
         return list(dict.fromkeys(urls))
 
     def _pass_on(self, source: int, payload: bytes) -> None:
-        """Events of a router, or its end, to all others; those that are still to begin get it from the history."""
+        """Events of a router, or its end, to all others; new workers get them from the history."""
         self.history.add(self._clock(), source, payload)
         for name, state in self.workers.items():
             if state.follows and name != source:
@@ -318,7 +316,7 @@ class Hub:
             if name != but:
                 state.channel.forward(payload, worker)
 
-    def _remember_found(self, found: Found) -> None:
+    def _remember_found(self, found: FoundMembers) -> None:
         """For workers that are started while the source does not answer. Replicas may have left it."""
         self._found.pop(found.source, None)
         self._found[found.source] = found

@@ -36,47 +36,13 @@ class Heartbeat(Struct, frozen=True, array_like=True, tag=5):
     state: Literal["", "serving", "stopping"] = ""
 
 
-# -- a snapshot: hub -> worker, to be restored; worker -> hub, if that asked with CollectSnapshot, whose number it has then
-
-
-class SnapshotBegin(Struct, frozen=True, array_like=True, tag=17):
-    """Its chunks follow, and SnapshotEnd. header: `encode_header`. at: its moment, by the machine's clock. source: as in
-    `Snapshot`.
+class Part(Struct, frozen=True, array_like=True, tag=17):
+    """The next frame of a snapshot (`features/snapshots/frames.py`). number: of the Ask that it answers, or the hub's own: then
+    the worker restores the snapshot, and gives an Answer.
     """
 
     number: int
-    header: bytes
-    at: float
-    source: str = ""
-
-
-class SnapshotChunk(Struct, frozen=True, array_like=True, tag=18):
-    """The next chunk."""
-
-    number: int
-    chunk: bytes
-
-
-class SnapshotEnd(Struct, frozen=True, array_like=True, tag=19):
-    """It is complete. known: False if the worker has nothing to be kept. error: why it could not be collected, or None."""
-
-    number: int
-    known: bool = True
-    error: str | None = None
-
-
-class CollectSnapshot(Struct, frozen=True, array_like=True, tag=20):
-    """Hub -> worker: send a snapshot of what was used in the last since_s seconds. An earlier one is not wanted any more."""
-
-    number: int
-    since_s: float
-    most_bytes: int
-
-
-class SnapshotRestored(Struct, frozen=True, array_like=True, tag=24):
-    """Worker -> hub: the snapshot of this number is restored, or was of no use."""
-
-    number: int
+    frame: bytes
 
 
 # -- hub -> worker
@@ -89,7 +55,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=6):
 
 
 class Current(Struct, frozen=True, array_like=True, tag=7):
-    """What the worker begins with has been sent: a snapshot, if there is one, and the events that it lacks."""
+    """The worker is up to date: a snapshot, if there is one, and the events since then have been sent."""
 
 
 # -- topics: worker -> hub -> workers, and answers back
@@ -104,7 +70,7 @@ class Ask(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Execute(Struct, frozen=True, array_like=True, tag=12):
-    """Likewise, once the command is executed. The hub ignores it later than `until`."""
+    """Execute a command, then answer with an Answer of this number. The hub ignores it later than `until`."""
 
     number: int
     command: Command
@@ -112,8 +78,8 @@ class Execute(Struct, frozen=True, array_like=True, tag=12):
 
 
 class Answer(Struct, frozen=True, array_like=True, tag=13):
-    """Of the hub: `encode_answers`. topic: of the question. error: why a command was refused, or None. internal: it failed by
-    a bug.
+    """The answer to a question or a command; that of the hub is `encode_answers`. topic: of the question. error: the reason why
+    a command was refused, or None. internal: it failed by a bug.
     """
 
     number: int
@@ -124,7 +90,7 @@ class Answer(Struct, frozen=True, array_like=True, tag=13):
 
 
 class Publish(Struct, frozen=True, array_like=True, tag=14):
-    """To all other workers; but for those of the topics below."""
+    """A message for all other workers, but for the topics below."""
 
     topic: str
     message: bytes = b""
@@ -135,9 +101,11 @@ class Publish(Struct, frozen=True, array_like=True, tag=14):
 COUNTERS: Final = "counters"
 """A snapshot of all counters of a worker (`exposition.pack`): the answer to a question, and published for the hub."""
 MEMBERS: Final = "members"
-"""For the hub, and for workers that are started later: a `Found`."""
+"""For the hub, and for workers that are started later: `FoundMembers`."""
+SNAPSHOT: Final = "snapshot"
+"""Asked by the hub: `encode_wanted`. The answer are Parts; an Answer if there is no snapshot. An earlier question is over."""
 LEAVING: Final = "leaving"
-"""Of the hub: the whole gateway will go down, clients should use others."""
+"""Published by the hub: the whole gateway will go down, clients should use others."""
 
 
 class FoundMember(Struct, frozen=True, array_like=True):
@@ -157,23 +125,23 @@ class FoundMember(Struct, frozen=True, array_like=True):
     addresses: tuple[str, ...] = ()
 
 
-class Found(Struct, frozen=True, array_like=True):
+class FoundMembers(Struct, frozen=True, array_like=True):
     """All replicas that a source has found."""
 
     source: str
     members: tuple[FoundMember, ...]
 
 
-SnapshotPart = SnapshotBegin | SnapshotChunk | SnapshotEnd
 Topical = Ask | Execute | Answer | Publish
-FromWorker = Batch | Reset | Heartbeat | Topical | SnapshotPart | SnapshotRestored
-FromHub = Batch | Reset | Want | Welcome | Current | Topical | SnapshotPart | CollectSnapshot
+FromWorker = Batch | Reset | Heartbeat | Topical | Part
+FromHub = Batch | Reset | Want | Welcome | Current | Topical | Part
 Message = FromWorker | FromHub
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
 _FROM_HUB: Final = msgspec.msgpack.Decoder(FromHub)
-_FOUND: Final = msgspec.msgpack.Decoder(Found)
+_FOUND: Final = msgspec.msgpack.Decoder(FoundMembers)
+_WANTED: Final = msgspec.msgpack.Decoder(tuple[float, int])
 _ANSWERS: Final = msgspec.msgpack.Decoder(dict[int, bytes])
 
 
@@ -193,13 +161,13 @@ def from_hub(data: bytes) -> Message:
     return message
 
 
-def encode_found(found: Found) -> bytes:
+def encode_found(found: FoundMembers) -> bytes:
     return _ENCODER.encode(found)
 
 
-def decode_found(data: bytes) -> Found:
+def decode_found(data: bytes) -> FoundMembers:
     """Raises MessageError."""
-    found: Found = decode(_FOUND, data)
+    found: FoundMembers = decode(_FOUND, data)
     return found
 
 
@@ -212,3 +180,14 @@ def decode_answers(data: bytes) -> dict[int, bytes]:
     """Raises MessageError."""
     answers: dict[int, bytes] = decode(_ANSWERS, data)
     return answers
+
+
+def encode_wanted(since_s: float, most_bytes: int) -> bytes:
+    """A question for a snapshot: of prefixes used in the last since_s seconds, of about most_bytes at most."""
+    return _ENCODER.encode((since_s, most_bytes))
+
+
+def decode_wanted(data: bytes) -> tuple[float, int]:
+    """Raises MessageError."""
+    wanted: tuple[float, int] = decode(_WANTED, data)
+    return wanted

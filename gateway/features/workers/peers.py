@@ -20,31 +20,30 @@ from gateway.cluster.replication import ReplicationTransport, Replicator
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import internal_error, workers_silent
+from gateway.features.snapshots.knowledge import Knowledge
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.messages import (
     COUNTERS,
     LEAVING,
     MEMBERS,
+    SNAPSHOT,
     Answer,
     Ask,
-    CollectSnapshot,
     Current,
     Execute,
-    Found,
     FoundMember,
+    FoundMembers,
     Heartbeat,
     Message,
+    Part,
     Publish,
-    SnapshotBegin,
-    SnapshotChunk,
-    SnapshotEnd,
-    SnapshotRestored,
     decode_found,
+    decode_wanted,
     encode_found,
 )
 from gateway.features.workers.questions import PEER_LIMITS, PeerLimits, Questions
-from gateway.features.workers.transfer import Arrival, Arrived, send
+from gateway.features.workers.transfer import ReceivedSnapshot, SnapshotReceiver, send
 from gateway.features.workers.transport import HubTransport
 from gateway.fleet.membership import Member
 from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
@@ -85,17 +84,18 @@ class Peers:
         self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Arrived]] = asyncio.Queue()
-        self._arrival = Arrival()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current | FoundMembers | ReceivedSnapshot]] = asyncio.Queue()
+        self._arrival = SnapshotReceiver()
         self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
-        self._arrived: asyncio.Queue[Arrived] = asyncio.Queue()
-        self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
+        self._arrived: asyncio.Queue[ReceivedSnapshot] = asyncio.Queue()
+        self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of questions for this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
         self._pages = SingleFlight(self._page)
         self._call_later = loop.call_later
         self._found: dict[str, Sequence[Member]] = {}  # to be sent
         self._questions = Questions(channel, limits)
+        self.knowledge = Knowledge(local)
         local.membership.published = self._publish_found
         local.topics.receives(LEAVING, lambda _hub, _message: local.begin_leaving())
         self.replicator = Replicator(
@@ -116,15 +116,15 @@ class Peers:
             case Reset(ended=True):
                 self._questions.leave(worker)
                 self._local.topics.ended(worker)
-            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
+            case Part():
                 if arrived := self._arrival.receive(message):
                     if self._current.is_set():
                         self._arrived.put_nowait(arrived)
                     else:
                         self._commands.put_nowait((worker, arrived))
-            case CollectSnapshot():
+            case Ask(topic=topic) if topic == SNAPSHOT:
                 if self._collecting is not None:
-                    self._collecting.cancel()  # nobody waits for it any more
+                    self._collecting.cancel()  # its question is over
                 self._collecting = asyncio.ensure_future(self._collect(message))
             case Execute() | Current():
                 self._commands.put_nowait((worker, message))
@@ -155,7 +155,7 @@ class Peers:
         members = self._found.pop(source, None)
         if members is not None:
             found = [FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in members]
-            self._channel.send(Publish(MEMBERS, encode_found(Found(source, tuple(found)))))
+            self._channel.send(Publish(MEMBERS, encode_found(FoundMembers(source, tuple(found)))))
 
     # -- the control plane
 
@@ -219,6 +219,7 @@ class Peers:
             group.create_task(self._execute_commands())
             group.create_task(self._answer_scrapes())
             group.create_task(self._take_arrived())
+            group.create_task(self.knowledge.run())
 
     # -- background work
 
@@ -272,33 +273,34 @@ class Peers:
                         answers.create_task(self._answer_when_probed(asker, message, answer))
                     else:
                         self._channel.send(answer, asker)
-                elif isinstance(message, Arrived):
-                    await self._restore(message, self._local.knowledge.restore)
+                elif isinstance(message, ReceivedSnapshot):
+                    await self._restore(message, self.knowledge.restore)
 
     async def _take_arrived(self) -> None:
         """Snapshots of other gateways, which the hub sends one by one. Commands do not wait for them."""
         while True:
-            await self._restore(await self._arrived.get(), self._local.knowledge.restore)
+            await self._restore(await self._arrived.get(), self.knowledge.restore)
 
-    async def _restore(self, arrived: Arrived, take_in: Callable[[Snapshot], Awaitable[None]]) -> None:
+    async def _restore(self, arrived: ReceivedSnapshot, take_in: Callable[[Snapshot], Awaitable[None]]) -> None:
         try:
             await take_in(arrived.snapshot)
         except KnowledgeError as error:
             log.warning("snapshot ignored", extra={"reason": str(error)})
         except Exception:  # a bug in it must not end the worker
             log.exception("a snapshot was not taken in")
-        self._channel.send(SnapshotRestored(arrived.number))
+        self._channel.send(Answer(arrived.number, topic=SNAPSHOT))
 
-    async def _collect(self, question: CollectSnapshot) -> None:
+    async def _collect(self, question: Ask) -> None:
         """For the hub, which asks for one at a time."""
         try:
-            snapshot = await self._local.knowledge.collect(question.since_s, question.most_bytes)
+            snapshot = await self.knowledge.collect(*decode_wanted(question.question))
         except Exception as error:  # else the hub would wait in vain
             log.exception("a snapshot could not be collected")
-            self._channel.send(SnapshotEnd(question.number, error=f"a worker could not collect it: {type(error).__name__}"))
+            why = f"a worker could not collect it: {type(error).__name__}"
+            self._channel.send(Answer(question.number, topic=SNAPSHOT, error=why))
             return
         if snapshot is None:
-            self._channel.send(SnapshotEnd(question.number, known=False))
+            self._channel.send(Answer(question.number, topic=SNAPSHOT))
         else:
             await send(self._channel, question.number, snapshot)
 
@@ -329,10 +331,10 @@ class Peers:
             asker, message = await self._commands.get()
             if isinstance(message, Current):
                 break
-            if isinstance(message, Arrived):
-                await self._restore(message, self._local.knowledge.begin)
+            if isinstance(message, ReceivedSnapshot):
+                await self._restore(message, self.knowledge.begin)
                 continue
-            if isinstance(message, Found):
+            if isinstance(message, FoundMembers):
                 self._local.membership.seed(message.source, [_member(each) for each in message.members])
                 continue
             before.append(message.command)

@@ -30,7 +30,7 @@ class HubTransport:
         self._subscriber = subscriber
 
     def receive(self, worker: int, message: Message) -> None:
-        """A message from the hub; those that are not about replication are ignored."""
+        """A message from the hub; it is ignored if it is not about replication."""
         subscriber = self._subscriber
         if subscriber is None:
             return

@@ -10,21 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EVERYTHING_S, Batch, Reset, Want
 from gateway.features.sharing.clock import StoreClock
 from gateway.features.sharing.incoming import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, Incoming
 from gateway.features.sharing.messages import (
     ALL,
-    EVERYTHING_S,
     MAX_ENVELOPE_BYTES,
     VERSION,
-    Bye,
     Envelope,
     Item,
+    Kind,
     Offer,
-    Published,
-    Reset,
-    Want,
     encode_envelope,
 )
 from gateway.features.sharing.others import DEAD_S, MAX_GATEWAYS, MAX_SOURCES
@@ -77,15 +73,18 @@ class View:
         )
         self.seqs: dict[str, int] = {}
 
-    def entry(self, *items: Item, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes) -> None:
+    def entry(
+        self, *items: Item | Kind, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
+    ) -> None:
         """An entry that was written now; by the writer's clock at `sent`."""
         self.raw(self.fields(*items, gateway=gateway, seq=seq, sent=sent, **fields))
 
     def fields(
-        self, *items: Item, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
+        self, *items: Item | Kind, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
     ) -> dict[bytes, bytes]:
         self.seqs[gateway] = self.seqs.get(gateway, 0) + 1 if seq is None else seq
-        data = encode_envelope(Envelope(self.seqs[gateway], sent, "host", items))
+        named_items = tuple([item if isinstance(item, tuple) else (ALL, item) for item in items])
+        data = encode_envelope(Envelope(self.seqs[gateway], sent, "host", named_items))
         named = {"v": VERSION, "f": b"1/256/64", "g": gateway.encode(), "e": data} | fields
         return {name.encode(): value for name, value in named.items()}
 
@@ -101,9 +100,9 @@ class View:
     def refused(self, reason: str) -> float:
         return self.metrics.sharing_refused.values[(reason,)]
 
-    def published(self) -> list[Item]:
+    def published(self) -> list[Kind]:
         self.incoming.answer()
-        return list(self.outbox.take())
+        return [message for _, message in self.outbox.take()]
 
 
 def batch(*events: Any, since: float = 0.0) -> Batch:
@@ -112,7 +111,7 @@ def batch(*events: Any, since: float = 0.0) -> Batch:
 
 def test_events_arrive_with_this_machines_times() -> None:
     view = View()
-    view.entry(Published(7, batch(BOOKED, Closed(1, True, 75, 0, 5000.5), since=4999.0)), sent=5001.0)
+    view.entry((7, batch(BOOKED, Closed(1, True, 75, 0, 5000.5), since=4999.0)), sent=5001.0)
     ((what, source, since, events),) = view.calls
     assert what == "receive"
     assert source > 1 << 31
@@ -123,7 +122,7 @@ def test_events_arrive_with_this_machines_times() -> None:
 
 def test_ours_is_passed_over() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)), gateway="me")
+    view.entry((1, batch(BOOKED)), gateway="me")
     assert view.calls == []
     assert view.incoming.others.alive == {}
 
@@ -131,24 +130,24 @@ def test_ours_is_passed_over() -> None:
 def test_routers_of_different_gateways_are_different() -> None:
     view = View()
     for gateway in ("a", "b", "a"):
-        view.entry(Published(1, batch(BOOKED)), gateway=gateway)
+        view.entry((1, batch(BOOKED)), gateway=gateway)
     first, second, third = [call[1] for call in view.calls]
     assert first == third != second
 
 
 def test_an_envelope_that_comes_twice_counts_once() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)), seq=1)
-    view.entry(Published(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     assert len(view.calls) == 1
 
 
 def test_a_gap_closes_what_is_open_and_asks_for_what_was_missed() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     ((_, source, *_),) = view.calls
     view.now += 3.0
-    view.entry(Published(1, batch(FirstToken(1, 0.0))), seq=3)
+    view.entry((1, batch(FirstToken(1, 0.0))), seq=3)
     calls = view.calls
     assert calls[0] == ("leave", source)
     assert calls[1][0] == "receive"
@@ -169,7 +168,7 @@ def test_a_gateway_that_was_there_before_is_asked_for_what_it_has_open() -> None
 
 def test_a_gateway_that_was_silent_for_us_alone_is_asked_for_what_was_missed() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     view.now += 600.0
     view.incoming.expire(view.now)
     view.entry(seq=2000)
@@ -181,7 +180,7 @@ def test_a_gateway_that_was_silent_for_us_alone_is_asked_for_what_was_missed() -
 
 def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     view.now += 600.0
     view.incoming.expire(view.now)
     view.entry(seq=2)
@@ -206,9 +205,9 @@ def test_offers_for_us_and_for_all() -> None:
 def test_a_gateway_ends_by_its_goodbye_or_by_its_silence() -> None:
     view = View()
     for gateway in ("a", "b"):
-        view.entry(Published(1, batch(BOOKED)), gateway=gateway)
+        view.entry((1, batch(BOOKED)), gateway=gateway)
     (_, first, *_), (_, second, *_) = view.calls
-    view.entry(Bye(), gateway="a")
+    view.entry(Reset(ended=True), gateway="a")
     assert view.calls == [("leave", first)]
     view.incoming.expire(view.now + DEAD_S - 0.1)
     assert view.calls == []
@@ -219,9 +218,9 @@ def test_a_gateway_ends_by_its_goodbye_or_by_its_silence() -> None:
 
 def test_one_that_comes_back_has_new_numbers() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)))
+    view.entry((1, batch(BOOKED)))
     view.incoming.expire_all()
-    view.entry(Published(1, batch(BOOKED)))
+    view.entry((1, batch(BOOKED)))
     calls = view.calls
     assert [call[0] for call in calls] == ["receive", "leave", "receive"]
     assert calls[0][1] != calls[2][1]
@@ -230,9 +229,9 @@ def test_one_that_comes_back_has_new_numbers() -> None:
 
 def test_a_router_that_ended_there_ends_here() -> None:
     view = View()
-    view.entry(Published(4, batch(BOOKED)), Reset(4), Reset(99))
+    view.entry((4, batch(BOOKED)), (4, Reset()), (99, Reset()))
     assert [call[0] for call in view.calls] == ["receive", "leave"]
-    view.entry(Published(4, batch(BOOKED)), Published(5, batch(BOOKED)), Reset(ALL))
+    view.entry((4, batch(BOOKED)), (5, batch(BOOKED)), (ALL, Reset()))
     calls = view.calls
     assert [call[0] for call in calls] == ["receive", "receive", "leave", "leave"]
     assert {call[1] for call in calls[:2]} == {call[1] for call in calls[2:]}
@@ -241,7 +240,7 @@ def test_a_router_that_ended_there_ends_here() -> None:
 def test_workers_may_be_replaced_for_ever() -> None:
     view = View()
     for number in range(1, 3 * MAX_SOURCES):
-        view.entry(Published(number, batch(BOOKED)), Reset(number))
+        view.entry((number, batch(BOOKED)), (number, Reset()))
     assert len([call for call in view.calls if call[0] == "receive"]) == 3 * MAX_SOURCES - 1
     assert view.refused("garbage") == 0
 
@@ -252,7 +251,7 @@ def test_workers_may_be_replaced_for_ever() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason", "why"),
     [
-        ({"v": b"2"}, "version", "its release writes version '2', this one '1': both have to write the same"),
+        ({"v": b"1"}, "version", "its release writes version '1', this one '2': both have to write the same"),
         ({"v": b""}, "version", "version ''"),
         ({"f": b"1/512/64"}, "format", "routing.block_bytes is 512 there and 256 here: both have to be configured alike"),
         ({"f": b"2/256/64"}, "format", "its release makes blocks in another way (2/256/64, not 1/256/64)"),
@@ -269,7 +268,7 @@ def test_what_is_refused_is_counted_and_named_once(
 ) -> None:
     view = View()
     for _ in range(3):
-        view.entry(Published(1, batch(BOOKED)), **fields)
+        view.entry((1, batch(BOOKED)), **fields)
     assert view.calls == []
     assert view.refused(reason) == 3
     (told,) = [record.__dict__ for record in caplog.records if record.levelno == logging.ERROR]
@@ -286,7 +285,7 @@ def test_the_log_is_not_flooded_by_names(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_batch_that_does_not_decode_closes_what_its_router_has_open() -> None:
     view = View()
-    view.entry(Published(1, batch(BOOKED)), Published(1, Batch(0.0, b"garbage")))
+    view.entry((1, batch(BOOKED)), (1, Batch(0.0, b"garbage")))
     assert [call[0] for call in view.calls] == ["receive", "leave"]
     assert view.refused("garbage") == 1
 
@@ -310,10 +309,10 @@ def test_events_out_of_bounds_are_dropped_and_the_others_are_not(event: Any) -> 
     view = View()
     size = len(encode([event]))
     if size > MAX_ENVELOPE_BYTES:
-        view.entry(Published(1, batch(event)))
+        view.entry((1, batch(event)))
         assert view.calls == []
     else:
-        view.entry(Published(1, batch(BOOKED, event)))
+        view.entry((1, batch(BOOKED, event)))
         ((_, _, _, events),) = view.calls
         assert [type(each) for each in events] == [Opened]
     assert view.refused("garbage") == 1
@@ -321,7 +320,7 @@ def test_events_out_of_bounds_are_dropped_and_the_others_are_not(event: Any) -> 
 
 def test_times_that_cannot_be_are_now_at_most() -> None:
     view = View()
-    view.entry(Published(1, batch(FirstToken(1, float("nan")), FirstToken(1, 1e300), FirstToken(1, -1e300), since=1e300)))
+    view.entry((1, batch(FirstToken(1, float("nan")), FirstToken(1, 1e300), FirstToken(1, -1e300), since=1e300)))
     ((_, _, since, events),) = view.calls
     assert since == 100.0
     assert [event.now for event in events] == [100.0, 100.0, pytest.approx(100.0 - 86_400)]
@@ -333,7 +332,7 @@ def test_a_flood_is_bounded() -> None:
         view.entry(gateway=f"g{number}", seq=1)
     assert len(view.incoming.others.alive) == MAX_GATEWAYS
     for number in range(MAX_SOURCES + 100):
-        view.entry(Published(number, batch(BOOKED)), gateway="g1")
+        view.entry((number, batch(BOOKED)), gateway="g1")
     assert len({call[1] for call in view.calls}) == MAX_SOURCES
     for number in range(MAX_WANTS + 100):
         view.entry(*[Want("me", 1.0)] * 10, Offer("me", f"k{number}", 0.0), gateway=f"g{number}")
@@ -350,14 +349,14 @@ def test_any_entry_is_survived(entries: list[dict[bytes, bytes]]) -> None:
     view = View()
     for fields in entries:
         view.raw(fields)
-    view.entry(Published(1, batch(BOOKED)), gateway="good")
+    view.entry((1, batch(BOOKED)), gateway="good")
     assert view.calls[-1][0] == "receive"
 
 
 def test_a_large_batch_is_applied_in_pieces() -> None:
     view = View()
     items = [FirstToken(number, 0.0) for number in range(1, 201)]
-    fields = view.fields(Published(1, batch(*items)))
+    fields = view.fields((1, batch(*items)))
     steps = 0
     for _ in view.incoming.entry(view.now + STORE_AHEAD, fields):
         steps += 1
@@ -367,7 +366,7 @@ def test_a_large_batch_is_applied_in_pieces() -> None:
 
 def test_what_is_given_up_meanwhile_is_not_applied_further() -> None:
     view = View()
-    fields = view.fields(Published(1, batch(BOOKED)), Published(2, batch(BOOKED)))
+    fields = view.fields((1, batch(BOOKED)), (2, batch(BOOKED)))
     steps = view.incoming.entry(view.now + STORE_AHEAD, fields)
     next(steps)
     view.incoming.expire_all()
@@ -378,7 +377,7 @@ def test_what_is_given_up_meanwhile_is_not_applied_further() -> None:
 def test_one_that_misses_all_the_time_is_asked_once_a_second() -> None:
     view = View()
     view.entry(seq=1)
-    wants: list[Item] = []
+    wants: list[Kind] = []
     for number in range(40):
         view.now += 0.1
         view.entry(seq=3 + 2 * number)
@@ -394,7 +393,7 @@ def test_the_log_has_no_line_for_each_of_a_flood(caplog: pytest.LogCaptureFixtur
     view = View()
     with caplog.at_level(logging.INFO):
         for number in range(1000):
-            view.entry(Bye(), gateway=f"g{number}")
+            view.entry(Reset(ended=True), gateway=f"g{number}")
         assert len(caplog.records) == 40
         view.now += 61.0
         view.entry(gateway="real")
@@ -404,15 +403,15 @@ def test_the_log_has_no_line_for_each_of_a_flood(caplog: pytest.LogCaptureFixtur
 def test_nothing_is_taken_from_one_that_has_said_goodbye() -> None:
     """Nobody would ever close it."""
     view = View()
-    view.entry(Bye(), Published(1, batch(BOOKED)))
-    view.entry(Published(1, batch(BOOKED)), Bye(), Published(1, batch(BOOKED)), gateway="b")
+    view.entry(Reset(ended=True), (1, batch(BOOKED)))
+    view.entry((1, batch(BOOKED)), Reset(ended=True), (1, batch(BOOKED)), gateway="b")
     assert [call[0] for call in view.calls] == ["receive", "leave"]
 
 
 def test_what_was_taken_in_by_half_is_asked_for() -> None:
     view = View()
     view.entry(seq=1)
-    steps = view.incoming.entry(view.now + STORE_AHEAD, view.fields(*[Published(1, batch(BOOKED))] * 2, seq=2))
+    steps = view.incoming.entry(view.now + STORE_AHEAD, view.fields(*[(1, batch(BOOKED))] * 2, seq=2))
     next(steps)
     steps.close()  # whoever reads has lost the store, and will go on behind this entry
     (_, source, *_), left = view.calls

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.features.sharing.messages import VERSION, Envelope, Offer, encode_envelope
+from gateway.features.sharing.messages import ALL, VERSION, Envelope, Offer, encode_envelope
 from tests.gateway.conftest import BODY, Running, eventually
 from tests.gateway.features.sharing.conftest import gateway_process, sharing
 from tests.support.fakes import FakeReplica, hangs, streams
@@ -507,7 +507,7 @@ async def test_garbage_in_the_stream(store: RedisServer) -> None:
 
 async def test_an_offer_that_is_no_snapshot_does_not_end_the_sharing(store: RedisServer) -> None:
     key = "warmroute:{default}:snapshot:evil"
-    envelope = encode_envelope(Envelope(1, 0.0, "evil", (Offer("", key, 0.0),)))
+    envelope = encode_envelope(Envelope(1, 0.0, "evil", ((ALL, Offer("", key, 0.0)),)))
     async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
         await together(one, two)
         with store.client as client:

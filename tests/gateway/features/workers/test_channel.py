@@ -15,8 +15,8 @@ from gateway.features.workers.messages import (
     Ask,
     Current,
     Execute,
-    Found,
     FoundMember,
+    FoundMembers,
     Heartbeat,
     Message,
     Publish,
@@ -30,7 +30,7 @@ from tests.gateway.features.workers.conftest import closed, pair
 numbers = st.integers(0, 2**32 - 1)
 workers = st.integers(0, 2**64 - 1)
 batches = st.builds(Batch, st.floats(allow_nan=False), st.binary(max_size=30))
-found = st.builds(Found, st.text(max_size=5), st.tuples(st.builds(FoundMember, capacity_tokens=st.none() | st.just(7))))
+found = st.builds(FoundMembers, st.text(max_size=5), st.tuples(st.builds(FoundMember, capacity_tokens=st.none() | st.just(7))))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Heartbeat, st.sampled_from(["", "serving", "stopping"])),
     batches,
