@@ -37,8 +37,6 @@ from gateway.features.workers.messages import (
     Welcome,
     decode_found,
     encode,
-    encode_answers,
-    encode_found,
 )
 from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
@@ -106,7 +104,7 @@ class Hub:
         if self._leaving:
             channel.send(Publish(LEAVING))
         for found in self._found.values():
-            channel.send(Publish(MEMBERS, encode_found(found)))
+            channel.send(Publish(MEMBERS, encode(found)))
         for asker, payload in self._commands.replay(worker):
             channel.forward(payload, asker)
         self._broadcast(worker, encode(Want()))
@@ -250,7 +248,7 @@ class Hub:
             answers[HUB] = packed(self.ended.instruments)
         elif self.topics.has_answer(ask.topic):
             answers = {HUB: self.topics.answer(ask.topic, ask.question)}
-        self.workers[asker].channel.send(Answer(ask.number, encode_answers(answers)), HUB)
+        self.workers[asker].channel.send(Answer(ask.number, encode(answers)), HUB)
         if answers.keys() != {HUB}:
             self._broadcast(asker, payload)
 
@@ -282,7 +280,7 @@ class Hub:
         if self._clock() > execute.until or (isinstance(command, Replayed) and self._commands.full):
             return  # the asker gets no answer of the hub, and gives up
         if asker in self.workers:
-            asked = encode_answers(dict.fromkeys(self.workers, b""))
+            asked = encode(dict.fromkeys(self.workers, b""))
             self.workers[asker].channel.send(Answer(execute.number, asked), HUB)
         if isinstance(command, Reconfigure):
             before, self.config = self.config, command.config

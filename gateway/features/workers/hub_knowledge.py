@@ -29,7 +29,7 @@ from gateway.cluster.replication import BATCH_S
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.features.workers.channel import Channel
-from gateway.features.workers.messages import SNAPSHOT, Answer, Ask, Part, encode_wanted
+from gateway.features.workers.messages import SNAPSHOT, Answer, Ask, Part, encode
 from gateway.features.workers.transfer import SnapshotReceiver, send
 
 log = logging.getLogger("warmroute.workers")
@@ -219,7 +219,7 @@ class HubSnapshots:
             self._number += 1
             answer = self._answer = asyncio.get_running_loop().create_future()
             self._arrival, self._asked = SnapshotReceiver(), (number, self._number)
-            self._workers[number].channel.send(Ask(self._number, SNAPSHOT, encode_wanted(since_s, most_bytes)))
+            self._workers[number].channel.send(Ask(self._number, SNAPSHOT, encode((since_s, most_bytes))))
             try:
                 async with asyncio.timeout(COLLECT_S):
                     found = await answer

@@ -15,7 +15,6 @@ Structs lose their types in modules that mypyc compiles: this one is not compile
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -78,8 +77,9 @@ class Execute(Struct, frozen=True, array_like=True, tag=12):
 
 
 class Answer(Struct, frozen=True, array_like=True, tag=13):
-    """The answer to a question or a command; that of the hub is `encode_answers`. topic: of the question. error: the reason why
-    a command was refused, or None. internal: it failed by a bug.
+    """The answer to a question or a command. That of the hub has, by number, each worker's answer that counts if it gives
+    none, and as HUB's its own. topic: of the question. error: the reason why a command was refused, or None. internal: it
+    failed by a bug.
     """
 
     number: int
@@ -103,7 +103,8 @@ COUNTERS: Final = "counters"
 MEMBERS: Final = "members"
 """For the hub, and for workers that are started later: `FoundMembers`."""
 SNAPSHOT: Final = "snapshot"
-"""Asked by the hub: `encode_wanted`. The answer are Parts; an Answer if there is no snapshot. An earlier question is over."""
+"""Asked by the hub: (since_s, most_bytes) of `Knowledge.collect`. The answer are Parts; an Answer if there is no snapshot. An
+earlier question is over."""
 LEAVING: Final = "leaving"
 """Published by the hub: the whole gateway will go down, clients should use others."""
 
@@ -141,11 +142,12 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
 _FROM_HUB: Final = msgspec.msgpack.Decoder(FromHub)
 _FOUND: Final = msgspec.msgpack.Decoder(FoundMembers)
-_WANTED: Final = msgspec.msgpack.Decoder(tuple[float, int])
 _ANSWERS: Final = msgspec.msgpack.Decoder(dict[int, bytes])
+_WANTED: Final = msgspec.msgpack.Decoder(tuple[float, int])
 
 
-def encode(message: Message) -> bytes:
+def encode(message: object) -> bytes:
+    """A message, or the content of one."""
     return _ENCODER.encode(message)
 
 
@@ -161,30 +163,16 @@ def from_hub(data: bytes) -> Message:
     return message
 
 
-def encode_found(found: FoundMembers) -> bytes:
-    return _ENCODER.encode(found)
-
-
 def decode_found(data: bytes) -> FoundMembers:
     """Raises MessageError."""
     found: FoundMembers = decode(_FOUND, data)
     return found
 
 
-def encode_answers(answers: Mapping[int, bytes]) -> bytes:
-    """The hub's own answer as that of HUB; and of each worker that is asked, the answer that counts if it gives none."""
-    return _ENCODER.encode(answers)
-
-
 def decode_answers(data: bytes) -> dict[int, bytes]:
     """Raises MessageError."""
     answers: dict[int, bytes] = decode(_ANSWERS, data)
     return answers
-
-
-def encode_wanted(since_s: float, most_bytes: int) -> bytes:
-    """A question for a snapshot: of prefixes used in the last since_s seconds, of about most_bytes at most."""
-    return _ENCODER.encode((since_s, most_bytes))
 
 
 def decode_wanted(data: bytes) -> tuple[float, int]:

@@ -40,7 +40,7 @@ from gateway.features.workers.messages import (
     Publish,
     decode_found,
     decode_wanted,
-    encode_found,
+    encode,
 )
 from gateway.features.workers.questions import PEER_LIMITS, PeerLimits, Questions
 from gateway.features.workers.transfer import ReceivedSnapshot, SnapshotReceiver, send
@@ -155,7 +155,7 @@ class Peers:
         members = self._found.pop(source, None)
         if members is not None:
             found = [FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in members]
-            self._channel.send(Publish(MEMBERS, encode_found(FoundMembers(source, tuple(found)))))
+            self._channel.send(Publish(MEMBERS, encode(FoundMembers(source, tuple(found)))))
 
     # -- the control plane
 

@@ -22,7 +22,6 @@ from gateway.features.workers.messages import (
     Publish,
     Welcome,
     encode,
-    encode_found,
     from_worker,
 )
 from tests.gateway.features.workers.conftest import closed, pair
@@ -36,7 +35,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     batches,
     st.builds(Reset, st.booleans()),
     st.builds(Publish, st.just(COUNTERS) | st.text(max_size=5), st.binary(max_size=30)),
-    st.builds(Publish, st.just(MEMBERS), found.map(encode_found)),
+    st.builds(Publish, st.just(MEMBERS), found.map(encode)),
     st.builds(Ask, numbers, st.just(COUNTERS) | st.text(max_size=5), st.binary(max_size=30)),
     st.builds(Execute, numbers, st.builds(Drain, st.text(max_size=5), st.booleans()), st.just(1.0)),
     st.builds(Answer, numbers, st.binary(max_size=30), st.text(max_size=5), st.none() | st.text(max_size=9), st.booleans()),

@@ -30,7 +30,6 @@ from gateway.features.workers.messages import (
     Welcome,
     decode_found,
     encode,
-    encode_found,
     from_hub,
     from_worker,
 )
@@ -130,7 +129,7 @@ def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
 
 def found(source: str, *names: str) -> Publish:
     members = tuple([FoundMember(name, f"http://{name}:1", "", None, draining=False, instance="") for name in names])
-    return Publish(MEMBERS, encode_found(FoundMembers(source, members)))
+    return Publish(MEMBERS, encode(FoundMembers(source, members)))
 
 
 def test_a_newcomer_receives_what_each_source_has_found_last_before_the_commands_about_it() -> None:
