@@ -17,12 +17,13 @@ from functools import partial
 from gateway.accounting.meter import Meter
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
-from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess, Telemetry
+from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.listeners import addresses_of, open_listeners, url_of
 from gateway.cluster.membership import Membership, SourcesOf
 from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
+from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.config.schema import Config, RoutingConfig
@@ -30,6 +31,7 @@ from gateway.config.source import Source
 from gateway.dialects.table import Dialects
 from gateway.features.diagnostics.diagnoses import Diagnoses
 from gateway.features.discovery.table import sources_of
+from gateway.features.doctor.endpoints import DoctorEndpoints
 from gateway.features.fallback_pools.fallbacks import Fallbacks
 from gateway.features.histories.histories import Histories
 from gateway.features.histories.items import KeptItems
@@ -42,11 +44,13 @@ from gateway.features.keys.tokens.tokens import Tokens
 from gateway.features.ledger.ledger import Ledger
 from gateway.features.live_page.broadcast import Broadcast
 from gateway.features.live_page.live import LiveEndpoints
+from gateway.features.recording.endpoints import RecordingEndpoints
 from gateway.features.responses.recall import Recall
 from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.following import Followers
 from gateway.features.runs.runs import Runs
-from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.sharing.endpoints import SharingEndpoints
+from gateway.features.sharing.single_process import single_process
 from gateway.features.tracing.exporter import Exporter
 from gateway.features.workers.handover import Receiver
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
@@ -97,7 +101,7 @@ class Surroundings:
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     source: Source[Config] | None = None
-    control_plane: Callable[[LocalControl], ControlPlane] = SingleProcess
+    control_plane: Callable[[LocalControl], ControlPlane] = single_process
     resolver: Resolver | None = None
     loops: LoopGuard | None = None
     dials: Callable[[Address], Connector] | None = None
@@ -173,9 +177,7 @@ class Gateway:
             work.append(self.ledger.run())
         if self.keys:
             await self.keys.begin()
-            work.append(self.keys.run())
-            if self.keys.tokens is not None:
-                work += [issuer.run() for issuer in self.keys.tokens.issuers]
+            work += self.keys.work(self.control)
         tasks = [first_probes, *map(asyncio.create_task, work)]
         if self.exporter:
             self.exporter.start()
@@ -208,10 +210,10 @@ class Gateway:
         """Forget what is past its time also while no request comes, and replicas that have left."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self.local.watch.expire(self.clock())
+            self.observing.watch.expire(self.clock())
             while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
-            self.local.recording.sweep(self.clock())
+            self.observing.recording.sweep(self.clock())
             self.observing.live_view.sweep(self.clock())
             for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
@@ -230,7 +232,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
     resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
     observing = Observing(live, metrics, requests, fleet, router, around.wall_clock, around.observers)
-    watch = observing.watch(parsing.outliner, fleet)
+    observing.begin_watch(parsing.outliner, fleet)
     recall = _recall_of(around, live, metrics, parsing, running)
     keys = _keys_of(around, live, metrics)
     lifecycle = Lifecycle(
@@ -257,14 +259,22 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
         watch=observing.live_requests,
     )
     parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    local = _local_of(around, parts, live, Telemetry(metrics, requests, observing.recording))
+    local = _local_of(around, parts, live, metrics, _topics_of(observing, keys, clock))
     local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
-    local.watch, local.keys, local.live_view = watch, keys, observing.live_view
     control = around.control_plane(local)
-    served = _served_of(around, lifecycle, local, control, access, memory, connections)
+    served = _served_of(around, lifecycle, local, control, access, keys)
     return Gateway(
         around, live, metrics, router, fleet, upstream, parsing, attempts, recall, keys, local, control, served, observing
     )
+
+
+def _topics_of(observing: Observing, keys: Keys | None, clock: Callable[[], float]) -> Topics:
+    """What the features of this process do for other processes."""
+    topics = Topics()
+    observing.answer(topics, clock)
+    if keys:
+        keys.join(topics)
+    return topics
 
 
 def _delivery_of(
@@ -293,8 +303,7 @@ def _served_of(
     local: LocalControl,
     control: ControlPlane,
     access: Access,
-    memory: Budget,
-    connections: ConnectionLimit,
+    keys: Keys | None,
 ) -> Served:
     live, fleet, running = lifecycle.live, lifecycle.fleet, lifecycle.running
     operator = _operator_of(around, lifecycle, local, control, access)
@@ -305,27 +314,33 @@ def _served_of(
         lifecycle=lifecycle,
         models=Models(live=live, fleet=fleet, loops=lifecycle.loops, callers=lifecycle.callers),
         operator=operator,
-        keys=KeyEndpoints(local.keys, operator, control),
-        watched=LiveEndpoints(operator, local, broadcast),
+        features=[
+            SharingEndpoints(operator, control),
+            RecordingEndpoints(operator, local, control),
+            DoctorEndpoints(operator, live, control, local.clock),
+            KeyEndpoints(keys, operator, control),
+            LiveEndpoints(operator, local, broadcast),
+        ],
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
-        memory=memory,
-        connections=connections,
+        memory=local.parts.memory,
+        connections=local.parts.connections,
     )
 
 
-def _local_of(around: Surroundings, parts: Parts, live: Live, telemetry: Telemetry) -> LocalControl:
+def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, topics: Topics) -> LocalControl:
     """What operators, reloads and sources change in this process, and what it keeps of it."""
-    fleet, clock, metrics = parts.fleet, around.clock, telemetry.metrics
+    fleet, clock = parts.fleet, around.clock
     membership = Membership(
         live=live, fleet=fleet, upstream=parts.upstream, sources_of=around.members, first_wait_s=around.first_probes_s
     )
     return LocalControl(
+        live=live,
         parts=parts,
         membership=membership,
         reload=Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics),
-        knowledge=Knowledge(live=live, router=parts.router, fleet=fleet, metrics=metrics, clock=clock),
-        telemetry=telemetry,
+        metrics=metrics,
+        topics=topics,
         clock=clock,
     )
 

@@ -16,20 +16,24 @@ from collections.abc import Callable, Sequence
 
 from gateway import __version__
 from gateway.accounting.meter import Meter
+from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.live import Live
 from gateway.config.schema import TracingConfig
 from gateway.dialects.prompt.outline import Outliner
+from gateway.features.doctor import watch
 from gateway.features.doctor.observer import DoctorWatch
 from gateway.features.doctor.watch import Watch
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limiting import Limiting, LimitSettling
 from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import Ledger
+from gateway.features.live_page import view
 from gateway.features.live_page.feed import Feed
 from gateway.features.live_page.requests import LiveRequests
 from gateway.features.live_page.sums import PoolLoad, Sums
 from gateway.features.live_page.view import LiveView
+from gateway.features.recording import recording
 from gateway.features.recording.observer import RecordTraffic
 from gateway.features.recording.recording import Recording
 from gateway.features.savings.counterfactual import Counterfactual
@@ -61,6 +65,7 @@ class Observing:
     ) -> None:
         self.meter = Meter(live, metrics, now)
         self.recording = Recording(_new_id)
+        self.watch = Watch(Outliner())  # until `begin_watch`
         self.counterfactual: Counterfactual | None = None
         self.observers = [*observers_of(fleet, self.meter, metrics, requests), *further]
         self.ledger: Ledger | None = None
@@ -75,17 +80,23 @@ class Observing:
             self.counterfactual = _counterfactual(live, fleet, router)
             self.observers.append(OtherPolicies(self.counterfactual, self.meter, self._savings))
         self._metrics = metrics
+        self._requests = requests
         metrics.set_build(__version__, compiled=not trie.__file__.endswith(".py"))
         self.exporter = _exporter(live.config.tracing)
         self.tracer = Tracer(live, random.Random(), now) if self.exporter else None
         if self.exporter:
             self.observers.append(Traces(self.exporter))
 
-    def watch(self, outliner: Outliner, fleet: Fleet) -> Watch:
+    def begin_watch(self, outliner: Outliner, fleet: Fleet) -> None:
         """The prefix doctor's; it sees nothing until an operator asks."""
-        watch = Watch(outliner)
-        self.observers.append(DoctorWatch(fleet, watch))
-        return watch
+        self.watch = Watch(outliner)
+        self.observers.append(DoctorWatch(fleet, self.watch))
+
+    def answer(self, topics: Topics, clock: Callable[[], float]) -> None:
+        """Answer the questions of operators, which go to all processes."""
+        topics.answers(recording.TOPIC, lambda question: self.recording.answer(question, clock()))
+        topics.answers(view.TOPIC, lambda question: self.live_view.answer(question, clock()))
+        topics.answers(watch.TOPIC, lambda _question: self.watch.answer(clock()))
 
     def limits(self, keys: Keys | None) -> Limiting:
         """What keys may use, and what they have used. None: there are no keys."""
@@ -96,6 +107,7 @@ class Observing:
     def set_gauges(self) -> None:
         """Before the metrics are read."""
         self._metrics.set_process_gauges()
+        self._metrics.log_lines_dropped.set((), self._requests.dropped)
         if self.exporter:
             self.exporter.count(self._metrics)
         if self.counterfactual:

@@ -20,7 +20,7 @@ from bench.measure.ports import free_ports
 from gateway.cluster.messages import Batch
 from gateway.cluster.replication import Replicator, Subscriber
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import EntryReceiver
+from gateway.features.sharing.incoming import Incoming
 from gateway.features.sharing.messages import (
     ENVELOPE_FIELD,
     FORMAT_FIELD,
@@ -28,7 +28,6 @@ from gateway.features.sharing.messages import (
     VERSION,
     VERSION_FIELD,
     Envelope,
-    PublishedBatch,
     encode_envelope,
 )
 from gateway.features.sharing.outbox import Outbox
@@ -73,7 +72,7 @@ class Follower:
 
     replicas: int
     unsent: int = 0
-    incoming: EntryReceiver = field(init=False)
+    incoming: Incoming = field(init=False)
     _subscriber: Subscriber = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +84,7 @@ class Follower:
             router, self, clock=clock, call_later=lambda _after, _call: None, published=lambda: None, learner=self
         )
         replicator.start()
-        self.incoming = EntryReceiver(
+        self.incoming = Incoming(
             me="me",
             format=FORMAT,
             routers=self,
@@ -152,7 +151,7 @@ def _entries(replicas: int, decision: Decision, head: bytes, each: int, envelope
         for _ in range(each):
             booked += 1
             events += decision.events(booked, head, f"replica-{booked % replicas}", now)
-        envelope = Envelope(seq, now, "host", (PublishedBatch(1, Batch(now, encode(events))),))
+        envelope = Envelope(seq, now, "host", ((1, Batch(now, encode(events))),))
         yield {
             VERSION_FIELD: VERSION,
             FORMAT_FIELD: FORMAT.encode(),

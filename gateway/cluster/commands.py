@@ -1,82 +1,55 @@
-"""Commands that must run in every process of this gateway, and /metrics merged over all of them.
+"""Commands and questions for every process of this gateway, and /metrics merged over all of them.
 
-A gateway is one process (`SingleProcess`), or several workers (`workers/peers.py`): callers see a `ControlPlane`, whichever it
-is. Each process does its own part as `LocalControl`. The commands: `messages.py`.
+A gateway is one process (`SingleProcess`), or several workers: callers see a `ControlPlane`, whichever it is. Each process does
+its own part as `LocalControl`. The commands: `messages.py`. Questions and messages of features: `topics.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
 from gateway.cluster.membership import Membership
-from gateway.cluster.messages import Command, Drain, Join, Leave, Reconfigure, RefreshKeys, RejectConfig, SharingState
-from gateway.cluster.outside import Outside
+from gateway.cluster.messages import Command, Drain, Join, Leave, Perform, Reconfigure, RejectConfig
 from gateway.cluster.reload import Parts, Reload
-from gateway.cluster.replication import BATCH_S, Replicator, UnknownReplicas
-from gateway.config.parse import ConfigError
-from gateway.dialects.prompt.outline import Outliner
-from gateway.features.doctor.watch import Watch, Watched
-from gateway.features.keys.keys import Keys
-from gateway.features.live_page.view import LiveView
-from gateway.features.recording.recording import Recording
-from gateway.features.sharing.outbox import MOST_BYTES
-from gateway.features.sharing.transport import StoreTransport
-from gateway.features.snapshots.keeper import SnapshotFile
-from gateway.features.snapshots.knowledge import Knowledge
-from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
+from gateway.cluster.replication import BATCH_S, ReplicationTransport, Replicator, UnknownReplicas
+from gateway.cluster.topics import Topics
+from gateway.config.live import Live
 from gateway.fleet.membership import member_of
 from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.request_log import RequestLog
-
-log = logging.getLogger("warmroute.snapshots")
 
 COUNT_S: Final = BATCH_S  # between two counts of the slots that others use
 
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """What this process writes down of its requests."""
-
-    metrics: Metrics
-    requests: RequestLog
-    recording: Recording
-
-
 class LocalControl:
-    """This process."""
+    """This process. topics: what its features do for other processes."""
 
     def __init__(
         self,
         *,
+        live: Live,
         parts: Parts,
         membership: Membership,
         reload: Reload,
-        knowledge: Knowledge,
-        telemetry: Telemetry,
+        metrics: Metrics,
+        topics: Topics,
         clock: Callable[[], float],
     ) -> None:
-        self.beginning = False  # what it begins with is still to be taken in: the index's clock must not run before
+        self.beginning = False  # snapshots are still to be taken in: the index's clock must not run before
+        self.live = live
         self.membership = membership
-        self.knowledge = knowledge
         self.reload = reload
         self.router = parts.router
         self.fleet = parts.fleet
-        self.metrics = metrics = telemetry.metrics
-        self.recording = telemetry.recording
-        self.watch = Watch(Outliner())  # the application's own takes its place
-        self.keys: Keys | None = None
-        self.live_view: LiveView | None = None
+        self.metrics = metrics
+        self.topics = topics
         self.begin_leaving: Callable[[], None] = lambda: None  # `Running.begin_leaving`
         self.clock = clock
         self.parts = parts
         self.before_page: Callable[[], None] = lambda: None  # sets further gauges
-        self._requests = telemetry.requests
         self._unknown = UnknownReplicas(parts.router, metrics)
         self._counted = self._count_again = False  # the slots that others use: within the last COUNT_S, and changed since
 
@@ -93,15 +66,10 @@ class LocalControl:
                 await self.reload.take(command.config)
             case RejectConfig(why):
                 self.reload.refuse(why)
-            case RefreshKeys():
-                await self._refresh_keys()
+            case Perform(topic, argument):
+                await self.topics.execute(topic, argument)
             case _:
                 assert_never(command)
-
-    async def _refresh_keys(self) -> None:
-        """What fails is tried again by the keys themselves. Raises ConfigError: they were not read."""
-        if self.keys is not None and not await self.keys.poll():
-            raise ConfigError("a worker could not read the database of the keys")
 
     def failing(self, replica: str) -> None:
         """See `Learner`."""
@@ -140,16 +108,9 @@ class LocalControl:
         if isinstance(command, Join):
             await self.membership.probed(command.replica.name)
 
-    def seen(self) -> Watched:
-        """What the doctor's watch has seen; it goes on, or begins now."""
-        self.watch.expire(self.clock())
-        self.watch.begin(self.clock())
-        return self.watch.watched()
-
     async def run(self) -> None:
         """Watch the sources of configurations and of members until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.knowledge.run())
             group.create_task(self.reload.run())
             group.create_task(self.membership.run())
 
@@ -162,16 +123,7 @@ class LocalControl:
         self.fleet.set_gauges(metrics, self.clock())
         self.membership.set_gauges(metrics)
         self.before_page()
-        metrics.log_lines_dropped.set((), self._requests.dropped)
         return metrics.instruments
-
-    def looked(self, question: bytes) -> bytes:
-        """This process's answer to a watcher (`features/live_page/view.py`); b"": there is none. Raises QuestionError."""
-        return b"" if self.live_view is None else self.live_view.answer(question, self.clock())
-
-    def recorded(self, cursors: dict[str, int], share: float) -> bytes:
-        """A page of this process's recording, which begins now if there is none."""
-        return self.recording.page(cursors, share, self.clock()).encode()
 
 
 class ControlPlane(Protocol):
@@ -185,45 +137,62 @@ class ControlPlane(Protocol):
     async def page(self) -> bytes:
         """The metrics of all processes together, in Prometheus' text format."""
 
-    async def sharing(self) -> SharingState | None:
-        """How the exchange with other gateways goes; None: there is to be none."""
+    async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
+        """The answers of all processes, this one too, by process; without those that are empty, or late."""
 
-    async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
-        """A page of the recording of each process that answers (`features/recording/recording.py`), encoded."""
+    def publish(self, topic: str, message: bytes) -> None:
+        """To all other processes, in the order of this one's messages. Never blocks."""
 
-    async def looked(self, question: bytes) -> dict[int, bytes]:
-        """The answers of all processes to a watcher's question (`features/live_page/view.py`), by process."""
-
-    async def seen(self) -> list[Watched]:
-        """What the doctor's watch has seen in each process (`features/doctor/watch.py`); it goes on, or begins now."""
+    @property
+    def unsent(self) -> int:
+        """Bytes that were published and not taken yet."""
 
     async def run(self) -> None:
         """Background work, until it is cancelled."""
 
     async def ready(self) -> None:
-        """Wait until this process knows what it needs for its first request."""
+        """Wait until this process can serve its first request."""
 
     async def stop(self) -> None:
-        """The requests are over: keep what the next process should know."""
+        """The requests are over: leave a snapshot for the next process."""
+
+
+class Lasting(Protocol):
+    """Knowledge of the prefix index that lasts longer than this process: in a file, at other gateways."""
+
+    def __bool__(self) -> bool:
+        """True: there may be something to begin with."""
+
+    async def begin(self) -> None:
+        """Before the first request: take it in."""
+
+    async def run(self) -> None:
+        """From before `begin` until after `close`."""
+
+    async def keep(self) -> None:
+        """The requests are over: write a snapshot for the next start."""
+
+    async def close(self) -> None:
+        """The last events were published."""
 
 
 class SingleProcess:
     """The control plane of a gateway that is one process."""
 
-    def __init__(self, local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MOST_BYTES) -> None:
-        """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
+    def __init__(
+        self, local: LocalControl, lasting: Lasting | None = None, transport: ReplicationTransport | None = None
+    ) -> None:
+        """lasting: None: there is nothing to begin with. transport: to other gateways; None: there are none."""
         self._local = local
         self._pages = SingleFlight(lambda: render(local.page()))
-        self._routers = StoreTransport(local.knowledge)
-        self._outside = Outside(local.reload.config, self._routers, local.metrics, snapshot, local.clock, unsent_bytes)
         self._replicator: Replicator | None = None
         self._ready = False
-        local.beginning = snapshot is not None or self._outside.link is not None
-        if self._outside.link:
-            self._routers.link = self._outside.link
+        self.lasting = lasting
+        local.beginning = bool(lasting)
+        if transport:
             self._replicator = Replicator(
                 local.router,
-                self._routers,
+                transport,
                 clock=local.clock,
                 call_later=asyncio.get_running_loop().call_later,
                 published=lambda: None,
@@ -237,42 +206,35 @@ class SingleProcess:
     async def page(self) -> bytes:
         return await self._pages.get()
 
-    async def sharing(self) -> SharingState | None:
-        return self._outside.link.state if self._outside.link else None
+    async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
+        answer = self._local.topics.answer(topic, question)
+        return {0: answer} if answer else {}
 
-    async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
-        return [self._local.recorded(cursors, share)]
+    def publish(self, topic: str, message: bytes) -> None:
+        """There is no other process."""
 
-    async def looked(self, question: bytes) -> dict[int, bytes]:
-        return {0: self._local.looked(question)}
-
-    async def seen(self) -> list[Watched]:
-        return [self._local.seen()]
+    @property
+    def unsent(self) -> int:
+        return 0
 
     async def run(self) -> None:
-        await self._outside.run()
+        if self.lasting is not None:
+            await self.lasting.run()
 
     async def ready(self) -> None:
         try:
-            await self._outside.begin(self._begins_with)
+            if self.lasting is not None:
+                await self.lasting.begin()
         finally:
             self._local.beginning = False
-        self._outside.begun()
         if self._replicator:
             self._replicator.start()
         self._ready = True
 
-    async def _begins_with(self, snapshot: Snapshot) -> bool:
-        try:
-            await self._local.knowledge.begin(snapshot)
-        except KnowledgeError as error:
-            log.warning("snapshot ignored", extra={"source": snapshot.source, "reason": str(error)})
-            return False
-        return True
-
     async def stop(self) -> None:
-        if self._ready:  # else the last snapshot is worth more than what has been taken in of it
-            await self._outside.keep()
+        if self._ready and self.lasting is not None:  # else the last snapshot is worth more
+            await self.lasting.keep()
         if self._replicator:
             self._replicator.flush()
-        await self._outside.close()
+        if self.lasting is not None:
+            await self.lasting.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gateway.features.discovery.watches import Watch
+from gateway.cluster.watches import Watch
 from gateway.fleet.membership import COMMANDED, KEPT, Member, Merged
 
 MembersBySource = Mapping[str, tuple[Member, ...]]
@@ -25,7 +25,7 @@ class KeptReplicas:
         self._awaited = frozenset[str]()  # names of the sources that are to replace them
 
     def awaits(self, watch: Watch) -> bool:
-        """Whether what this source finds is to replace them."""
+        """True: they stay until this source answers."""
         return watch.name in self._awaited
 
     def keep(self, merged: Merged, prepared: Mapping[str, Watch], silent: Mapping[str, str], only_pool: str) -> None:
@@ -50,7 +50,7 @@ class KeptReplicas:
         self._members = tuple([member for member in members if member.pool in pools])
 
     def beside(self, others: MembersBySource, watches: Mapping[str, Watch]) -> tuple[Member, ...]:
-        """Those of them that count beside these others, while a source is waited for."""
+        """The kept members that count beside these others, while a source is waited for."""
         if not any(name in watches and watches[name].members is None for name in self._awaited):
             return ()
         names = {member.name for members in others.values() for member in members}

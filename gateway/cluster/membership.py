@@ -39,12 +39,12 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.cluster.kept import KeptReplicas, MembersBySource
+from gateway.cluster.member_source import MemberSource
+from gateway.cluster.watches import RETRY_S, Watch, Watches, answered
 from gateway.config.checks import address_problem
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MATCH_ALL, MAX_REPLICAS, Config
-from gateway.features.discovery.source import MemberSource
-from gateway.features.discovery.watches import RETRY_S, Watch, Watches, answered
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.fleet.membership import (
     COMMANDED,
@@ -111,7 +111,7 @@ class Membership:
 
     @property
     def rejected(self) -> Sequence[Rejected]:
-        """What sources name, but cannot be a member."""
+        """Members that sources name, and that were refused."""
         return self._merged.rejected
 
     @property
@@ -232,7 +232,7 @@ class Membership:
                 await asyncio.gather(*(state.probed.wait() for state in self._fleet.replicas if state.name in found))
 
     def seed(self, source: str, members: Iterable[Member]) -> None:
-        """What another process has found there, or keeps: it counts until this process's own watches have answers."""
+        """Members that another process has found there, or keeps: they count until this process's own watches have answers."""
         if source == KEPT:
             self._kept.seed(members, self.watches.all)
         for watch in self.watches.all:
@@ -241,7 +241,7 @@ class Membership:
         self.apply_found()
 
     def _expects(self, watch: Watch) -> bool:
-        """Whether it would surprise that the source finds nothing."""
+        """True: an answer of this source without members would be a surprise."""
         return bool(watch.members or (self._kept and self._kept.awaits(watch)))
 
     async def _source_found(self, watch: Watch, members: Collection[Member]) -> None:
@@ -264,7 +264,7 @@ class Membership:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.apply_found)
 
     async def _replace_kept(self, watch: Watch, found: tuple[Member, ...]) -> None:
-        """What it has found comes into force when it has been probed: what was kept for it leaves in the same step."""
+        """Its members come into force when they have been probed: the kept ones leave in the same step."""
         async with self._one_at_a_time:
             config, watch.members = self._live.config, found
             named = self._members_by_source(config, self._added, {each.name: each for each in self.watches.all}, self._pools)
@@ -277,7 +277,7 @@ class Membership:
                 self.published(watch.name, found)
 
     def apply_found(self) -> None:
-        """What sources have found comes into force now."""
+        """The members that sources have found come into force now."""
         self._cancel_timer()
         self._bring_into_force(self._live.config)
 
@@ -291,7 +291,7 @@ class Membership:
     def _members_by_source(
         self, config: Config, added: tuple[Member, ...], watches: Mapping[str, Watch], pools: Mapping[str, str]
     ) -> MembersBySource:
-        """What the members come from. Sources by their names, so that all processes decide alike which of two goes first.
+        """Members by their source. Sources by their names, so that all processes decide alike which of two goes first.
 
         pools: of the sources, for members that name none.
         """
@@ -370,7 +370,7 @@ class Membership:
 
 
 def addition_problem(config: Config, member: Member, source: str | None, members: int) -> str:
-    """Why an operator may not add the member; empty: it may be added.
+    """A reason why an operator may not add the member; empty: it may be added.
 
     source: that of a member with its name, if there is one. members: how many there are. Both of those in COMMANDED.
     """
@@ -391,7 +391,7 @@ def remaining(added: Iterable[Member], names: Collection[str], pools: Collection
 
 
 def _pool_of(sources: Iterable[MemberSource]) -> Mapping[str, str]:
-    """Of each source, by its name."""
+    """The pool of each source, by the source's name."""
     return {source.name: source.pool for source in sources}
 
 

@@ -8,13 +8,15 @@ Structs lose their types in modules that mypyc compiles: this one is not compile
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
+
+EVERYTHING_S: Final = 1e9  # in which all that a gateway knows was used
 
 
 class MessageError(ValueError):
@@ -72,8 +74,11 @@ class Reconfigure(Struct, frozen=True, tag="reconfigure"):
         return decode_config(self.encoded)
 
 
-class RefreshKeys(Struct, frozen=True, tag="refresh_keys"):
-    """An operator has changed a key: read what is new."""
+class Perform(Struct, frozen=True, tag="perform"):
+    """A feature executes something of its own (`Topics.executes`)."""
+
+    topic: str
+    argument: bytes = b""
 
 
 class RejectConfig(Struct, frozen=True, tag="reject_config"):
@@ -82,50 +87,32 @@ class RejectConfig(Struct, frozen=True, tag="reject_config"):
     why: str
 
 
-Command = Drain | Join | Leave | Reconfigure | RejectConfig | RefreshKeys
+Command = Drain | Join | Leave | Reconfigure | RejectConfig | Perform
 
 
-# -- routing
+# -- routing: of a router, which the frame or the envelope names
 
 
-class Batch(Struct, frozen=True, array_like=True):
+class Batch(Struct, frozen=True, array_like=True, tag=1):
     """Events of one router in their order (`router.events.encode`). since: when the oldest was booked, by the shared clock."""
 
     since: float
     events: bytes
 
 
-# -- sharing
+class Reset(Struct, frozen=True, array_like=True, tag=2):
+    """A router has no booking open that was published before: its events were lost, or it has ended."""
+
+    ended: bool = False
 
 
-class OtherGateway(Struct, frozen=True):
-    """Another gateway that shares with this one. seen_for_s: since its first envelope; silent_for_s: since its last one."""
-
-    gateway: str
-    host: str
-    seen_for_s: float
-    silent_for_s: float
-
-
-class RefusedGateway(Struct, frozen=True):
-    """Writes what is not taken in here. reason: as the metric has it. error: in words."""
-
-    gateway: str
-    reason: str
-    error: str
-
-
-class SharingState(Struct, frozen=True):
-    """Of the exchange with other gateways. gateway: the id of this one. problem: why it does not reach the store; "" if it does
-    or has not tried yet. gateways: the others that are there. refused: those that write now, but are not followed.
+class Want(Struct, frozen=True, array_like=True, tag=3):
+    """A router does not know the open bookings of others: they should publish them. of: the gateway that is asked, "": all
+    processes of this one. since_s: it should offer a snapshot of these last seconds, too; 0: none.
     """
 
-    gateway: str
-    cluster: str
-    up: bool
-    problem: str
-    gateways: tuple[OtherGateway, ...]
-    refused: tuple[RefusedGateway, ...]
+    of: Annotated[str, Meta(max_length=64)] = ""
+    since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)] = 0.0
 
 
 _CONFIG: Final = msgspec.msgpack.Decoder(Config)

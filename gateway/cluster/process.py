@@ -54,7 +54,7 @@ def raise_file_limit() -> None:
 
 
 def connection_limit(config: Config) -> int:
-    """How many connections of clients this process may have: as configured, but no more than it has file descriptors for.
+    """Connections of clients that this process may have: as configured, but no more than it has file descriptors for.
 
     A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is for the rest.
     """
@@ -73,7 +73,7 @@ def warn_of_connections(config: Config) -> None:
 
 
 def budget_bytes(config: Config, root: Path = Path("/")) -> int:
-    """What this process's requests may hold: of the whole gateway's budget, one worker's part."""
+    """Memory that this process's requests may hold: one worker's part of the gateway's budget."""
     mib = config.limits.inflight_mb
     whole = mib << 20 if mib else memory_bytes(root) // _SHARE
     return whole // config.workers

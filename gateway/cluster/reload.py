@@ -62,7 +62,7 @@ FIXED_PARTS: Final = {"routing": ("block_bytes", "block_tokens", "compare"), "tr
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What does not read the live configuration by itself, but has to be changed with it."""
+    """Parts that do not read the live configuration by themselves, and are changed with it."""
 
     fleet: Fleet
     upstream: UpstreamClient
@@ -113,7 +113,7 @@ class Reload:
         return self._live.config
 
     async def run(self) -> None:
-        """Take what the source brings. Returns at once if there is none."""
+        """Apply each configuration of the source. Returns at once if there is no source."""
         while self._source is not None:
             try:
                 await self.take(await self._source.next())

@@ -11,8 +11,8 @@ While the transport does not take what is published, at most about `unsent_bytes
 it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
 learned from the dropped events stays unknown to the other routers.
 
-The workers' hub is one transport (`workers/transport.py`); `workers/peers.py` connects it. A store is the other one, for
-gateways on other machines: events carry this machine's monotonic clock, and are translated there.
+The workers' hub is one transport, a store the other one, for gateways on other machines: events carry this machine's monotonic
+clock, and are translated there.
 """
 
 from __future__ import annotations
@@ -50,14 +50,11 @@ class Subscriber(Protocol):
     def receive(self, source: int, batch: Batch) -> None:
         """The next events of a router."""
 
-    def replace(self, source: int, batch: Batch) -> None:
-        """A router's open bookings; it has no others. It closed the rest, or their events were lost."""
-
     def leave(self, source: int) -> None:
-        """A router has ended."""
+        """A router has ended, or its events were lost: it has nothing open."""
 
     def join(self) -> None:
-        """There is a new router, which does not know what is open here."""
+        """A new router does not know the bookings that are open here: publish them."""
 
 
 class ReplicationTransport(Protocol):
@@ -71,7 +68,7 @@ class ReplicationTransport(Protocol):
         """To all others. Never blocks; nothing happens if there is no connection."""
 
     def snapshot(self, batch: Batch) -> None:
-        """Likewise, but it replaces everything that was published before."""
+        """Likewise, in place of everything that was published before."""
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """From now on the others' batches go there. Called once."""
@@ -151,7 +148,7 @@ class Replicator:
         transport.subscribe(self)
 
     def start(self) -> None:
-        """Apply what the others have published so far, and from now on at once."""
+        """Apply all batches of the others so far, and further ones at once."""
         early, self._early = self._early or [], None
         for step in early:
             step()
@@ -163,7 +160,7 @@ class Replicator:
         self._call_later(BATCH_S, self.flush)
 
     def flush(self) -> None:
-        """Publish what is in the journal."""
+        """Publish the events in the journal."""
         self._published()
         events = self.journal.take()
         if self._resyncing or not events:
@@ -194,11 +191,6 @@ class Replicator:
         """See Subscriber."""
         live = self._early is None
         self._when_started(lambda: self._apply(source, batch, live=live))
-
-    def replace(self, source: int, batch: Batch) -> None:
-        """See Subscriber."""
-        self._when_started(lambda: self.follower.leave(source, batch.since))
-        self.receive(source, batch)
 
     def leave(self, source: int) -> None:
         """See Subscriber."""

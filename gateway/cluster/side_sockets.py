@@ -106,7 +106,7 @@ def _listen_on_path(path: str) -> socket.socket:
 
 
 def _is_abandoned(path: str) -> bool:
-    """Whether there is a socket on which no process listens."""
+    """True: there is a socket on which no process listens."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -106,8 +106,8 @@ def _config_of(options: argparse.Namespace) -> Loaded:
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: Source[Config]) -> None:
     from gateway.app import Surroundings, compose, serve
-    from gateway.cluster.commands import SingleProcess
     from gateway.cluster.side_sockets import side_sockets
+    from gateway.features.sharing.single_process import single_process
     from gateway.features.snapshots.keeper import file_of
     from gateway.features.workers.supervisor import Supervisor
     from gateway.fleet.directory import LOGGED
@@ -130,7 +130,7 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
             supervisor = Supervisor(config, source, sides=sides, snapshot=file_of(config))
             await supervisor.run(ending.stop, ending.hurry, partial(started, supervisor, supervisor.hub.replica_urls))
         else:
-            control_plane = partial(SingleProcess, snapshot=file_of(config))
+            control_plane = partial(single_process, snapshot=file_of(config))
             gateway = compose(config, requests, Surroundings(source=source, control_plane=control_plane))
             await serve(gateway, ending.stop, ending.hurry, partial(started, gateway, gateway.fleet.urls), sides=sides)
     late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status

@@ -18,7 +18,7 @@ from gateway.cluster.messages import decode_config
 from gateway.cluster.process import relax_garbage_collection, run
 from gateway.cluster.side_sockets import SideSockets
 from gateway.features.workers.channel import Channel
-from gateway.features.workers.messages import Counters, Serving, Stopping, Welcome, from_hub
+from gateway.features.workers.messages import COUNTERS, Heartbeat, Publish, Welcome, from_hub
 from gateway.features.workers.peers import Peers, connect, part_of
 from gateway.telemetry import logs
 from gateway.telemetry.exposition import packed
@@ -49,7 +49,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
         if stop.is_set():
             hurry.set()
         stop.set()
-        channel.send(Stopping())
+        channel.send(Heartbeat("stopping"))
 
     loop.add_signal_handler(signal.SIGTERM, on_signal)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # handled by the supervisor
@@ -68,7 +68,11 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
 
     gateway = compose(part_of(whole), requests, Surroundings(control_plane=control_plane, loops=loops))
     sides = SideSockets(sockets["admin"], sockets["metrics"])
-    await serve(gateway, stop, hurry, lambda _url: channel.send(Serving()), sockets["clients"], sides, sockets["handed"][0])
-    channel.send(Counters(packed(gateway.local.page())))  # the last snapshot
+
+    def started(_url: str) -> None:
+        channel.send(Heartbeat("serving"))
+
+    await serve(gateway, stop, hurry, started, sockets["clients"], sides, sockets["handed"][0])
+    channel.send(Publish(COUNTERS, packed(gateway.local.page())))  # the last snapshot
     channel.close()
     await channel.closed.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.cors import ALLOW_ORIGIN
@@ -13,8 +13,6 @@ from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, too_many_connections
-from gateway.features.keys.endpoints import KeyEndpoints
-from gateway.features.live_page.live import LiveEndpoints
 from gateway.features.live_page.pages import Pages
 from gateway.features.websocket.websockets import WebSockets
 from gateway.request.client import ClientReply, ClientRequest
@@ -39,16 +37,22 @@ _SIDE_PAGES: Final[Mapping[str, str]] = {
 }
 
 
+class Endpoints(Protocol):
+    """Operator endpoints of a feature."""
+
+    def routes(self) -> list[Route]:
+        """Each handler calls `Operator.allow` first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The parts behind the endpoints. memory, connections: limits on clients."""
+    """The parts behind the endpoints. features: their endpoints for operators. memory, connections: limits on clients."""
 
     live: Live
     lifecycle: Lifecycle
     models: Models
     operator: Operator
-    keys: KeyEndpoints
-    watched: LiveEndpoints
+    features: Sequence[Endpoints]
     status: Status
     running: Running
     memory: Budget
@@ -109,7 +113,8 @@ def _server(
 
 
 def _operator_routes(served: Served) -> list[Route]:
-    return [*served.operator.routes(), *served.keys.routes(), *served.watched.routes()]
+    parts: Sequence[Endpoints] = (served.operator, *served.features)
+    return [route for part in parts for route in part.routes()]
 
 
 def _routes(served: Served, routes: Sequence[Route], serves: str, operators: Sequence[Route]) -> Routes:

@@ -15,16 +15,10 @@ finishes the requests that run there.
 
 from __future__ import annotations
 
-import contextlib
-import re
-import time
-from typing import Any, Final
+from typing import Any
 
-import msgspec
 import orjson
-from msgspec.structs import asdict
 
-from gateway import __version__
 from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.live import Live
@@ -34,8 +28,6 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
-from gateway.features.doctor.examiner import Examiner
-from gateway.features.doctor.watch import WATCH_S
 from gateway.features.fallback_pools.chain import foreseen
 from gateway.features.fallback_pools.renaming import rename
 from gateway.features.responses.keeping import Keeping
@@ -50,11 +42,7 @@ from gateway.server.access import Access
 from gateway.server.http.request import HttpRequest
 from gateway.server.replica_rows import ReplicaRows
 from gateway.server.routing import Response, Route, delete, get, post
-from gateway.telemetry.exposition import SingleFlight
 from router import Candidate
-
-MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
-_CURSOR: Final = re.compile(r"[0-9a-f]{1,32}:[0-9]{1,18}", re.ASCII)
 
 
 class Operator:
@@ -83,8 +71,6 @@ class Operator:
         self._access = access
         self._kept = kept
         self._clock = local.clock
-        self._examiner = Examiner()
-        self._examinations = SingleFlight(self._examine)
 
     def routes(self) -> list[Route]:
         return [
@@ -94,9 +80,6 @@ class Operator:
             post("/warmroute/drain", self.drain),
             post("/warmroute/undrain", self.undrain),
             post("/warmroute/route", self.route),
-            get("/warmroute/sharing", self.sharing),
-            get("/warmroute/recording", self.recording),
-            get("/warmroute/doctor", self.doctor),
         ]
 
     async def replicas(self, request: HttpRequest) -> Response:
@@ -108,56 +91,6 @@ class Operator:
             for watch, count in self._membership.state_of_sources()
         ]
         return _json({"replicas": rows, "sources": sources})
-
-    async def sharing(self, request: HttpRequest) -> Response:
-        """Is the store there, and which other gateways are."""
-        self.allow(request)
-        state = await self._control.sharing()
-        if state is None:
-            nothing: dict[str, Any] = {
-                "up": False,
-                "problem": None,
-                "gateway": None,
-                "cluster": None,
-                "gateways": [],
-                "refused": [],
-            }
-            return _json({"configured": False, **nothing})
-        gateways = [
-            {**asdict(each), "seen_for_s": round(each.seen_for_s, 1), "silent_for_s": round(each.silent_for_s, 1)}
-            for each in state.gateways
-        ]
-        refused = [asdict(each) for each in state.refused]
-        problem = state.problem or None
-        return _json({"configured": True, **asdict(state), "problem": problem, "gateways": gateways, "refused": refused})
-
-    async def recording(self, request: HttpRequest) -> Response:
-        """The requests that have ended since a recorder's last question (`features/recording/recording.py`), of all workers."""
-        self.allow(request)
-        cursors = _cursors(request.query.get("after", ""))
-        pages = await self._control.recorded(cursors, _share(request.query.get("sample", "1")))
-        about = {
-            "version": __version__,
-            "now": self._clock(),
-            "policy": self._router.policy_name,
-            "pages": [msgspec.Raw(page) for page in pages],
-        }
-        return Response(msgspec.json.encode(about))
-
-    async def doctor(self, request: HttpRequest) -> Response:
-        """Where the prefixes of what has been asked lately break, and why. The first question begins the watch.
-
-        All who ask while an examination runs get that one's answer.
-        """
-        self.allow(request)
-        return Response(await self._examinations.get())
-
-    async def _examine(self) -> bytes:
-        watched = await self._control.seen()
-        begun = [each.since for each in watched if each.since is not None]
-        watched_s = round(max(0.0, self._clock() - min(begun)), 1) if begun else None
-        about = {"watched_s": watched_s, "watches_for_s": WATCH_S}
-        return await self._examiner.examine(about, self._live.prices, watched, time.time())
 
     async def add(self, request: HttpRequest) -> Response:
         """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
@@ -333,25 +266,6 @@ class Operator:
             )
             raise GatewayError(403, "forbidden", text)
         self._access.require_operator(request)
-
-
-def _cursors(text: str) -> dict[str, int]:
-    """RING:NUMBER,... Raises GatewayError 400."""
-    if not text:
-        return {}
-    parts = text.split(",")
-    if len(parts) <= MOST_CURSORS and all(_CURSOR.fullmatch(part) for part in parts):
-        return {ring: int(number) for ring, _, number in (part.partition(":") for part in parts)}
-    shape = f"at most {MOST_CURSORS} of RING:NUMBER, with commas: 'ring' and 'last' of the pages of an earlier answer"
-    raise bad_request(f"'after' must be {shape}.", "after")
-
-
-def _share(text: str) -> float:
-    """Raises GatewayError 400."""
-    with contextlib.suppress(ValueError):
-        if 0 < (share := float(text)) <= 1:
-            return share
-    raise bad_request("'sample' must be the share of the conversations, above 0, at most 1.", "sample")
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

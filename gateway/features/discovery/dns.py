@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from gateway.cluster.member_source import SourceError
 from gateway.config.addresses import AddressError, base_url, parse_base_url
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
 from gateway.features.discovery.dns_targets import TargetAddresses
-from gateway.features.discovery.source import SourceError
 from gateway.fleet.membership import Member, connected_as, fitting
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from gateway.cluster.member_source import MemberSource
 from gateway.config.schema import Config, DiscoveryConfig
 from gateway.features.discovery.dns import DnsSource
 from gateway.features.discovery.file import FileSource
-from gateway.features.discovery.source import MemberSource
 
 
 def sources_of(config: Config) -> Sequence[MemberSource]:

@@ -25,7 +25,7 @@ from gateway.config.schema import PriceConfig
 from gateway.errors import internal_error, out_of_resources
 from gateway.features.doctor.examination import Examination
 from gateway.features.doctor.report import encoded
-from gateway.features.doctor.watch import Watched
+from gateway.features.doctor.watch import WatchedRequests
 
 log = logging.getLogger("warmroute.doctor")
 
@@ -52,7 +52,7 @@ class Examiner:
         self,
         about: Mapping[str, Any],
         prices: Mapping[str, Sequence[PriceConfig]],
-        watched: Sequence[Watched],
+        watched: Sequence[WatchedRequests],
         now: float,
     ) -> bytes:
         """The report, as JSON that begins with `about`. now: Unix seconds. Raises GatewayError: 503, or 500 for a bug."""
@@ -67,7 +67,7 @@ class Examiner:
             log.error("the doctor's process failed", extra={"error": str(broken)})
             raise out_of_resources("no process for the examination") from None
 
-    async def _run(self, head: bytes, watched: Sequence[Watched]) -> bytes:
+    async def _run(self, head: bytes, watched: Sequence[WatchedRequests]) -> bytes:
         """Raises OSError; GatewayError if it failed by a bug, which is on its standard error."""
         command = [sys.executable, "-c", self._boot, json.dumps(sys.path)]
         pipe = asyncio.subprocess.PIPE
@@ -106,7 +106,7 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
     return bytes(found)
 
 
-def _parts(head: bytes, watched: Sequence[Watched]) -> Iterator[bytes]:
+def _parts(head: bytes, watched: Sequence[WatchedRequests]) -> Iterator[bytes]:
     """What is written, about PART bytes at a time."""
     parts, size = [RECORD.pack(0.0, len(head)), head], 0
     for each in watched:

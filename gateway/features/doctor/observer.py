@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.features.doctor.watch import Seen, Watch
+from gateway.features.doctor.watch import SeenRequest, Watch
 from gateway.fleet.directory import Fleet
 from gateway.request.record import SettledRequest
 
@@ -21,7 +21,7 @@ class DoctorWatch:
         prompt, decision, usage = booking.prompt, booking.decision, request.usage
         counted = usage if request.countable else None
         self._watch.saw(
-            Seen(
+            SeenRequest(
                 time=request.begun,
                 model=request.model,
                 salt=request.salt,

@@ -18,18 +18,21 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.cluster.messages import decode
 from gateway.dialects.body import join_salt, parts_of_salt
 from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.prompt.segments import Outline, packed, unpacked
 from gateway.features.doctor.differences import digest_of
 from gateway.features.doctor.observed import MAX_KEYS, Observed, Outcome
 
+TOPIC: Final = "doctor"
 WATCH_S: Final = 600.0  # after the last question
 MAX_RECORDS: Final = 4000
 MAX_BYTES: Final = 16 << 20
+_WATCHED: Final = msgspec.msgpack.Decoder(tuple[float | None, tuple[tuple[float, bytes], ...]])
 
 
-class Seen(NamedTuple):
+class SeenRequest(NamedTuple):
     """A request that has ended. time: when it came. ups: the replicas that took requests, in any order."""
 
     time: float
@@ -51,7 +54,7 @@ class Seen(NamedTuple):
     first_byte: float | None
 
 
-class Watched(NamedTuple):
+class WatchedRequests(NamedTuple):
     """What one worker has seen. since: when its watch began, None: there is none. records: of each request, when it came and
     its record.
     """
@@ -95,7 +98,7 @@ class Watch:
             self._records.clear()
             self._bytes = 0
 
-    def saw(self, seen: Seen) -> None:
+    def saw(self, seen: SeenRequest) -> None:
         """A request has ended. O(segments)."""
         own, head = parts_of_salt(seen.salt)
         fields = seen._replace(
@@ -111,9 +114,15 @@ class Watch:
         while len(self._records) > self._most or (self._bytes > self._most_bytes and self._records):
             self._bytes -= len(self._records.popleft()[1])
 
-    def watched(self) -> Watched:
+    def watched(self) -> WatchedRequests:
         """All that it has. O(records): they are not copied."""
-        return Watched(self.since, list(self._records))
+        return WatchedRequests(self.since, list(self._records))
+
+    def answer(self, now: float) -> bytes:
+        """All that it has, for the process that examines it; the watch goes on, or begins now."""
+        self.expire(now)
+        self.begin(now)
+        return msgspec.msgpack.encode(self.watched())
 
     def check(self) -> None:
         """For tests: raises AssertionError if its books are wrong."""
@@ -128,6 +137,11 @@ class Watch:
         return f"<Watch, {'on' if self.on else 'off'}, {len(self)} requests>"
 
 
+def decode_watched(answer: bytes) -> WatchedRequests:
+    """Of `Watch.answer`. Raises MessageError."""
+    return WatchedRequests(*decode(_WATCHED, answer))
+
+
 def _valid(name: str) -> str:
     """A header's bytes that are no text are lone surrogates, which no encoding has."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()
@@ -138,7 +152,7 @@ def observed(record: bytes) -> Observed:
     try:
         fields: Sequence[Any] = msgspec.msgpack.decode(record)
         values: list[Any] = [*fields[:9], unpacked(fields[9]), *fields[10:]]
-        seen = Seen(*values)
+        seen = SeenRequest(*values)
     except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise RecordsError(str(error)) from error
     found = Observed(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import orjson
 
 from gateway.cluster.commands import ControlPlane
-from gateway.cluster.messages import RefreshKeys
+from gateway.cluster.messages import Perform
 from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
-from gateway.features.keys.keys import POLL_S, Keys
+from gateway.features.keys.keys import POLL_S, TOPIC, Keys
 from gateway.features.keys.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
 from gateway.features.keys.used import used_of
 from gateway.server.http.request import HttpRequest
@@ -93,7 +93,7 @@ class KeyEndpoints:
     async def _unread(self) -> str:
         """Have all workers read the change. "": they have; else why not, as the end of a sentence."""
         try:
-            await self._control.execute(RefreshKeys())
+            await self._control.execute(Perform(TOPIC))
         except ConfigError as error:
             why = str(error)
         except GatewayError as error:

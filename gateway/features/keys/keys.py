@@ -18,10 +18,12 @@ import importlib
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from gateway.cluster.commands import ControlPlane
+from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
 from gateway.config.schema import LEDGER, Config
@@ -36,6 +38,7 @@ from gateway.features.keys.limits.calendar import Calendar
 from gateway.features.keys.limits.limiter import Limiter, Moment
 from gateway.features.keys.record import Key
 from gateway.features.keys.ring import KeyRing
+from gateway.features.keys.spending import Spending
 from gateway.features.keys.tokens.tokens import Tokens
 from gateway.telemetry.metrics import Metrics
 
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("warmroute.keys")
 
+TOPIC: Final = "keys"
 FILE: Final = "keys.sqlite"
 POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two looks for keys that were removed from the database
@@ -92,6 +96,8 @@ class Keys:
         self.siblings = set[str]()  # processes that exchange with this one directly, and sooner than through the database
         self.tokens: Tokens | None = None  # of issuers, that are taken as keys are
         self.is_file = config.keys.url.startswith("/")
+        self.spending: Spending | None = None  # the exchange with other workers
+        self._workers = config.workers
         self._url = database_of(config)
         self._file = Path(config.keys.url) if self.is_file else None
         self._metrics = metrics
@@ -116,6 +122,26 @@ class Keys:
                 metrics.keys_refused.add((reason,), 0)
             for code in CODES:
                 metrics.keys_limited.add((code,), 0)
+
+    def join(self, topics: Topics) -> None:
+        """Work with the other processes of this gateway."""
+        topics.executes(TOPIC, self._execute)
+        if self._workers > 1:
+            self.spending = Spending(self.process, self.limiter, self.siblings, topics, self._clock)
+
+    def work(self, control: ControlPlane) -> list[Coroutine[Any, Any, None]]:
+        """Tasks beside the requests, until they are cancelled."""
+        work = [self.run()]
+        if self.spending is not None:
+            work.append(self.spending.run(control))
+        if self.tokens is not None:
+            work += [issuer.run() for issuer in self.tokens.issuers]
+        return work
+
+    async def _execute(self, _argument: bytes) -> None:
+        """An operator has changed a key. Raises ConfigError: the keys were not read; `run` tries again."""
+        if not await self.poll():
+            raise ConfigError("a worker could not read the database of the keys")
 
     def moment(self) -> Moment:
         return self._calendar.moment(self._clock(), self.wall_clock())

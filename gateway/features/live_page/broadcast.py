@@ -31,6 +31,7 @@ from gateway.errors import GatewayError
 from gateway.features.live_page.feed import QUIET_S
 from gateway.features.live_page.merging import Merging
 from gateway.features.live_page.sums import STEP_S
+from gateway.features.live_page.view import TOPIC
 from gateway.server.replica_rows import ReplicaRows
 
 log = logging.getLogger("warmroute.gateway")
@@ -132,7 +133,7 @@ class Broadcast:
 
     async def explain(self, key: str) -> Json | None:
         """Why the replica of a request was chosen; None: no worker knows it any more. Raises GatewayError 503."""
-        answers = await self._control.looked(msgspec.msgpack.encode({"explain": key}))
+        answers = await self._control.ask(TOPIC, msgspec.msgpack.encode({"explain": key}))
         found: list[Json | None] = [msgspec.msgpack.decode(answer) for answer in answers.values()]
         return next(filter(None, found), None)
 
@@ -193,7 +194,7 @@ class Broadcast:
             self._known = _Known(Merging(self._local.metrics.ttft_seconds.bounds), now)
         known = self._known
         question = {"cursors": known.cursors, "after": known.merging.last()}
-        answers = await self._control.looked(msgspec.msgpack.encode(question))
+        answers = await self._control.ask(TOPIC, msgspec.msgpack.encode(question))
         pages: list[Json] = [msgspec.msgpack.decode(answer) for answer in answers.values()]
         known.at, known.workers = self._local.clock(), len(pages)
         changed, ended, hidden = self._take(known, pages)

@@ -6,16 +6,15 @@ msgpack, as are the answers. The watcher's side, which merges the answers: `gate
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from gateway.cluster.messages import MessageError
 from gateway.features.live_page.feed import Feed
 from gateway.features.live_page.sums import Sums
 
-
-class QuestionError(ValueError):
-    """These bytes are no question."""
+TOPIC: Final = "live_page"
 
 
 class LiveView:
@@ -27,14 +26,14 @@ class LiveView:
         self.sums = sums
 
     def answer(self, question: bytes, now: float) -> bytes:
-        """Raises QuestionError."""
+        """Raises MessageError."""
         try:
             asked: dict[str, Any] = msgspec.msgpack.decode(question)
             if "explain" in asked:
                 return msgspec.msgpack.encode(self.feed.explain(str(asked["explain"])))
             cursors, after = dict(asked["cursors"]), float(asked["after"].get(self.process, float("-inf")))
         except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise QuestionError(str(error)) from error
+            raise MessageError(str(error)) from error
         self.sums.sample(now)
         page = self.feed.page(cursors, now)
         page["process"] = self.process

@@ -23,11 +23,16 @@ from typing import Final
 
 import msgspec
 
+from gateway.cluster.messages import decode
+
 QUIET_S: Final = 60.0  # seconds without a question after which a recording ends
 RING_BYTES: Final = 32 << 20  # of rows, in each worker
 PAGE_BYTES: Final = 1 << 19  # of an answer; one row at least
 ROW_BYTES: Final = 700  # of a row beside its block keys, about
 _WHOLE: Final = float(1 << 64)  # session keys are below
+_QUESTION: Final = msgspec.msgpack.Decoder(tuple[dict[str, int], float])
+
+TOPIC: Final = "recording"
 
 Row = tuple[object, ...]
 """The values of a request, in the order of the fields of `features/recording/command/rows.py`."""
@@ -90,6 +95,11 @@ class Recording:
 
     # -- the recorders' side
 
+    def answer(self, question: bytes, now: float) -> bytes:
+        """A page, encoded. question: as `question_of` makes it. Raises MessageError."""
+        cursors, share = decode(_QUESTION, question)
+        return self.page(cursors, share, now).encode()
+
     def page(self, cursors: dict[str, int], share: float, now: float, most_bytes: int = PAGE_BYTES) -> Page:
         """The rows after a recorder's cursor. cursors: of all workers' rings; share: of the conversations. O(rows)."""
         if not self.ring:
@@ -127,6 +137,11 @@ class Recording:
 
     def __repr__(self) -> str:
         return f"<Recording {self.ring or 'off'}, {len(self._rows)} rows, {self._bytes} bytes>"
+
+
+def question_of(cursors: dict[str, int], share: float) -> bytes:
+    """A recorder's question to all processes. cursors, share: as in `Recording.page`."""
+    return msgspec.msgpack.encode((cursors, share))
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
-"""Applies the entries of other gateways. No I/O: requests for snapshots and offered snapshots wait in queues.
+"""Takes in the entries that other gateways have written. No I/O: questions and offers wait in queues.
 
-An entry of another version or format, or one that does not decode, is refused and counted; its writer is named in the log once.
-An entry can change only the beliefs about replicas, and the engines' reports correct these as always.
+An entry is refused, and counted, if it is of another version or format, or does not decode. Its writer is named in the log
+once. An entry can only change the prefix index and the load: the engines' reports correct both, as always.
 """
 
 from __future__ import annotations
@@ -12,28 +12,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.cluster.messages import Batch, MessageError, RefusedGateway
+from gateway.cluster.messages import EVERYTHING_S, Batch, MessageError, Reset, Want
+from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.clock import StoreClock, plausible
 from gateway.features.sharing.messages import (
     ALL,
     ENVELOPE_FIELD,
-    EVERYTHING_S,
     FORMAT_FIELD,
     GATEWAY_FIELD,
     MAX_ENVELOPE_BYTES,
     VERSION,
     VERSION_FIELD,
     Envelope,
-    Goodbye,
     Item,
-    PublishedBatch,
-    Reset,
-    ResyncRequest,
-    SnapshotOffer,
+    Offer,
     decode_envelope,
 )
-from gateway.features.sharing.others import ASK_S, DEAD_S, RemoteGateway, RemoteGateways
+from gateway.features.sharing.others import ASK_S, DEAD_S, PeerGateway, PeerGateways
 from gateway.features.sharing.outbox import Outbox
+from gateway.features.sharing.state import RefusedGateway
 from gateway.features.sharing.translate import translated
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import Snapshot, difference_of
@@ -43,35 +40,26 @@ from router.events import EventError
 
 log = logging.getLogger("warmroute.sharing")
 
-MAX_WANTS: Final = 64  # queued resync requests
-MAX_OFFERS: Final = 64  # queued offers
-MAX_NAMED: Final = 1024  # refused gateways that the log has named
-MAX_REFUSED: Final = 64  # refused gateways in the operators' view
-MARGIN_S: Final = 5.0  # a resync begins so long before the gap: bookings are published later than they are made
+MAX_WANTS: Final = 64  # that wait to be answered
+MAX_OFFERS: Final = 64  # that wait to be taken
+MAX_NAMED: Final = 1024  # gateways that were refused, and named in the log
+MAX_REFUSED: Final = 64  # that are shown to operators
+MARGIN_S: Final = 5.0  # a wanted snapshot begins that long before the loss: requests are booked before they are published
 
 
-class Routers(Protocol):
-    """The routers of this gateway: one, or those of its workers."""
-
-    def receive(self, source: int, batch: Batch) -> None:
-        """Apply the next events of another gateway's router."""
-
-    def leave(self, source: int) -> None:
-        """Close the open bookings of another gateway's router: it has ended, or events of it were lost."""
-
-    def join(self) -> None:
-        """Publish the open bookings, which another gateway does not know."""
+class Routers(Subscriber, Protocol):
+    """The routers of this gateway: one, or those of its workers. A source is a router of another gateway."""
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         """See `Knowledge.collect`. Raises KnowledgeError."""
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """See `Knowledge.restore`; a snapshot that cannot be restored is logged."""
+        """See `Knowledge.restore`; what cannot be taken in is logged."""
 
 
-class EntryReceiver:
-    """See the top of this file. wants: queued resync requests (gateway, begin of the gap). offers: queued (offer, its time).
-    Times are of this gateway's clock.
+class Incoming:
+    """See the top of this file. wants: (gateway, the moment since which it wants prefixes). offers: (offer, its moment).
+    Moments are by this gateway's clock.
     """
 
     def __init__(
@@ -86,10 +74,10 @@ class EntryReceiver:
         metrics: Metrics,
     ) -> None:
         """me: the id of this gateway."""
-        self.others = RemoteGateways()
+        self.others = PeerGateways()
         self.wants: deque[tuple[str, float]] = deque(maxlen=MAX_WANTS)
-        self.offers: deque[tuple[SnapshotOffer, float]] = deque(maxlen=MAX_OFFERS)
-        self.newcomers = False  # another gateway has asked for the open bookings
+        self.offers: deque[tuple[Offer, float]] = deque(maxlen=MAX_OFFERS)
+        self.newcomers = False  # another gateway wants the open bookings
         self._me = me
         self._format = format.encode()
         self._routers = routers
@@ -105,7 +93,7 @@ class EntryReceiver:
             metrics.sharing_refused.add((reason,), 0)
 
     def entry(self, written_at: float, fields: Mapping[bytes, bytes]) -> Iterator[None]:
-        """Apply an entry in steps; requests may be served between two steps. written_at: by the store's clock."""
+        """One entry, in steps: between two of them requests may have their turns. written_at: by the store's clock."""
         gateway = fields.get(GATEWAY_FIELD, b"")
         if gateway == self._me.encode():
             return
@@ -128,28 +116,28 @@ class EntryReceiver:
                 yield from self._envelope(name, envelope, written_at)
 
     def answer(self) -> None:
-        """Publish the open bookings if a gateway has asked for them, and send due resync requests. Call it after entries."""
+        """After some entries: publish the open bookings if another gateway wants them, and ask again after a loss."""
         now = self._clock()
         if self.newcomers and now - self._answered_at >= ASK_S:
             self.newcomers, self._answered_at = False, now
             self._routers.join()
         for other in self.others.alive.values():
             if (since_s := other.ask(now)) is not None:
-                self._outbox.add(ResyncRequest(other.gateway, since_s))
+                self._outbox.add((ALL, Want(other.gateway, since_s)))
 
     @property
     def refused(self) -> tuple[RefusedGateway, ...]:
-        """Gateways whose recent entries were refused."""
+        """Gateways that write now, but are not followed."""
         oldest = self._clock() - DEAD_S
         return tuple([refused for at, refused in self._refused.values() if at >= oldest])
 
     def expire(self, now: float) -> None:
-        """Remove silent gateways."""
+        """Gateways of which nothing was read for long are dead."""
         for gateway in self.others.silent(now):
             self._ended(gateway, "nothing comes from it", silent=True)
 
     def expire_all(self) -> None:
-        """Remove all gateways: the store is away, and their open bookings are no longer known."""
+        """The store is away: whatever the others have open now is not known here."""
         for gateway in tuple(self.others.alive):
             self._ended(gateway, "the store is away", silent=True)
 
@@ -170,54 +158,54 @@ class EntryReceiver:
         whole = False
         try:
             for item in envelope.items:
-                if self.others.alive.get(gateway) is not other:  # it has ended: later bookings would never be closed
+                if self.others.alive.get(gateway) is not other:  # it has said goodbye: what follows would never be closed
                     break
                 for _ in self._item(other, item, shift_s, now):
                     yield
-                    if self.others.alive.get(gateway) is not other:  # it was removed meanwhile
+                    if self.others.alive.get(gateway) is not other:  # it was given up meanwhile
                         break
             whole = True
         finally:
-            if not whole:  # the reading task was cancelled
+            if not whole:  # the reader was stopped
                 self._missed(other, MARGIN_S, now)
 
-    def _missed(self, other: RemoteGateway, since_s: float, now: float) -> None:
-        """Handle a gap in a gateway's envelopes: close its bookings, which may have ended, and request a resync."""
+    def _missed(self, other: PeerGateway, since_s: float, now: float) -> None:
+        """Something of this gateway has been lost. Its bookings may be over by now."""
         self._reset(other, ALL)
         other.miss(since_s, now)
         if since_s:
             self._metrics.sharing_resyncs.add()
             self._say("missed", "something of another gateway was missed", other)
 
-    def _item(self, other: RemoteGateway, item: Item, shift_s: float, now: float) -> Iterator[None]:
-        match item:
-            case PublishedBatch(source, batch):
+    def _item(self, other: PeerGateway, item: Item, shift_s: float, now: float) -> Iterator[None]:
+        source, message = item
+        match message:
+            case Batch():
                 number = self.others.source(other, source)
                 if number is None:
                     self._refuse("garbage", other.gateway.encode(), "it has too many routers")
                 else:
-                    yield from self._published(other, number, batch, shift_s, now)
-            case Reset(source):
-                self._reset(other, source)
-            case ResyncRequest(of, since_s):
-                if of == self._me:
-                    self.newcomers = True
-                    if since_s:
-                        self._want(other.gateway, -math.inf if since_s >= EVERYTHING_S else now - since_s)
-            case SnapshotOffer(to):
-                if to in ("", self._me) and not any(item.key and item.key == offer.key for offer, _ in self.offers):
-                    self.offers.append((item, plausible(item.at + shift_s, now)))
-            case Goodbye():
+                    yield from self._published(other, number, message, shift_s, now)
+            case Reset(ended) if ended and source == ALL:
                 self._ended(other.gateway, "it has ended")
+            case Reset():
+                self._reset(other, source)
+            case Want(of, since_s) if of == self._me:
+                self.newcomers = True
+                if since_s:
+                    self._want(other.gateway, -math.inf if since_s >= EVERYTHING_S else now - since_s)
+            case Offer(to) if to in ("", self._me):
+                if not any(message.key and message.key == offer.key for offer, _ in self.offers):
+                    self.offers.append((message, plausible(message.at + shift_s, now)))
 
     def _want(self, gateway: str, since: float) -> None:
-        """Queue a resync request. A gateway has one in the queue: with the earliest begin."""
+        """One question of each gateway waits, with the earliest moment."""
         for waiting in [each for each in self.wants if each[0] == gateway]:
             self.wants.remove(waiting)
             since = min(since, waiting[1])
         self.wants.append((gateway, since))
 
-    def _published(self, other: RemoteGateway, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
+    def _published(self, other: PeerGateway, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
         try:
             pieces, dropped = translated(batch, shift_s, now)
         except EventError as error:
@@ -236,12 +224,12 @@ class EntryReceiver:
             self._say("gone", "another gateway is gone", other, reason=why)
             self._reset(other, ALL)
 
-    def _reset(self, other: RemoteGateway, source: int) -> None:
-        """Close the open bookings of a router, or of all. If its number is used again, it gets a new number here."""
+    def _reset(self, other: PeerGateway, source: int) -> None:
+        """Nothing is open there. A number that is used again gets another one here."""
         for number in self.others.forget(other, source):
             self._routers.leave(number)
 
-    def _say(self, kind: str, text: str, other: RemoteGateway, **more: str) -> None:
+    def _say(self, kind: str, text: str, other: PeerGateway, **more: str) -> None:
         self._notices.say(kind, log.info, text, {"gateway": other.gateway, "host": other.host, **more})
 
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
@@ -259,5 +247,5 @@ class EntryReceiver:
 
 
 def _text(field: bytes | None) -> str:
-    """The beginning of an entry's field as text; its content is not trusted."""
+    """The beginning of a field of an entry, which anybody may have written."""
     return (field or b"")[:100].decode("ascii", "replace")

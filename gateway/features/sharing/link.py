@@ -1,15 +1,15 @@
-"""Connects the routers of this gateway with those of other gateways, through one stream of a Valkey or Redis server.
+"""Connects the routers of this gateway with those of others, through one stream of a Valkey or Redis server.
 
-    publish, reset ──► Outbox ──► XADD ──► (the stream) ──► XREAD ──► EntryReceiver ──► Routers
+    publish, reset ──► Outbox ──► XADD ──► (the stream) ──► XREAD ──► Incoming ──► Routers
 
-It is a second transport of the replication log, beside the workers' hub; no request waits for it. Bookings are written in
-batches, and the other gateways' entries are read in batches. The stream contains only the last WINDOW_S seconds: a new gateway
-gets a snapshot from a sibling, and a gateway with a gap asks for a resync (`others.py` detects gaps).
+It is a second transport of the replication log, beside the workers' hub, and no request ever waits for it. Events are written
+and read in batches. The stream has the last WINDOW_S seconds only: a new gateway gets a snapshot from a sibling, and one that
+has missed entries asks for them again (`others.py` notices that).
 
-While the store is away, each gateway uses its own knowledge. Its bookings wait in the outbox, for some seconds under load, for
-minutes otherwise. If the outbox overflows, the gateway later publishes its open bookings and offers a snapshot of the gap.
+While the store is away each gateway goes on alone. Its events wait in the outbox, for some seconds of load or minutes of less;
+if they are too many, it later publishes its open bookings, and offers a snapshot of the prefixes used since.
 
-With many gateways each one writes and reads less often, because a reader's work grows with the number of batches.
+With many gateways each writes and reads more rarely, for the work of a reader grows with the number of batches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.cluster.messages import Batch, OtherGateway, SharingState
+from gateway.cluster.messages import Batch, Reset, Want
 from gateway.cluster.replication import BATCH_S
-from gateway.config.schema import SharingConfig
+from gateway.config.listen import OFF
+from gateway.config.schema import Config, SharingConfig
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import EntryReceiver, Routers
+from gateway.features.sharing.incoming import Incoming, Routers
 from gateway.features.sharing.messages import (
     ALL,
     ENVELOPE_FIELD,
@@ -40,11 +41,8 @@ from gateway.features.sharing.messages import (
     VERSION,
     VERSION_FIELD,
     Envelope,
-    Goodbye,
     Item,
-    PublishedBatch,
-    Reset,
-    ResyncRequest,
+    Kind,
     encode_envelope,
 )
 from gateway.features.sharing.others import DEAD_S
@@ -53,21 +51,22 @@ from gateway.features.sharing.position import BEGINNING, Position, order_of
 from gateway.features.sharing.server import client as store
 from gateway.features.sharing.server.failures import explained
 from gateway.features.sharing.snapshot_exchange import SnapshotExchange
-from gateway.features.snapshots.snapshot import Snapshot
+from gateway.features.sharing.state import OtherGateway, SharingState, encode_state
+from gateway.features.snapshots.snapshot import Snapshot, format_of
 from gateway.tasks import CancelledWithin, first_of, is_cancelled
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.resolver import Resolver
 
 log = logging.getLogger("warmroute.sharing")
 
-WINDOW_S: Final = 30.0  # length of the stream
+WINDOW_S: Final = 30.0  # of the stream
 MAX_ENTRIES: Final = 200_000  # of the stream, if the store's clock does not bound it
-FORGET_S: Final = 3600  # lifetime of the stream after the last gateway has ended
-CARE_S: Final = 10.0  # interval at which these bounds are renewed
-BEAT_S: Final = 1.0  # interval of heartbeats
-BLOCK_MS: Final = 500  # a read waits so long for entries
-RETRY_S: Final = 0.2, 2.0  # first and longest pause before the next connection
-FEW: Final = 8  # gateways; with more, each writes and reads proportionally less often
+FORGET_S: Final = 3600  # after the last gateway has ended
+CARE_S: Final = 10.0  # between two times that these bounds are renewed
+BEAT_S: Final = 1.0  # a gateway that has nothing to say shows that it lives
+BLOCK_MS: Final = 500  # that a read waits for news
+RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
+FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
 BYE_S: Final = 1.0
 
 Connect = Callable[[SharingConfig], AbstractAsyncContextManager[Any]]
@@ -87,7 +86,7 @@ class Link:
         connect: Connect | None = None,
         unsent_bytes: int = MOST_BYTES,
     ) -> None:
-        """unsent_bytes: bound of the outbox while the store is away. connect: default: over the network."""
+        """unsent_bytes: that wait while the store is away, then more is dropped. connect: default: over the network."""
         self.me = secrets.token_hex(8)
         self._sharing = sharing
         self._routers = routers
@@ -101,7 +100,7 @@ class Link:
         self._host = socket.gethostname()[:256]
         self._store_clock = StoreClock()
         self._outbox = Outbox(clock, unsent_bytes)
-        self.incoming = EntryReceiver(
+        self.incoming = Incoming(
             me=self.me,
             format=format,
             routers=routers,
@@ -113,17 +112,17 @@ class Link:
         self._snapshots = SnapshotExchange(
             incoming=self.incoming, routers=routers, metrics=metrics, clock=clock, prefix=prefix, add=self._add
         )
-        self._client: Any = None  # the connected client, once it has read and written
-        self._does: set[str] = set()  # "reads", "writes": succeeded operations
-        self._news = asyncio.Event()  # the outbox is not empty
+        self._client: Any = None  # while it is connected, and has read and written
+        self._does: set[str] = set()  # "reads", "writes"
+        self._news = asyncio.Event()  # there is something to write
         self._writing = asyncio.Lock()
         self._seq = 0
-        self._unsure: tuple[int, tuple[Item, ...]] | None = None  # the last envelope, until the store has confirmed it
+        self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
         self._position = Position()
         self._read_at, self._cared_at = -DEAD_S, -CARE_S
         self._closed = False
-        self._failing = "", ""  # the last failure: reason, error
-        self._worked = False  # the store was usable once
+        self._failing = "", ""  # why the store is away: the reason, the error
+        self._worked = False  # it was there once
         self._begin_metrics()
 
     def _begin_metrics(self) -> None:
@@ -134,52 +133,52 @@ class Link:
     # -- from our own routers
 
     def publish(self, source: int, batch: Batch) -> None:
-        """Queue the next events of one of our routers."""
-        self._add(PublishedBatch(source, batch), len(batch.events))
+        """The next events of one of our routers."""
+        self._add(batch, source, len(batch.events))
 
     def reset(self, source: int) -> None:
-        """Close the published bookings of one of our routers: it has ended, or its events were lost."""
-        self._add(Reset(source))
+        """One of our routers has ended, or its events were lost: it has nothing open that was published before."""
+        self._add(Reset(), source)
 
     def want_open(self) -> None:
-        """Ask all gateways for their open bookings, for a new router of ours."""
+        """A new router of ours does not know the open bookings of the others."""
         for gateway in self.incoming.others.alive:
-            self._add(ResyncRequest(gateway, 0.0))
+            self._add(Want(gateway))
 
-    def _add(self, item: Item, size: int = 0) -> None:
+    def _add(self, message: Kind, source: int = ALL, size: int = 0) -> None:
         before = self._outbox.dropped
-        self._outbox.add(item, size)
+        self._outbox.add((source, message), size)
         if self._outbox.dropped != before:
             if not before:
-                log.warning("the store does not take the bookings of this gateway: they are dropped")
+                log.warning("the store does not take what is booked here: it is dropped")
             self._metrics.sharing_dropped.add((), self._outbox.dropped - before)
         self._news.set()
 
     # -- at the start and at the end
 
     async def first(self) -> Snapshot | None:
-        """Get a snapshot of a sibling; None: there is no other gateway, or none answers in time."""
+        """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
         return await self._snapshots.first()
 
     def begun(self) -> None:
-        """Report that the first snapshot has been restored, or that there is none."""
+        """The first snapshot has been taken in, or there is none."""
         self._snapshots.begun()
 
     async def close(self) -> None:
-        """Write the rest of the outbox and a goodbye, if the store is there."""
+        """Write the rest, and say goodbye, if the store takes it at once."""
         self._closed = True
-        self._add(Goodbye())
+        self._add(Reset(ended=True))
         try:
             async with asyncio.timeout(BYE_S):
                 while self._client is not None and (self._outbox or self._unsure):
                     await self._write_one(self._client)
-        except Exception as error:  # noqa: BLE001  (also the library's errors if its connection is closed at this moment)
+        except Exception as error:  # noqa: BLE001  (also what the library raises if its connection is closed in this moment)
             log.debug("no goodbye to other gateways", extra={"error": str(error)})
 
     # -- the connection
 
     async def run(self) -> None:
-        """Exchange entries until cancelled. An exception is a bug."""
+        """Exchange events until cancelled. Raises only by a bug."""
         await first_of([self._keep_connected(), self._expire(), self._snapshots.take_in()])
 
     async def _keep_connected(self) -> None:
@@ -212,7 +211,7 @@ class Link:
         await first_of([self._read(client), self._write(client), self._snapshots.serve(client)])
 
     async def _attach(self, client: Any) -> None:
-        """Measure the store's time, and find the position in the stream."""
+        """Find out the store's time, and where to go on in the stream."""
         before = self._clock()
         seconds, micros = await client.time()
         time_s = int(seconds) + int(micros) / 1e6
@@ -229,7 +228,7 @@ class Link:
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any, did: str) -> None:
-        """Record a successful write or read. After both, the store is up."""
+        """Something was written, or read. Once both were, the store works."""
         self._does.add(did)
         if self._client is None and len(self._does) == 2:
             self._client, self._worked = client, True
@@ -239,13 +238,17 @@ class Link:
 
     @property
     def state(self) -> SharingState:
-        """The state for operators."""
+        """For operators."""
         now, others = self._clock(), self.incoming.others.alive.values()
         seen = [OtherGateway(each.gateway, each.host, now - each.since, now - each.seen) for each in others]
         reason, error = self._failing
         problem = f"{reason} ({error})" if reason else ""
         up = self._client is not None
         return SharingState(self.me, self._sharing.cluster, up, problem, tuple(seen), self.incoming.refused)
+
+    def describe(self, _question: bytes) -> bytes:
+        """For other processes of this gateway."""
+        return encode_state(self.state)
 
     def _show(self) -> None:
         self._metrics.sharing_up.set((), self._client is not None)
@@ -273,7 +276,7 @@ class Link:
                         await self._news.wait()
 
     async def _write_one(self, client: Any) -> None:
-        """Write the next envelope; or repeat an unconfirmed one under the same number."""
+        """The next envelope, or again the one of which it is not known whether it was written: it has the same number."""
         async with self._writing:
             if self._unsure is None:
                 if self._closed and not self._outbox:
@@ -305,8 +308,8 @@ class Link:
         await client.delete(self._stream)
 
     def _tell_all(self, since: float) -> None:
-        """Publish the open bookings and offer a snapshot: items since then were dropped."""
-        self._add(Reset(ALL))
+        """Items were dropped since then, but now the store takes them again."""
+        self._add(Reset())
         self._routers.join()
         self._snapshots.tell_all(since)
 
@@ -333,8 +336,8 @@ class Link:
                 await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
 
     async def _read_some(self, client: Any) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
-        """Read the next entries. After a time-out, fewer are read at once; at last they are skipped, and the gap is detected.
-        Raises InvalidReplyError.
+        """The next entries. What does not come in time is asked for again in smaller pieces, and at last passed over: what was
+        missed is noticed, and asked of its writer. Raises InvalidReplyError.
         """
         try:
             found = await client.xread({self._stream: self._position.id}, count=self._position.most, block=BLOCK_MS)
@@ -345,17 +348,17 @@ class Link:
         self._position.in_time()
         entries: list[tuple[bytes, dict[bytes, bytes] | None]] = found[0][1] if found else []
         for entry, _ in entries:
-            order_of(entry)  # raises before any entry is applied
+            order_of(entry)  # before anything is taken from them
         return entries
 
     async def _expire(self) -> None:
-        """Remove silent gateways; all of them if nothing can be read."""
+        """Others that are silent are dead; if nothing can be read, all of them are."""
         due = self._clock() + BEAT_S
         while True:
             await asyncio.sleep(BEAT_S)
             now = self._clock()
             late, due = now - due > BEAT_S, now + BEAT_S
-            if late:  # this process was suspended: entries of that time are still unread
+            if late:  # this process did not run: entries of that time are still to be read
                 continue
             try:
                 if now - self._read_at > DEAD_S:
@@ -370,6 +373,19 @@ class Link:
         return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
 
 
+def link_of(
+    config: Config,
+    routers: Routers,
+    metrics: Metrics,
+    clock: Callable[[], float] = time.monotonic,
+    unsent_bytes: int = MOST_BYTES,
+) -> Link | None:
+    """None: the gateway does not share."""
+    if config.sharing.url == OFF:
+        return None
+    return Link(config.sharing, format_of(config.routing), routers, metrics, clock=clock, unsent_bytes=unsent_bytes)
+
+
 def pause_s(others: int) -> float:
-    """The pause between two writes, and two reads: a reader gets FEW / BATCH_S envelopes a second at most."""
+    """Between two writes, and between two reads: a reader then gets FEW / BATCH_S envelopes a second at most."""
     return BATCH_S * max(1.0, others / FEW)

@@ -1,8 +1,9 @@
-"""Messages in the store: msgpack, decoded into the types below.
+"""Messages between gateways through the store. All of it is msgpack, decoded into the types below.
 
-Each gateway writes envelopes into one stream. The entry's fields contain the version and format, so that a reader refuses
-another version and does not misread it, and the writer's id. Times are of the writer's monotonic clock; a reader converts them
-by `sent` and the store's time of the entry (`clock.py`).
+Each gateway writes envelopes into one stream, with the same messages about routers that the workers of a gateway exchange. The
+entry's fields say which version and format it has, so that one of another version is refused and not misread, and which
+gateway wrote it. Times are of the writer's monotonic clock; with `sent`, and the store's time of the entry, a reader translates
+them (`clock.py`).
 
 Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
 """
@@ -14,47 +15,25 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.cluster.messages import Batch, decode
+from gateway.cluster.messages import Batch, Reset, Want, decode
 
-VERSION: Final = b"1"  # raise it when the meaning of an envelope or an event changes
+VERSION: Final = b"2"  # to be raised when an envelope or an event changes its meaning
 MAX_ENVELOPE_BYTES: Final = 2 << 20
 MAX_ITEMS: Final = 4096
-EVERYTHING_S: Final = 1e9  # period of a complete snapshot
 
-ALL: Final = 0  # no router has this number
+ALL: Final = 0  # the gateway itself: no router has this number
 
 VERSION_FIELD: Final = b"v"
 FORMAT_FIELD: Final = b"f"  # `snapshots.snapshot.format_of`
 GATEWAY_FIELD: Final = b"g"
 ENVELOPE_FIELD: Final = b"e"
 
-Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Source = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]  # a router of that gateway
 
 
-class PublishedBatch(Struct, frozen=True, array_like=True, tag=1):
-    """The next events of a router."""
-
-    source: Source
-    batch: Batch
-
-
-class Reset(Struct, frozen=True, array_like=True, tag=2):
-    """Closes the published bookings of a router, which has ended or whose events were lost. ALL: of each router."""
-
-    source: Source
-
-
-class ResyncRequest(Struct, frozen=True, array_like=True, tag=3):
-    """Asks gateway `of` to publish its open bookings, and to offer a snapshot of the last since_s seconds (0: none)."""
-
-    of: Id
-    since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)]
-
-
-class SnapshotOffer(Struct, frozen=True, array_like=True, tag=4):
-    """Announces a snapshot in the store. key: of the store; "": the sender knows nothing. to: the gateway that asked; "": all.
-    at: time of the snapshot. first: it is complete, for the start of the other gateway.
+class Offer(Struct, frozen=True, array_like=True, tag=18):
+    """A snapshot is in the store. key: its own; "": there is nothing to be known. to: the gateway that wanted it; "": it is for
+    all. at: its moment. first: everything was wanted, to begin with.
     """
 
     to: Annotated[str, Meta(max_length=64)]
@@ -63,15 +42,15 @@ class SnapshotOffer(Struct, frozen=True, array_like=True, tag=4):
     first: bool = False
 
 
-class Goodbye(Struct, frozen=True, array_like=True, tag=5):
-    """Announces the end of the gateway."""
-
-
-Item = PublishedBatch | Reset | ResyncRequest | SnapshotOffer | Goodbye
+Kind = Batch | Reset | Want | Offer
+Item = tuple[Source, Kind]
+"""A message of a router, or of the gateway: then the source is ALL. A Reset of ALL is of all its routers; if it says that they
+have ended, so has the gateway.
+"""
 
 
 class Envelope(Struct, frozen=True, array_like=True):
-    """Items of one gateway. seq: number of the envelope, from 1. host: for people. Without items it is a heartbeat."""
+    """seq: counts the envelopes of a gateway, from 1; one without items is a heartbeat. host: for people."""
 
     seq: Annotated[int, Meta(ge=1)]
     sent: float

@@ -1,9 +1,10 @@
-"""Registry of the other gateways, from their envelopes: which are alive, and which have a gap. No I/O.
+"""The other gateways, as their envelopes show them: who is alive, and whether something of them was missed. No I/O.
 
-A gateway is alive until its goodbye, or until DEAD_S without an envelope. Its envelopes have numbers: a gap means that one was
-lost (by us, or by the store); a repeated one is ignored. Each of its routers gets a number that is unique in this process.
+A gateway is alive until it says goodbye, or nothing came from it for DEAD_S. Its envelopes are counted: a gap means that
+something was lost (by us, or by the store), one that comes twice is passed over. Its routers get numbers here that no other
+router has or had in this process.
 
-Bounds: MAX_GATEWAYS that are alive, and as many silent ones; MAX_SOURCES routers of each.
+Bounds: MAX_GATEWAYS alive, and as many that fell silent; MAX_SOURCES routers of each.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from typing import Final
 from gateway.features.sharing.messages import ALL
 
 DEAD_S: Final = 5.0  # five heartbeats
-ASK_S: Final = 1.0  # between two resync requests to one gateway: an answer is work
+ASK_S: Final = 1.0  # between two times that it is asked for what was missed: an answer is work
 MAX_GATEWAYS: Final = 1024
 MAX_SOURCES: Final = 256
 FIRST_SOURCE: Final = 1 << 31  # our own routers have lower numbers
 
 
 @dataclass(slots=True)
-class RemoteGateway:
-    """Another gateway. seq: number of its last envelope. since, seen: when its first and last envelope was read. sources: our
-    numbers of its routers, by its own.
+class PeerGateway:
+    """seq: of its last envelope. since, seen: when its first and its last one was read. sources: its routers' numbers here, by
+    its own.
 
-    missed_s: length of the gap in seconds, at `missed_at`; None: there is no gap. asked_at: time of the last resync request.
+    missed_s: what was missed of it was used within the last missed_s seconds, from `missed_at` on; None: nothing is to be asked
+    for. asked_at: when it was asked last.
     """
 
     gateway: str
@@ -40,12 +42,12 @@ class RemoteGateway:
     asked_at: float = -math.inf
 
     def miss(self, since_s: float, now: float) -> None:
-        """Record a gap of the last since_s seconds; 0: only its open bookings are missing."""
+        """Entries of its last since_s seconds were missed; 0: only its open bookings."""
         earlier = 0.0 if not self.missed_s else self.missed_s + now - self.missed_at
         self.missed_s, self.missed_at = max(since_s, earlier), now
 
     def ask(self, now: float) -> float | None:
-        """The length of the gap, if a resync request is due; once within ASK_S."""
+        """The seconds that it should be asked for now; None: nothing is missed, or it was asked within ASK_S."""
         if self.missed_s is None or now - self.asked_at < ASK_S:
             return None
         since_s = self.missed_s + now - self.missed_at if self.missed_s else 0.0
@@ -53,24 +55,24 @@ class RemoteGateway:
         return since_s
 
 
-class RemoteGateways:
+class PeerGateways:
     """See the top of this file."""
 
     def __init__(self) -> None:
-        self.alive: dict[str, RemoteGateway] = {}
-        self._former: dict[str, RemoteGateway] = {}  # silent gateways
+        self.alive: dict[str, PeerGateway] = {}
+        self._former: dict[str, PeerGateway] = {}  # that were silent
         self._next = FIRST_SOURCE
 
-    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[RemoteGateway, float | None] | None:
-        """Record an envelope. Returns (its gateway, begin of a gap: `now` if only the open bookings are missing, None without a
-        gap); None: the envelope is a repetition, or there are too many gateways.
+    def receive(self, gateway: str, host: str, seq: int, now: float) -> tuple[PeerGateway, float | None] | None:
+        """An envelope came. (its gateway; since when something of it was missed, `now` if all that was missed is what it has
+        open, None if nothing was); None: the envelope came before, or there are too many gateways.
         """
         other = self.alive.get(gateway)
         if other is None:
             if len(self.alive) >= MAX_GATEWAYS:
                 return None
             former = self._former.pop(gateway, None)
-            other = self.alive[gateway] = RemoteGateway(gateway, host, seq, now, now)
+            other = self.alive[gateway] = PeerGateway(gateway, host, seq, now, now)
             if former is not None and seq > former.seq + 1:
                 return other, former.seen
             return other, now if seq > 1 else None
@@ -80,16 +82,16 @@ class RemoteGateways:
         other.seq, other.seen, other.host = seq, now, host
         return other, missed
 
-    def source(self, other: RemoteGateway, source: int) -> int | None:
-        """Our number of one of its routers; None: it has too many."""
+    def source(self, other: PeerGateway, source: int) -> int | None:
+        """The number of one of its routers; None: it has too many."""
         number = other.sources.get(source)
         if number is None and len(other.sources) < MAX_SOURCES:
             self._next += 1
             number = other.sources[source] = self._next
         return number
 
-    def forget(self, other: RemoteGateway, source: int) -> list[int]:
-        """Remove one of its routers (ALL: each). Returns our numbers of them."""
+    def forget(self, other: PeerGateway, source: int) -> list[int]:
+        """One of its routers (ALL: each) is over. Returns their numbers here."""
         if source == ALL:
             numbers = list(other.sources.values())
             other.sources.clear()
@@ -97,8 +99,8 @@ class RemoteGateways:
         number = other.sources.pop(source, None)
         return [] if number is None else [number]
 
-    def leave(self, gateway: str, *, silent: bool) -> RemoteGateway | None:
-        """Remove a gateway that has ended, or is silent: a silent one may come back."""
+    def leave(self, gateway: str, *, silent: bool) -> PeerGateway | None:
+        """It has ended, or nothing comes from it: then it may come back."""
         other = self.alive.pop(gateway, None)
         if other is not None and silent:
             self._former[gateway] = other
@@ -107,12 +109,12 @@ class RemoteGateways:
         return other
 
     def heard_since(self, then: float) -> set[str]:
-        """Gateways with an envelope since then. O(gateways)."""
+        """Gateways that are certainly alive. O(gateways)."""
         return {gateway for gateway, other in self.alive.items() if other.seen > then}
 
     def silent(self, now: float) -> list[str]:
-        """Gateways without an envelope for DEAD_S."""
+        """Gateways that are dead by now."""
         return [gateway for gateway, other in self.alive.items() if now - other.seen > DEAD_S]
 
     def __repr__(self) -> str:
-        return f"<RemoteGateways: {', '.join(f'{other.host} ({name})' for name, other in self.alive.items()) or 'none'}>"
+        return f"<PeerGateways: {', '.join(f'{other.host} ({name})' for name, other in self.alive.items()) or 'none'}>"

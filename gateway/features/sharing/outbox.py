@@ -1,8 +1,8 @@
-"""Queue of items for the store. No I/O.
+"""Messages that wait until the store has taken them. No I/O.
 
-While the store is away, the queue has a bound of MOST_BYTES; beyond it all items are dropped, also later ones, until `reopen`.
-Then this gateway publishes its open bookings and offers a snapshot of the gap. The open bookings may exceed MOST_BYTES, so the
-bound is MOST_TAKEN_BYTES while the store takes items.
+While the store is away, items wait: of MOST_BYTES at most, then all of them are dropped, and what follows, until `reopen`. Then
+the others have to be told the open bookings, and offered the rest. All that is open may be more than MOST_BYTES, so while the
+store takes items MOST_TAKEN_BYTES may wait.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from gateway.features.sharing.messages import MAX_ITEMS, Item
 
 MOST_BYTES: Final = 8 << 20
 MOST_TAKEN_BYTES: Final = 256 << 20
-ENVELOPE_BYTES: Final = 128 << 10  # size of a full envelope: a reader needs some milliseconds for it
-ITEM_BYTES: Final = 32  # approximate size of an item without its events
+ENVELOPE_BYTES: Final = 128 << 10  # from which on an envelope is full: a reader takes some milliseconds for it
+ITEM_BYTES: Final = 32  # about what an item takes beside its events
 
 
 class Outbox:
     """See the top of this file."""
 
     def __init__(self, clock: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
-        self.dropped = 0  # number of dropped items
-        self.lost_since: float | None = None  # begin of the gap
+        self.dropped = 0  # items so far
+        self.lost_since: float | None = None  # items are dropped since then
         self.taken = False  # the store takes items
         self._clock = clock
         self._most_bytes = most_bytes
         self._items: deque[tuple[Item, int]] = deque()
         self._bytes = 0
-        self._oldest = 0.0  # when the oldest item was added
+        self._oldest = 0.0  # when the first of them was added
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, item: Item, size: int = 0) -> None:
-        """Queue an item, or drop it. size: of its events in bytes."""
+        """size: of its events in bytes."""
         if self.lost_since is not None:
             self.dropped += 1
             return
@@ -51,7 +51,7 @@ class Outbox:
             self._bytes = 0
 
     def take(self) -> tuple[Item, ...]:
-        """Remove and return the oldest items that fit into an envelope; at least one, if there are any."""
+        """Remove and return as many of the oldest as an envelope takes; at least one, if there are any."""
         taken: list[Item] = []
         size = 0
         while self._items and len(taken) < MAX_ITEMS:
@@ -64,7 +64,7 @@ class Outbox:
         return tuple(taken)
 
     def reopen(self) -> float | None:
-        """End the gap: the store takes items again. Returns its begin; None: there was none."""
+        """The store takes items again. Returns since when items were dropped; None: none were."""
         since, self.lost_since = self.lost_since, None
         return since
 

@@ -1,10 +1,10 @@
-"""Exchange of snapshots with other gateways: the first one at the start, requested ones, offered ones (`offers.py`).
+"""Snapshots from and for other gateways: the first one, wanted ones, offered ones (`offers.py`).
 
-    wants ──► collect ──► offers.put ──► SnapshotOffer          offers ──► offers.get ──► first, or `take_in`
+    Incoming.wants ──► collect ──► offers.put ──► Offer          Incoming.offers ──► offers.get ──► first, or `take_in`
 
-A gateway starts with the answer to its own request. Other offers are newer and wait until that is restored. If no answer comes
-in time, the gateway starts alone, merges a late answer with its own knowledge, and asks again. An offer is fetched while no
-other snapshot is being restored; a fetched snapshot is restored even if the connection is lost.
+What a gateway begins with is the answer to its own question. What others offer meanwhile waits until that is taken in, for it
+is newer. If no answer comes in time, it begins alone, takes in a late one beside what it has learned by then, and asks again.
+An offer is fetched while no other snapshot is being taken in; a fetched one is taken in even if the connection is lost.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
+from gateway.cluster.messages import EVERYTHING_S, Want
 from gateway.features.sharing import offers
-from gateway.features.sharing.incoming import MARGIN_S, EntryReceiver, Routers
-from gateway.features.sharing.messages import EVERYTHING_S, Item, ResyncRequest, SnapshotOffer
+from gateway.features.sharing.incoming import MARGIN_S, Incoming, Routers
+from gateway.features.sharing.messages import Kind, Offer
 from gateway.features.sharing.server import client as store
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.telemetry.metrics import Metrics
@@ -29,39 +30,39 @@ from gateway.telemetry.notices import Notices
 log = logging.getLogger("warmroute.sharing")
 
 Wanted = tuple[str, float]
-Offered = tuple[SnapshotOffer, float]
+Offered = tuple[Offer, float]
 
-ATTACH_S: Final = 3.0  # a start waits so long for the store
-SIBLINGS: Final = 2  # number of gateways that a new one asks for a snapshot
-HEARD_S: Final = 2.0  # wait for a gateway that is certainly alive: two heartbeats
-SIBLING_S: Final = 8.0  # time limit of each answer
-LOOK_S: Final = 0.25  # interval of checks that the sibling and the store are still there
-AGAIN_S: Final = 30.0  # between two requests of a gateway that started alone
-TRIES: Final = 3  # attempts at one snapshot, if the store is lost each time
-PACE_S: Final = 0.1  # between two snapshots: each is work for all gateways
-MOST_GIVEN_BYTES: Final = 512 << 20  # snapshots of one gateway in the store; further requests are refused
-MAX_TAKEN: Final = 256  # remembered keys of taken snapshots
+ATTACH_S: Final = 3.0  # that a start waits for the store
+SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
+HEARD_S: Final = 2.0  # that it waits for one which is certainly alive: two heartbeats
+SIBLING_S: Final = 8.0  # that each of them has for it
+LOOK_S: Final = 0.25  # whether it is still there, and the store
+AGAIN_S: Final = 30.0  # between two questions of a gateway that began alone because no answer came in time
+TRIES: Final = 3  # to give or to take one, while the store is lost each time
+PACE_S: Final = 0.1  # between two of them: each is work for everybody
+MOST_GIVEN_BYTES: Final = 512 << 20  # of this gateway in the store: one that asks for more may be mistaken, or hostile
+MAX_TAKEN: Final = 256  # keys of snapshots that were taken, and are not taken again
 
 
 class SnapshotExchange:
     """See the top of this file.
 
-    work: a snapshot was requested or offered. attached: the store is there, and its stream was read to the end. heard: the
-    stream was read.
+    work: a snapshot is wanted, or offered. attached: the store is there, and the others are known. heard: the stream was read,
+    whether something had come or not.
     """
 
     def __init__(
         self,
         *,
-        incoming: EntryReceiver,
+        incoming: Incoming,
         routers: Routers,
         metrics: Metrics,
         clock: Callable[[], float],
         prefix: str,
-        add: Callable[[Item], None],
+        add: Callable[[Kind], None],
         sibling_s: float = SIBLING_S,
     ) -> None:
-        """prefix: of the keys in the store. add: publishes an item. sibling_s: limit of a sibling's answer at the start."""
+        """prefix: of the keys in the store. add: publish an item. sibling_s: that a sibling has for what a start wants."""
         self.work = asyncio.Event()
         self.attached = asyncio.Event()
         self.heard = asyncio.Event()
@@ -75,16 +76,16 @@ class SnapshotExchange:
         self._notices = Notices(clock)
         self._tries = 0
         self._begun = False
-        self._lacks = False  # it started alone, and others may have knowledge
+        self._lacks = False  # it began alone, but others may know something
         self._ask_at = -math.inf
         self._first: asyncio.Future[Snapshot | None] | None = None
-        self._fetched: Snapshot | None = None  # the snapshot being restored
-        self._given: deque[tuple[float, int]] = deque()  # (time, bytes) of snapshots of the last offers.KEEP_S
+        self._fetched: Snapshot | None = None  # that is being taken in
+        self._given: deque[tuple[float, int]] = deque()  # when, bytes: of the last offers.KEEP_S
         self._taken: deque[str] = deque(maxlen=MAX_TAKEN)
         self._arrived = asyncio.Event()
 
     def read(self, *, all_of_it: bool) -> None:
-        """Record a read of the stream; all_of_it: to its end."""
+        """The stream was read; all_of_it: to its end."""
         self.heard.set()
         if all_of_it:
             self.attached.set()
@@ -93,11 +94,11 @@ class SnapshotExchange:
             self.work.set()
 
     def lost(self) -> None:
-        """Record that the store is away."""
+        """The store is away."""
         self.attached.clear()
 
     def tell_all(self, since: float) -> None:
-        """Offer a snapshot of the time since then to all gateways, which have missed it."""
+        """The others have missed all events since then: offer all of them a snapshot."""
         self._incoming.wants.append(("", since - MARGIN_S))
         self.work.set()
 
@@ -105,22 +106,22 @@ class SnapshotExchange:
         now, others = self._clock(), self._incoming.others.alive
         if self._lacks and self._begun and others and now >= self._ask_at:
             self._ask_at = now + AGAIN_S
-            self._add(ResyncRequest(random.choice(list(others)), EVERYTHING_S))
+            self._add(Want(random.choice(list(others)), EVERYTHING_S))
 
     async def first(self) -> Snapshot | None:
-        """Get a snapshot of a sibling; None: there is no other gateway, or none answers in time."""
+        """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
         self._first = asyncio.get_running_loop().create_future()
         try:
             await self._attached()
             since, asked = self._clock(), set[str]()
             while len(asked) < SIBLINGS and (sibling := await self._sibling(since, asked)):
                 asked.add(sibling)
-                self._add(ResyncRequest(sibling, EVERYTHING_S))
+                self._add(Want(sibling, EVERYTHING_S))
                 if await self._answered(self._first, sibling):
                     if found := self._first.result():
                         self._lacks = False
                         return found
-                    self._first = asyncio.get_running_loop().create_future()  # it has no knowledge
+                    self._first = asyncio.get_running_loop().create_future()  # it knows nothing
                     continue
                 log.warning("another gateway gives no snapshot", extra={"gateway": sibling})
                 self._lacks, self._ask_at = True, self._clock() + AGAIN_S
@@ -132,12 +133,12 @@ class SnapshotExchange:
         return None
 
     async def _attached(self) -> None:
-        """Wait for the store. Raises TimeoutError."""
+        """Raises TimeoutError."""
         async with asyncio.timeout(ATTACH_S):
             await self.attached.wait()
 
     async def _answered(self, answer: asyncio.Future[Any], sibling: str) -> bool:
-        """Wait for the sibling's answer; False: it did not come in time. Raises TimeoutError if the store stays away."""
+        """True: it comes in time. Raises TimeoutError if the store is lost meanwhile, and does not come back soon."""
         for _ in range(math.ceil(self._sibling_s / LOOK_S)):
             done, _ = await asyncio.wait([answer], timeout=LOOK_S)
             if done or sibling not in self._incoming.others.alive:
@@ -146,13 +147,13 @@ class SnapshotExchange:
         return False
 
     def begun(self) -> None:
-        """Report that the first snapshot has been restored, or that there is none."""
+        """The first snapshot has been taken in, or there is none."""
         self._begun = True
         self.work.set()
 
     async def _sibling(self, since: float, asked: Collection[str]) -> str | None:
-        """Choose a gateway to ask, preferably one that has written since then: a silent one may have been killed just now (this
-        gateway's predecessor, for example). None: there is no other gateway.
+        """A gateway to be asked, at best one that has written since then: one that has not may have been killed a moment ago,
+        as this gateway's predecessor, perhaps. None: there is no other.
         """
         others, heard = self._incoming.others, set[str]()
         with contextlib.suppress(TimeoutError):
@@ -164,13 +165,13 @@ class SnapshotExchange:
         return random.choice(candidates) if candidates else None
 
     async def serve(self, client: Any) -> None:
-        """Offer requested snapshots and take offered ones, one at a time."""
+        """Give snapshots that others want, and take those that they offer; one at a time."""
         self.work.set()
         while True:
             await self.work.wait()
             self.work.clear()
             while waiting := self._next():
-                # Removed at the end: if the store is lost meanwhile, it is repeated.
+                # Removed when it is done: if the store is lost meanwhile, it is tried again.
                 self._tries += 1
                 if self._tries > TRIES:
                     self._say("a snapshot was not exchanged", "the store was lost each time")
@@ -181,7 +182,7 @@ class SnapshotExchange:
                 await asyncio.sleep(PACE_S)
 
     def _next(self) -> Wanted | Offered | None:
-        """The next request or offer to handle."""
+        """The next task."""
         for offered in self._incoming.offers:
             at_once = offered[0].first and (self._first is not None or not self._lacks)
             if at_once or (self._begun and self._fetched is None):
@@ -189,13 +190,13 @@ class SnapshotExchange:
         return self._incoming.wants[0] if self._incoming.wants else None
 
     def _remove(self, done: Wanted | Offered) -> None:
-        """Remove it from its queue, unless a newer one has displaced it."""
+        """It may have been pushed out already."""
         for waiting in (self._incoming.offers, self._incoming.wants):
             with contextlib.suppress(ValueError):
                 waiting.remove(done)  # type: ignore[arg-type]
 
     async def take_in(self) -> None:
-        """Restore fetched snapshots, one after the other, until cancelled."""
+        """Take in fetched snapshots, one after the other, until cancelled."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -209,10 +210,10 @@ class SnapshotExchange:
                 self.work.set()
 
     async def _exchange(self, client: Any, waiting: Wanted | Offered) -> None:
-        """Handle a request or an offer. Raises only if the store is lost: other errors would repeat (wrong type, no memory)."""
+        """Raises only if the store is lost: what fails by itself (a key of another type, no memory) would fail for ever."""
         of, at = waiting
         try:
-            if isinstance(of, SnapshotOffer):
+            if isinstance(of, Offer):
                 await self._take(client, of, at)
             else:
                 await self._give(client, of, at)
@@ -238,15 +239,15 @@ class SnapshotExchange:
             at, key = snapshot.at, await offers.put(client, self._prefix, snapshot)
             log.info("snapshot offered to another gateway", extra={"gateway": to or "all", "bytes": snapshot.size})
         if key or to:
-            self._add(SnapshotOffer(to, key, at, first=all_of_it))
+            self._add(Offer(to, key, at, first=all_of_it))
 
     def _in_store(self, now: float) -> int:
-        """Bytes of this gateway's snapshots that may be in the store."""
+        """Bytes of snapshots from here, if nobody has taken one."""
         while self._given and self._given[0][0] < now - offers.KEEP_S:
             self._given.popleft()
         return sum([size for _, size in self._given])
 
-    async def _take(self, client: Any, offer: SnapshotOffer, at: float) -> None:
+    async def _take(self, client: Any, offer: Offer, at: float) -> None:
         waits = self._first if self._first and not self._first.done() and offer.first and offer.to else None
         if not offer.key:
             if waits:
@@ -254,14 +255,14 @@ class SnapshotExchange:
             elif offer.first:
                 self._lacks = False
             return
-        if offer.first and not (waits or self._lacks):  # another gateway has answered
+        if offer.first and not (waits or self._lacks):  # it has been answered by another one
             await offers.remove(client, self._prefix, offer.key)
             return
         if offer.key in self._taken:
             return
         try:
             snapshot = await offers.get(client, self._prefix, offer.key, at)
-        except offers.SnapshotGoneError as error:
+        except offers.SnapshotGone as error:
             self._say("a snapshot of another gateway cannot be had", str(error))
             return
         except KnowledgeError as error:
@@ -277,7 +278,7 @@ class SnapshotExchange:
         elif not waits.done():
             waits.set_result(snapshot)
         if offer.to:
-            with contextlib.suppress(*store.store_errors()):  # it expires
+            with contextlib.suppress(*store.store_errors()):  # it ends by itself
                 await offers.remove(client, self._prefix, offer.key)
 
     def __repr__(self) -> str:

@@ -1,6 +1,7 @@
-"""Conversion of another router's events: times in this machine's clock, and without impossible events.
+"""Events of another machine's router, with times of this machine's clock, and without what cannot be.
 
-The content of the store is not trusted. Decoding checks types; this module drops events whose numbers are out of bounds.
+Whoever may write into the store could write anything. Decoding checks types; here numbers are bounded, so that they can be
+computed with, and events are dropped that are out of bounds.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ MAX_KEY_BYTES: Final = MAX_BLOCKS * KEY_BYTES
 MAX_NAME_CHARS: Final = 1024
 MAX_BREAKPOINTS: Final = 16  # a request has four at most
 MAX_RENT_S: Final = 1e6
-AT_ONCE: Final = 64  # events: they take some milliseconds to apply, unless the prompts are very long
+AT_ONCE: Final = 64  # events: some milliseconds for those who apply them, unless their prompts are very long
 
 
 def translated(batch: Batch, shift_s: float, now: float) -> tuple[Iterator[Batch], int]:
-    """Convert a batch. Returns (pieces of AT_ONCE events, number of dropped events). shift_s: this machine's clock less the
-    writer's. Raises EventError.
+    """(the batch in pieces of AT_ONCE events, events that were dropped). shift_s: this machine's clock less the writer's.
+    Raises EventError.
     """
 
     def local(time: float) -> float:
@@ -47,7 +48,7 @@ def _local(event: Event, local: Callable[[float], float]) -> Event:
 
 
 def is_possible(event: Event) -> bool:
-    """Tell whether the event's numbers are within bounds; no request reaches these bounds."""
+    """True: its numbers are within bounds that no request reaches."""
     if isinstance(event, Opened):
         lengths_ = event.units, event.block_units, event.matched_blocks
         counts = (*lengths_, event.prompt_tokens, event.uncached_tokens, event.unseen)

@@ -1,1 +1,1 @@
-"""Warm starts: what the routers know, in a file or from another gateway."""
+"""Warm starts: snapshots of the prefix index, in a file or from another gateway."""

@@ -1,13 +1,9 @@
 """A snapshot in a file.
 
-    MAGIC, frame(about), frame(header), frame(chunk) ..., frame of no bytes, xxh3-128 digest of all before it
-    frame: length (4 bytes, little-endian), bytes
+    MAGIC, then each frame of the snapshot (`frames.py`) after its length (4 bytes, little-endian)
 
 The file is written beside its place and then moved there, so that there is a whole one at any time; its owner alone may read
-it. Its age is the difference of the machine's monotonic clock where it was written since the last boot, else that of the wall
-clock, which may have been set meanwhile: an age below zero counts as zero.
-
-What is not such a file, or was cut off, changed or made too large, is a KnowledgeError.
+it. What is not such a file, or was cut off, changed or made too large, is a KnowledgeError.
 """
 
 from __future__ import annotations
@@ -18,61 +14,18 @@ import logging
 import os
 import stat
 import struct
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
-import xxhash
-from msgspec import Struct
-
-from gateway.cluster.messages import MessageError, decode
-from gateway.features.snapshots.snapshot import (
-    MAX_CHUNK_BYTES,
-    KnowledgeError,
-    Snapshot,
-    decode_header,
-    encode_header,
-)
+from gateway.features.snapshots.frames import CLOCKS, Clocks, Frames, frames_of
+from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, KnowledgeError, Snapshot
 
 log = logging.getLogger("warmroute.snapshots")
 
 MAGIC: Final = b"warmroute snapshot\n"
 MAX_FILE_BYTES: Final = 512 << 20
 _LENGTH: Final = struct.Struct("<I")
-_DIGEST_BYTES: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """boot: an id of the machine's boot, "" where there is none. monotonic: since that boot, wall: Unix time; in seconds."""
-
-    boot: Callable[[], str]
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-CLOCKS: Final = Clocks(_boot_id, lambda: time.clock_gettime(time.CLOCK_MONOTONIC), time.time)
-
-
-class _About(Struct, frozen=True, array_like=True):
-    """When it was written, by both clocks."""
-
-    boot: str
-    monotonic: float
-    wall: float
-
-
-_ABOUT: Final = msgspec.msgpack.Decoder(_About)
 
 
 def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
@@ -82,11 +35,9 @@ def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
     if path.exists() and not path.is_file():
         raise OSError("it is no file: it stays as it is")
     new = path.with_name(path.name + ".new")
-    age_s = clocks.monotonic() - snapshot.at
-    about = _About(clocks.boot(), snapshot.at, clocks.wall() - age_s)
     with os.fdopen(_ours(new), "wb") as file:
         try:
-            size = _write(file, snapshot, about)
+            size = _write(file, snapshot, clocks)
             file.flush()
             os.fsync(file.fileno())
             os.replace(new, path)
@@ -130,19 +81,11 @@ def _lock(number: int) -> None:
         log.debug("the file of snapshots cannot be locked")
 
 
-def _write(file: BinaryIO, snapshot: Snapshot, about: _About) -> int:
-    hasher, size = xxhash.xxh3_128(), 0
-
-    def put(data: bytes) -> None:
-        nonlocal size
-        hasher.update(data)
-        size += file.write(data)
-
-    put(MAGIC)
-    for frame in (msgspec.msgpack.encode(about), encode_header(snapshot.header), *snapshot.chunks, b""):
-        put(_LENGTH.pack(len(frame)))
-        put(frame)
-    put(hasher.digest())
+def _write(file: BinaryIO, snapshot: Snapshot, clocks: Clocks) -> int:
+    size = file.write(MAGIC)
+    for frame in frames_of(snapshot, clocks):
+        size += file.write(_LENGTH.pack(len(frame)))
+        size += file.write(frame)
     return size
 
 
@@ -154,23 +97,14 @@ def read(path: Path, clocks: Clocks = CLOCKS) -> Snapshot:
             raise KnowledgeError("it is no file")
         if about_file.st_size > MAX_FILE_BYTES:
             raise KnowledgeError(f"it has more than {MAX_FILE_BYTES} bytes")
-        hasher = xxhash.xxh3_128()
-        if _exactly(file, len(MAGIC), hasher) != MAGIC:
+        if _exactly(file, len(MAGIC)) != MAGIC:
             raise KnowledgeError("it is no snapshot")
-        frames = []
-        while frame := _frame(file, hasher):
-            frames.append(frame)
-        digest = hasher.digest()
-        if file.read(_DIGEST_BYTES + 1) != digest:
-            raise KnowledgeError("its checksum is wrong: it was changed, or cut off")
-    if len(frames) < 2:
-        raise KnowledgeError("it has no header")
-    try:
-        about: _About = decode(_ABOUT, frames[0])
-        header = decode_header(frames[1])
-    except MessageError as error:
-        raise KnowledgeError(f"its header is not of this version ({error})") from error
-    return Snapshot(header, frames[2:], clocks.monotonic() - _age_s(about, clocks), str(path))
+        frames, found = Frames(clocks, MAX_FILE_BYTES), None
+        while found is None:
+            found = frames.add(_frame(file))
+        if file.read(1):
+            raise KnowledgeError("its checksum is wrong: there is more behind its end")
+    return replace(found, source=str(path))
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -178,22 +112,15 @@ def _at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _age_s(about: _About, clocks: Clocks) -> float:
-    if about.boot and about.boot == clocks.boot():
-        return max(0.0, clocks.monotonic() - about.monotonic)
-    return max(0.0, clocks.wall() - about.wall)
-
-
-def _frame(file: BinaryIO, hasher: xxhash.xxh3_128) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size, hasher))
+def _frame(file: BinaryIO) -> bytes:
+    (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
     if length > MAX_CHUNK_BYTES:
         raise KnowledgeError("it is damaged")
-    return _exactly(file, length, hasher)
+    return _exactly(file, length)
 
 
-def _exactly(file: BinaryIO, size: int, hasher: xxhash.xxh3_128) -> bytes:
+def _exactly(file: BinaryIO, size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
         raise KnowledgeError("it is cut off")
-    hasher.update(data)
     return data

@@ -20,7 +20,8 @@ from typing import TypeVar
 from gateway.config.listen import AUTO, OFF
 from gateway.config.schema import Config
 from gateway.database.places import state_folder
-from gateway.features.snapshots.file import CLOCKS, Clocks, read, write
+from gateway.features.snapshots.file import read, write
+from gateway.features.snapshots.frames import CLOCKS, Clocks
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.notices import Notices
@@ -64,7 +65,7 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     def run() -> None:
         try:
             set_it = partial(result.set_result, work())
-        except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+        except BaseException as error:  # noqa: BLE001  (the caller gets it)
             set_it = partial(result.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(end, set_it)
@@ -136,7 +137,7 @@ class Keeper:
                 about = {"path": str(self._path), "reason": "the one that this gateway began with is not all taken in"}
                 log.log(level, "snapshot kept as it is", extra=about)
                 return
-            if self._writing and not self._writing.done():  # whoever waited for it has given up
+            if self._writing and not self._writing.done():  # its caller has given up
                 await asyncio.wait([self._writing])
                 self._writing.exception()  # nobody else asks for it
             self._writing = in_thread(partial(write, self._path, snapshot, self._clocks))
@@ -147,7 +148,7 @@ class Keeper:
             about = {"path": str(self._path), "reason": str(error)}
             self._notices.say(reason, log.warning, "snapshot not written", about)
             return
-        except Exception:  # a bug: whoever runs this says so
+        except Exception:  # a bug: the caller logs it
             self._metrics.snapshots.add(("failed",))
             raise
         self._metrics.snapshots.add(("good",))
@@ -156,7 +157,7 @@ class Keeper:
         log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
 
     def _show_age(self, snapshot: Snapshot) -> None:
-        """Of what the next start would read."""
+        """Show the age of the snapshot that the next start would read."""
         self._metrics.snapshot_timestamp.set((), self._clocks.wall() - (self._clocks.monotonic() - snapshot.at))
 
     def __repr__(self) -> str:

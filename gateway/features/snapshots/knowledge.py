@@ -3,8 +3,8 @@
 Between two slices requests have their turns; while there are any, it pauses there. So a snapshot takes a share of one core for
 some seconds at most.
 
-While the snapshot that the process begins with is not all taken in, what is collected is partial: the one that it came from is
-worth more. It stays so if the process is stopped before.
+While the first snapshot is not all taken in, a collected one is partial, and worth less than the one that it came from. It
+stays so if the process is stopped before.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 
-from gateway.config.live import Live
+from gateway.cluster.commands import LocalControl
 from gateway.features.snapshots.origins import has_restarted, origin_of
 from gateway.features.snapshots.snapshot import (
     Header,
@@ -23,16 +22,13 @@ from gateway.features.snapshots.snapshot import (
     difference_of,
     format_of,
 )
-from gateway.fleet.directory import Fleet
-from gateway.telemetry.metrics import Metrics
-from router import Router
 from router.snapshot.collect import collect
 from router.snapshot.records import RecordError, decode, encode
 from router.snapshot.restore import Restorer
 
 log = logging.getLogger("warmroute.snapshots")
 
-MAX_BYTES = 256 << 20  # of one snapshot: what was used least recently is left out
+MAX_BYTES = 256 << 20  # of one snapshot: the least recently used prefixes are left out
 PAUSE_S = 0.002  # between two slices of a collection
 MAX_LATE = 8  # snapshots that are kept for them
 LATE_S = 60.0  # replicas that join within that time get what a snapshot has of them
@@ -42,18 +38,18 @@ LOOK_S = 0.5
 class Knowledge:
     """See the top of this file."""
 
-    def __init__(self, *, live: Live, router: Router, fleet: Fleet, metrics: Metrics, clock: Callable[[], float]) -> None:
-        self._live = live
-        self._router = router
-        self._fleet = fleet
-        self._metrics = metrics
-        self._clock = clock
-        self._beginning = False  # what it begins with is being taken in, or was not to the end
+    def __init__(self, local: LocalControl) -> None:
+        self._live = local.live
+        self._router = local.router
+        self._fleet = local.fleet
+        self._metrics = local.metrics
+        self._clock = local.clock
+        self._beginning = False  # the first snapshot is being taken in, or was not to the end
         self._begun_with: list[Restorer] = []
         self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
-        """A snapshot of what was used in the last since_s seconds, of about most_bytes at most. None: nothing is known."""
+        """A snapshot of the prefixes used in the last since_s seconds, of about most_bytes at most. None: nothing is known."""
         if not self._router.trie.blocks:
             return None
         origins = {state.name: origin_of(state) for state in self._fleet.replicas}
@@ -122,7 +118,7 @@ class Knowledge:
             begun = self._clock()
 
     async def run(self) -> None:
-        """Take in what is left of snapshots for replicas that join late, until it is cancelled."""
+        """Take in the rest of snapshots for replicas that join late, until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:

@@ -21,7 +21,7 @@ def origin_of(state: ReplicaState) -> Origin:
 
 
 def has_restarted(state: ReplicaState, origin: Origin | None) -> bool:
-    """Whether it is another process than the snapshot's, which therefore says nothing about it: a later one, another one of its
+    """True: it is another process than the snapshot's, which therefore says nothing about it: a later one, another one of its
     name, or one that the snapshot's gateway did not know. If that cannot be known yet, its start time is compared at its next
     probe. Of a process older than the snapshot's the prober is about to learn that it is gone.
     """

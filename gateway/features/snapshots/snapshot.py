@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-import msgspec
 from msgspec import Meta, Struct
 
-from gateway.cluster.messages import decode
 from gateway.config.schema import RoutingConfig
 
 # To be raised when block keys, routing events or records change their meaning: what another format wrote is not read.
@@ -65,12 +63,12 @@ class KnowledgeError(ValueError):
 
 
 def format_of(routing: RoutingConfig) -> str:
-    """What two gateways must agree on for block keys to mean the same: our format, and the lengths of blocks."""
+    """The format of block keys, the same in two gateways that share: its version, and the lengths of blocks."""
     return f"{FORMAT}/{routing.block_bytes}/{routing.block_tokens}"
 
 
 def difference_of(theirs: str, ours: str) -> str:
-    """Why block keys of one format mean nothing in another."""
+    """The reason why block keys of one format mean nothing in another."""
     (their_format, *their_lengths), (our_format, *our_lengths) = theirs.split("/"), ours.split("/")
     if their_format != our_format or len(their_lengths) != len(our_lengths):
         return f"its release makes blocks in another way ({theirs}, not {ours})"
@@ -78,16 +76,3 @@ def difference_of(theirs: str, ours: str) -> str:
     lengths = zip(names, their_lengths, our_lengths, strict=True)
     differ = [f"{name} is {their} there and {our} here" for name, their, our in lengths if their != our]
     return f"{', '.join(differ)}: both have to be configured alike"
-
-
-_HEADER: Final = msgspec.msgpack.Decoder(Header)
-
-
-def encode_header(header: Header) -> bytes:
-    return msgspec.msgpack.encode(header)
-
-
-def decode_header(data: bytes) -> Header:
-    """Raises MessageError."""
-    header: Header = decode(_HEADER, data)
-    return header

@@ -1,1 +1,1 @@
-"""`workers: N`: a supervisor, its workers, and what they exchange."""
+"""`workers: N`: a supervisor, its workers, and the messages between them."""

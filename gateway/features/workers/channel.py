@@ -25,11 +25,11 @@ HUB: Final = 0
 MAX_MESSAGE_BYTES: Final = 256 << 20  # the counters of 64 workers, each with all the label sets that it may have
 
 Receive = Callable[[int, Message, bytes], None]
-"""worker, message, and the bytes that it was decoded from, to be forwarded. May raise MessageError for what is inside it."""
+"""worker, message, and the bytes that it was decoded from, to be forwarded. May raise MessageError for its content."""
 
 
 class ChannelError(Exception):
-    """The other end has sent what is no frame; its text is the reason."""
+    """The other end has sent an invalid frame; the text is the reason."""
 
 
 class Channel(asyncio.Protocol):

@@ -55,7 +55,7 @@ class _Folded:
 
     @property
     def names(self) -> list[str]:
-        """Of all additions, the oldest first."""
+        """Names of all additions, the oldest first."""
         return [*self.added, *self.joining]
 
     def has(self, name: str) -> bool:
@@ -69,7 +69,7 @@ class _Folded:
         return command
 
     def remove(self, name: str) -> None:
-        """What there is of this name, and its drain."""
+        """Forget the addition of this name, and its drain."""
         for each in (self.added, self.drained, self.joining, self.draining):
             each.pop(name, None)
 
@@ -130,7 +130,7 @@ class CommandLog:
         self._bring_into_force()
 
     def _fold(self, config: Config) -> _Folded:
-        """What is there once the workers have executed all pending commands, with this configuration."""
+        """Additions and drains once the workers have executed all pending commands, with this configuration."""
         done = _Folded(dict(self._added), dict(self._drained))
         configured = _urls(config)
         for which, pending in self._pending.items():
@@ -196,12 +196,12 @@ class CommandLog:
 
 
 def _urls(config: Config) -> dict[str, str]:
-    """Of its replicas, by name."""
+    """URLs of its replicas, by name."""
     return {replica.name: replica.url for pool in config.pools for replica in pool.replicas}
 
 
 def _outliving(joins: Sequence[Join], config: Config) -> dict[str, Join]:
-    """Those of the additions, the oldest first, that there may be with this configuration. By name."""
+    """The additions that this configuration leaves in force, by name. joins: the oldest first."""
     members = [member_of(join.replica, join.pool) for join in joins]
     outlive = set(remaining(members, _urls(config).keys(), {pool.name for pool in config.pools}))
     return {member.name: join for join, member in zip(joins, members, strict=True) if member in outlive}

@@ -46,7 +46,7 @@ class Handover:
         self._watch()
 
     def waits(self) -> bool:
-        """Whether a connection waits to be accepted. O(listeners)."""
+        """True: a connection waits to be accepted. O(listeners)."""
         poll = select.poll()
         for listener in self._listeners:
             poll.register(listener, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Message hub: broadcasts each worker's messages to all others in one total order, and gives a new worker what the others know.
+"""Message hub: broadcasts each worker's messages to all others in one total order, and brings a new worker up to date.
 
 A worker that replaces another begins with what sources of replicas have found, the commands of operators (`command_log.py`), a
 snapshot of a worker that serves, and the events since it joined; or, if none serves, with the recent events (HISTORY_BYTES, and
@@ -13,46 +13,31 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, encode_config
+from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, Reset, Want, encode_config
+from gateway.cluster.topics import Topics
 from gateway.config.schema import MAX_SOURCES, Config
+from gateway.features.sharing.link import Link
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.command_log import CommandLog, Replayed
 from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, History, HubSnapshots
 from gateway.features.workers.messages import (
-    AskSharing,
-    Counters,
+    COUNTERS,
+    LEAVING,
+    MEMBERS,
+    SNAPSHOT,
+    Answer,
+    Ask,
     Current,
-    Examine,
-    Examined,
     Execute,
-    Executed,
-    Forwarded,
-    Found,
-    Gone,
-    Joined,
-    Leaving,
-    Look,
-    Looked,
+    FoundMembers,
+    Heartbeat,
     Message,
+    Part,
     Publish,
-    Record,
-    Recorded,
-    Replace,
-    Scrape,
-    Scraped,
-    Serving,
-    Sharing,
-    SnapshotBegin,
-    SnapshotChunk,
-    SnapshotEnd,
-    SnapshotRestored,
-    Spent,
-    Stopping,
     Welcome,
+    decode_found,
     encode,
-    from_worker,
 )
-from gateway.features.workers.sharing import GatewayLink
 from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
 from gateway.telemetry.metrics import Metrics
@@ -98,12 +83,13 @@ class Hub:
         self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
         self.history = History(history_bytes)
         self.snapshots = HubSnapshots(self.healthy, begin_s)
-        self.link: GatewayLink | None = None
+        self.topics = Topics()  # the supervisor's own answers
+        self.link: Link | None = None
         self._clock = clock
         self._on_serving = on_serving
         self._joined = 0
         self._commands = CommandLog()
-        self._found: dict[str, bytes] = {}  # the last message about each source
+        self._found: dict[str, FoundMembers] = {}  # the last one of each source
         self._swept_at = clock()
         self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
         self._commanded = 0  # commands of its own
@@ -116,12 +102,12 @@ class Hub:
         state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
         if self._leaving:
-            channel.send(Leaving())
-        for payload in self._found.values():
-            channel.forward(payload, HUB)
+            channel.send(Publish(LEAVING))
+        for found in self._found.values():
+            channel.send(Publish(MEMBERS, encode(found)))
         for asker, payload in self._commands.replay(worker):
             channel.forward(payload, asker)
-        self._broadcast(worker, encode(Joined()))
+        self._broadcast(worker, encode(Want()))
         self.workers[worker] = state
         now = self.history.end
         self.snapshots.join(worker, channel, lambda covered: self._follow(worker, state, now if covered else 0, now))
@@ -138,7 +124,7 @@ class Hub:
         state.channel.send(Current())
         state.follows = True
         if self.history.begin > joined:  # there were too many: what is open, too, may have been among those that are lost
-            self._broadcast(worker, encode(Joined()), but=worker)
+            self._broadcast(worker, encode(Want()), but=worker)
 
     def leave(self, worker: int) -> None:
         """A worker has ended."""
@@ -154,21 +140,21 @@ class Hub:
     def begin_leaving(self) -> None:
         """The whole gateway will go down."""
         self._leaving = True
-        self._broadcast(HUB, encode(Leaving()))
+        self._broadcast(HUB, encode(Publish(LEAVING)))
 
     # -- other gateways
 
     def publish(self, source: int, batch: Batch) -> None:
         """Events of another gateway's router, by a number that no worker has."""
-        self._pass_on(source, encode(Publish(batch)))
+        self._pass_on(source, encode(batch))
 
     def ended_elsewhere(self, source: int) -> None:
         """A router has ended."""
-        self._pass_on(source, encode(Gone()))
+        self._pass_on(source, encode(Reset(ended=True)))
 
     def announce_newcomer(self) -> None:
-        """Somebody does not know what the workers have open: they publish it."""
-        self._broadcast(HUB, encode(Joined()))
+        """A new router does not know the workers' open bookings: they publish them."""
+        self._broadcast(HUB, encode(Want()))
 
     # -- one worker
 
@@ -223,56 +209,59 @@ class Hub:
         if state.serving:
             state.last_healthy_at = state.last_frame_at
         match message:
-            case Publish() | Replace():
+            case Batch() | Reset():
                 self._pass_on(worker, payload)
-                if self.link:
-                    if isinstance(message, Replace):
-                        self.link.reset(worker)
-                    self.link.publish(worker, message.batch)
-            case Spent():
-                self._broadcast(worker, payload, but=worker)
-            case Found(source):
-                self._remember_found(source, payload)
-            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
+                if self.link and isinstance(message, Batch):
+                    self.link.publish(worker, message)
+                elif self.link:
+                    self.link.reset(worker)
+            case Publish(topic, content):
+                self._published(worker, state, topic, content, payload)
+            case Part():
                 self.snapshots.receive(worker, message)
-            case SnapshotRestored():
-                self.snapshots.restored(worker, message)
-            case Counters(page):
-                state.counters, state.reported = page, state.serving
-            case Serving() | Stopping():
-                self._serves(worker, state, isinstance(message, Serving))
+            case Heartbeat("serving" | "stopping" as what):
+                self._serves(worker, state, what == "serving")
             case _:
                 self._receive_question(worker, to, message, payload)
 
     def _receive_question(self, worker: int, to: int, message: Message, payload: bytes) -> None:
-        """A question, or the answer to one."""
-        state = self.workers[worker]
         match message:
-            case Scraped(_, page):
-                state.counters = page  # what was shown once stays in the sum, also if this worker is killed now
-                self._answer(worker, to, payload)
-            case Executed(number, error, internal):
-                if self._commands.is_pending(to, number):
-                    self._commands.answered(worker, to, number, accepted=error is None and not internal)
-                self._answer(worker, to, payload)
-            case Scrape(number):
-                self._confirm_forwarding(state, number)
-                state.channel.send(Scraped(number, packed(self.ended.instruments)), HUB)
-                self._broadcast(worker, payload)
-            case Examined() | Looked():
-                self._answer(worker, to, payload)
-            case Examine(number) | Look(number):
-                state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
-                self._broadcast(worker, payload)
+            case Ask():
+                self._ask(worker, message, payload)
+            case Answer():
+                self._answered(worker, to, message, payload)
             case Execute():
                 self._execute(worker, message, payload)
-            case Record(number):
-                state.channel.send(Forwarded(number, dict.fromkeys(self.workers, b"")), HUB)
-                self._broadcast(worker, payload)
-            case Recorded():
-                self._answer(worker, to, payload)
-            case AskSharing(number):
-                state.channel.send(Sharing(number, self.link.state if self.link else None), HUB)
+
+    def _published(self, worker: int, state: WorkerState, topic: str, content: bytes, payload: bytes) -> None:
+        if topic == COUNTERS:
+            state.counters, state.reported = content, state.serving
+        elif topic == MEMBERS:
+            self._remember_found(decode_found(content))
+        else:
+            self._broadcast(worker, payload, but=worker)
+
+    def _ask(self, asker: int, ask: Ask, payload: bytes) -> None:
+        """To all workers; but a question that the hub itself answers goes to none."""
+        answers = {worker: state.counters if ask.topic == COUNTERS else b"" for worker, state in self.workers.items()}
+        if ask.topic == COUNTERS:
+            answers[HUB] = packed(self.ended.instruments)
+        elif self.topics.has_answer(ask.topic):
+            answers = {HUB: self.topics.answer(ask.topic, ask.question)}
+        self.workers[asker].channel.send(Answer(ask.number, encode(answers)), HUB)
+        if answers.keys() != {HUB}:
+            self._broadcast(asker, payload)
+
+    def _answered(self, worker: int, asker: int, answer: Answer, payload: bytes) -> None:
+        if answer.topic == COUNTERS:
+            self.workers[worker].counters = answer.answer  # a shown count stays in the sum, also if the worker is killed now
+        elif answer.topic == SNAPSHOT:
+            self.snapshots.receive(worker, answer)
+        elif self._commands.is_pending(asker, answer.number):
+            accepted = answer.error is None and not answer.internal
+            self._commands.answered(worker, asker, answer.number, accepted=accepted)
+        if asker in self.workers:
+            self.workers[asker].channel.forward(payload, worker)
 
     def _serves(self, worker: int, state: WorkerState, serving: bool) -> None:
         """It begins to serve, or drains."""
@@ -285,25 +274,18 @@ class Hub:
         """A worker has ended unexpectedly."""
         self.ended.worker_restarts.add()
 
-    def _confirm_forwarding(self, asker: WorkerState, number: int) -> None:
-        snapshots = {worker: state.counters for worker, state in self.workers.items()}
-        asker.channel.send(Forwarded(number, snapshots), HUB)
-
-    def _answer(self, worker: int, asker: int, payload: bytes) -> None:
-        if asker in self.workers:
-            self.workers[asker].channel.forward(payload, worker)
-
     def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
         """To all workers, the asker too. `payload`: the message, encoded."""
         command = execute.command
         if self._clock() > execute.until or (isinstance(command, Replayed) and self._commands.full):
-            return  # the asker gets no Forwarded, and gives up
+            return  # the asker gets no answer of the hub, and gives up
         if asker in self.workers:
-            self._confirm_forwarding(self.workers[asker], execute.number)
+            asked = encode(dict.fromkeys(self.workers, b""))
+            self.workers[asker].channel.send(Answer(execute.number, asked), HUB)
         if isinstance(command, Reconfigure):
             before, self.config = self.config, command.config
             names = {each.source for each in self.config.discovery} | {KEPT}
-            self._found = {name: payload for name, payload in self._found.items() if name in names}
+            self._found = {name: found for name, found in self._found.items() if name in names}
             self._commands.reconfigured(before, self.config)
             self._departure = self._clock()
         elif isinstance(command, Replayed):
@@ -313,15 +295,14 @@ class Hub:
         self._broadcast(asker, payload)
 
     def replica_urls(self) -> list[str]:
-        """Of the configuration, and of what its sources have found last."""
+        """URLs of the configuration, and of the members that its sources have found last."""
         urls = [replica.url for pool in self.config.pools for replica in pool.replicas]
-        for message in map(from_worker, self._found.values()):
-            if isinstance(message, Found):
-                urls += [member.url for member in message.members]
+        for found in self._found.values():
+            urls += [member.url for member in found.members]
         return list(dict.fromkeys(urls))
 
     def _pass_on(self, source: int, payload: bytes) -> None:
-        """Events of a router, or its end, to all others; those that are still to begin get it from the history."""
+        """Events of a router, or its end, to all others; new workers get them from the history."""
         self.history.add(self._clock(), source, payload)
         for name, state in self.workers.items():
             if state.follows and name != source:
@@ -333,10 +314,10 @@ class Hub:
             if name != but:
                 state.channel.forward(payload, worker)
 
-    def _remember_found(self, source: str, payload: bytes) -> None:
+    def _remember_found(self, found: FoundMembers) -> None:
         """For workers that are started while the source does not answer. Replicas may have left it."""
-        self._found.pop(source, None)
-        self._found[source] = payload
+        self._found.pop(found.source, None)
+        self._found[found.source] = found
         if len(self._found) > MAX_SOURCES + 1:
             del self._found[next(iter(self._found))]
         self._departure = self._clock()

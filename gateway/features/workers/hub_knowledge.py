@@ -1,7 +1,7 @@
-"""What the workers know, as far as it passes through the hub: snapshots of it, and recent events.
+"""Snapshots of the workers' prefix index, and recent events, as far as they pass through the hub.
 
 A snapshot is collected by one worker, for the snapshot file and for other gateways (`collect`); one that comes from another
-gateway is given to all workers (`restore`). A new worker gets what the others know:
+gateway is given to all workers (`restore`). A new worker is brought up to date:
 
     it joins        from now on the hub holds back the events that it would get, and the others publish what they have open
     + GATHER_S      other workers that join until now share the collection
@@ -29,8 +29,8 @@ from gateway.cluster.replication import BATCH_S
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.features.workers.channel import Channel
-from gateway.features.workers.messages import CollectSnapshot, SnapshotEnd, SnapshotPart, SnapshotRestored
-from gateway.features.workers.transfer import Arrival, send
+from gateway.features.workers.messages import SNAPSHOT, Answer, Ask, Part, encode
+from gateway.features.workers.transfer import SnapshotReceiver, send
 
 log = logging.getLogger("warmroute.workers")
 
@@ -64,7 +64,7 @@ class History:
             self._drop()
 
     def forget(self, before: float) -> None:
-        """Those from before then."""
+        """Forget the messages from before then."""
         while self._messages and self._messages[0][0] < before:
             self._drop()
 
@@ -111,7 +111,7 @@ class HubSnapshots:
         self._number = 0  # of the last question, or snapshot
         self._collecting = asyncio.Lock()
         self._asked = 0, 0  # the worker that was asked for a snapshot, the question's number
-        self._arrival = Arrival()
+        self._arrival = SnapshotReceiver()
         self._answer: asyncio.Future[Snapshot | None] | None = None
         self._gathering: asyncio.Task[Snapshot | None] | None = None  # a collection that more new workers may share
         self._collections: set[asyncio.Task[Snapshot | None]] = set()  # for new workers
@@ -151,7 +151,7 @@ class HubSnapshots:
         begin(covered)
 
     async def _of_another(self, number: int) -> Snapshot | None:
-        """What a worker that serves knows; None: there is none, or it knows nothing."""
+        """A snapshot of a worker that serves; None: there is no such worker, or it knows nothing."""
         if not any(self._healthy(HEALTHY_S)):
             return None
         if self._gathering is None:
@@ -171,7 +171,7 @@ class HubSnapshots:
         return found
 
     async def _kept(self) -> Sequence[Snapshot]:
-        """What the gateway would begin with now. Workers that come together share it."""
+        """The snapshots that the gateway would begin with now. Workers that start together share them."""
         if self.again is None:
             return ()
         if self._found_again is None:
@@ -206,20 +206,20 @@ class HubSnapshots:
     def _collected(self, collection: asyncio.Task[Snapshot | None]) -> None:
         self._collections.discard(collection)
         if not collection.cancelled():
-            collection.exception()  # whoever waited for it may have ended
+            collection.exception()  # its worker may have ended
 
     # -- from one worker
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
-        """What the workers know, as any of them does; None: nothing. Raises KnowledgeError if none can say it now."""
+        """A snapshot of any worker; None: it knows nothing. Raises KnowledgeError if no worker can give one now."""
         async with self._collecting:
             number = next(self._healthy(HEALTHY_S), None) or next(self._healthy(math.inf), None)
             if number is None:
                 raise KnowledgeError("no worker is serving")
             self._number += 1
             answer = self._answer = asyncio.get_running_loop().create_future()
-            self._arrival, self._asked = Arrival(), (number, self._number)
-            self._workers[number].channel.send(CollectSnapshot(self._number, since_s, most_bytes))
+            self._arrival, self._asked = SnapshotReceiver(), (number, self._number)
+            self._workers[number].channel.send(Ask(self._number, SNAPSHOT, encode((since_s, most_bytes))))
             try:
                 async with asyncio.timeout(COLLECT_S):
                     found = await answer
@@ -228,20 +228,23 @@ class HubSnapshots:
             finally:
                 self._answer = None
                 if answer.done() and not answer.cancelled():
-                    answer.exception()  # whoever waited for it may have been cancelled in the same moment
+                    answer.exception()  # the caller may have been cancelled in the same moment
             return replace(found, source=f"worker {number}") if found else None
 
-    def receive(self, worker: int, message: SnapshotPart) -> None:
-        """A worker sends its snapshot. One that nobody waits for any more is ignored."""
+    def receive(self, worker: int, message: Part | Answer) -> None:
+        """A worker sends its snapshot, or has none; or it has restored one. A late answer is ignored. Raises MessageError."""
         answer = self._answer
-        if (worker, message.number) != self._asked or answer is None or answer.done():
+        if isinstance(message, Answer) and message.number == self._workers[worker].given:
+            self._workers[worker].taken.set()
+        elif (worker, message.number) != self._asked or answer is None or answer.done():
             return
-        if isinstance(message, SnapshotEnd) and message.error is not None:
+        elif isinstance(message, Part):
+            if arrived := self._arrival.receive(message):
+                answer.set_result(arrived.snapshot)
+        elif message.error is not None:
             answer.set_exception(KnowledgeError(message.error))
-        elif isinstance(message, SnapshotEnd) and not message.known:
+        else:
             answer.set_result(None)
-        elif arrived := self._arrival.receive(message):
-            answer.set_result(arrived.snapshot)
 
     # -- to all workers
 
@@ -263,12 +266,6 @@ class HubSnapshots:
             worker.given = self._number
             worker.taken.clear()
             await send(worker.channel, worker.given, snapshot)
-
-    def restored(self, number: int, message: SnapshotRestored) -> None:
-        """A worker has taken a snapshot in."""
-        worker = self._workers[number]
-        if message.number == worker.given:
-            worker.taken.set()
 
     def __repr__(self) -> str:
         return f"<HubSnapshots for {len(self._workers)} workers>"

@@ -15,45 +15,35 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec.structs import replace
 
 from gateway.cluster.commands import LocalControl
-from gateway.cluster.messages import Command, Join, Reconfigure, SharingState
+from gateway.cluster.messages import Command, Join, Reconfigure, Reset, Want
 from gateway.cluster.replication import ReplicationTransport, Replicator
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import internal_error, workers_silent
-from gateway.features.doctor.watch import Watched
-from gateway.features.keys.spending import Spending
-from gateway.features.live_page.view import QuestionError
+from gateway.features.snapshots.knowledge import Knowledge
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.messages import (
-    Alive,
-    CollectSnapshot,
-    Counters,
+    COUNTERS,
+    LEAVING,
+    MEMBERS,
+    SNAPSHOT,
+    Answer,
+    Ask,
     Current,
-    Examine,
-    Examined,
     Execute,
-    Executed,
-    Forwarded,
-    Found,
     FoundMember,
-    Gone,
-    Leaving,
-    Look,
-    Looked,
+    FoundMembers,
+    Heartbeat,
     Message,
-    Record,
-    Recorded,
-    Scrape,
-    Scraped,
-    Sharing,
-    SnapshotBegin,
-    SnapshotChunk,
-    SnapshotEnd,
-    SnapshotRestored,
+    Part,
+    Publish,
+    decode_found,
+    decode_wanted,
+    encode,
 )
 from gateway.features.workers.questions import PEER_LIMITS, PeerLimits, Questions
-from gateway.features.workers.transfer import Arrival, Arrived, send
+from gateway.features.workers.transfer import ReceivedSnapshot, SnapshotReceiver, send
 from gateway.features.workers.transport import HubTransport
 from gateway.fleet.membership import Member
 from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
@@ -94,19 +84,20 @@ class Peers:
         self._limits = limits
         self._busy = asyncio.Event()  # something was booked since the counters were sent
         self._current = asyncio.Event()
-        self._commands: asyncio.Queue[tuple[int, Execute | Current | Found | Arrived]] = asyncio.Queue()
-        self._arrival = Arrival()
+        self._commands: asyncio.Queue[tuple[int, Execute | Current | FoundMembers | ReceivedSnapshot]] = asyncio.Queue()
+        self._arrival = SnapshotReceiver()
         self._collecting: asyncio.Future[None] | None = None  # a snapshot for the hub
-        self._arrived: asyncio.Queue[Arrived] = asyncio.Queue()
-        self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of those that want this worker's counters
+        self._arrived: asyncio.Queue[ReceivedSnapshot] = asyncio.Queue()
+        self._scrapes: set[tuple[int, int]] = set()  # (asker, its number) of questions for this worker's counters
         self._scraped = asyncio.Event()  # there are some
         self._snapshots = asyncio.Lock()  # one at a time: the last that is sent is the newest
         self._pages = SingleFlight(self._page)
         self._call_later = loop.call_later
         self._found: dict[str, Sequence[Member]] = {}  # to be sent
         self._questions = Questions(channel, limits)
-        self.spending = Spending(local, channel)
+        self.knowledge = Knowledge(local)
         local.membership.published = self._publish_found
+        local.topics.receives(LEAVING, lambda _hub, _message: local.begin_leaving())
         self.replicator = Replicator(
             local.router,
             transport,
@@ -120,45 +111,39 @@ class Peers:
     def receive(self, worker: int, message: Message) -> None:
         """A message from the hub; those about replication are ignored here."""
         match message:
-            case Scrape(number):
-                self._scrapes.add((worker, number))
-                self._scraped.set()
-            case Record() | Examine() | Look():
-                self._answer_at_once(worker, message)
-            case Execute() | Current() | Found():
-                self._commands.put_nowait((worker, message))
-            case SnapshotBegin() | SnapshotChunk() | SnapshotEnd():
+            case Want():
+                self._local.topics.joined()
+            case Reset(ended=True):
+                self._questions.leave(worker)
+                self._local.topics.ended(worker)
+            case Part():
                 if arrived := self._arrival.receive(message):
                     if self._current.is_set():
                         self._arrived.put_nowait(arrived)
                     else:
                         self._commands.put_nowait((worker, arrived))
-            case CollectSnapshot():
+            case Ask(topic=topic) if topic == SNAPSHOT:
                 if self._collecting is not None:
-                    self._collecting.cancel()  # nobody waits for it any more
+                    self._collecting.cancel()  # its question is over
                 self._collecting = asyncio.ensure_future(self._collect(message))
-            case Leaving():
-                self._local.begin_leaving()
-            case Gone():
-                self._questions.leave(worker)
-            case Forwarded() | Scraped() | Recorded() | Examined() | Looked() | Executed() | Sharing():
+            case Execute() | Current():
+                self._commands.put_nowait((worker, message))
+            case Answer():
                 self._questions.receive(worker, message)
+            case _:
+                self._receive_topic(worker, message)
 
-    def _answer_at_once(self, asker: int, question: Record | Examine | Look) -> None:
-        if isinstance(question, Record):
-            answer: Message = Recorded(question.number, self._local.recorded(question.cursors, question.share))
-        elif isinstance(question, Look):
-            answer = Looked(question.number, self._looked(question.question))
-        else:
-            answer = Examined(question.number, *self._local.seen())
-        self._channel.send(answer, asker)
-
-    def _looked(self, question: bytes) -> bytes:
-        try:
-            return self._local.looked(question)
-        except QuestionError as error:
-            log.error("a watcher's question is not answered", extra={"error": str(error)})
-            return b""
+    def _receive_topic(self, worker: int, message: Message) -> None:
+        match message:
+            case Ask(number, topic) if topic == COUNTERS:
+                self._scrapes.add((worker, number))
+                self._scraped.set()
+            case Ask(number, topic, question):
+                self._channel.send(Answer(number, self._local.topics.answer(topic, question), topic), worker)
+            case Publish(topic, content) if topic == MEMBERS:
+                self._commands.put_nowait((worker, decode_found(content)))
+            case Publish(topic, content):
+                self._local.topics.receive(topic, worker, content)
 
     def _publish_found(self, source: str, members: Sequence[Member]) -> None:
         """For workers that are started later. In a storm of changes, only the last one of each FOUND_S."""
@@ -170,7 +155,7 @@ class Peers:
         members = self._found.pop(source, None)
         if members is not None:
             found = [FoundMember(*(getattr(each, name) for name in FoundMember.__struct_fields__)) for each in members]
-            self._channel.send(Found(source, tuple(found)))
+            self._channel.send(Publish(MEMBERS, encode(FoundMembers(source, tuple(found)))))
 
     # -- the control plane
 
@@ -179,9 +164,9 @@ class Peers:
         until = self._local.clock() + self._limits.forwarded_s
         question = await self._questions.ask(lambda number: Execute(number, command, until), self._limits.command_s)
         for answer in question.answers.values():
-            if isinstance(answer, Executed) and answer.internal:
+            if answer.internal:
                 raise internal_error()
-            if isinstance(answer, Executed) and answer.error is not None:
+            if answer.error is not None:
                 raise ConfigError(answer.error)
         if question.silent:
             raise workers_silent(question.silent)
@@ -191,14 +176,13 @@ class Peers:
         return await self._pages.get()
 
     async def _page(self) -> bytes:
-        question = await self._questions.ask(Scrape, self._limits.scrape_s)
-        pages = dict(question.snapshots or {})
-        pages.update((worker, answer.page) for worker, answer in question.answers.items() if isinstance(answer, Scraped))
+        question = await self._questions.ask(lambda number: Ask(number, COUNTERS), self._limits.scrape_s)
+        pages = question.all()
         whole = Metrics().instruments
         whole.limit_label_sets(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has bounded its own label sets
         for worker, page in pages.items():
-            if page:  # a worker that has ended meanwhile is in no other page
-                await self._merge(whole, worker, page, ended=worker in question.gone)
+            # A worker that has ended meanwhile is in no other page.
+            await self._merge(whole, worker, page, ended=worker in question.gone)
         self._local.fleet.hide_departed(whole)
         return await render(whole)
 
@@ -208,24 +192,17 @@ class Peers:
         except SnapshotError as error:
             log.error("a worker's counters are left out", extra={"worker": worker, "error": str(error)})
 
-    async def sharing(self) -> SharingState | None:
-        """Also raises GatewayError 503: the hub does not answer."""
-        return await self._questions.sharing()
+    async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
+        """Also raises GatewayError 503: the hub did not forward the question. The hub may answer for all (`Hub.topics`)."""
+        asked = await self._questions.ask(lambda number: Ask(number, topic, question), self._limits.scrape_s)
+        return asked.all()
 
-    async def recorded(self, cursors: dict[str, int], share: float) -> list[bytes]:
-        """Also raises GatewayError 503: the hub did not forward the question. A worker that is late answers the next one."""
-        question = await self._questions.ask(lambda number: Record(number, cursors, share), self._limits.scrape_s)
-        return [answer.page for answer in question.answers.values() if isinstance(answer, Recorded)]
+    def publish(self, topic: str, message: bytes) -> None:
+        self._channel.send(Publish(topic, message))
 
-    async def looked(self, question: bytes) -> dict[int, bytes]:
-        """Also raises GatewayError 503: the hub did not forward the question. A worker that is late is left out."""
-        asked = await self._questions.ask(lambda number: Look(number, question), self._limits.scrape_s)
-        return {who: answer.answer for who, answer in asked.answers.items() if isinstance(answer, Looked) and answer.answer}
-
-    async def seen(self) -> list[Watched]:
-        """Also raises GatewayError 503: the hub did not forward the question. A worker that does not answer is left out."""
-        question = await self._questions.ask(Examine, self._limits.scrape_s)
-        return [Watched(answer.since, answer.records) for answer in question.answers.values() if isinstance(answer, Examined)]
+    @property
+    def unsent(self) -> int:
+        return self._channel.unsent
 
     async def ready(self) -> None:
         await self._current.wait()
@@ -242,7 +219,7 @@ class Peers:
             group.create_task(self._execute_commands())
             group.create_task(self._answer_scrapes())
             group.create_task(self._take_arrived())
-            group.create_task(self.spending.run())
+            group.create_task(self.knowledge.run())
 
     # -- background work
 
@@ -250,7 +227,7 @@ class Peers:
         """Without them the supervisor gives this worker's connections to others (`handover.py`)."""
         while True:
             if not self._channel.unsent:
-                self._channel.send(Alive())
+                self._channel.send(Heartbeat())
             await asyncio.sleep(ALIVE_S)
 
     async def _send_counters(self) -> None:
@@ -260,7 +237,7 @@ class Peers:
             if not self._channel.unsent:
                 self._busy.clear()
                 async with self._snapshots:
-                    self._channel.send(Counters(await pack(self._local.page())))
+                    self._channel.send(Publish(COUNTERS, await pack(self._local.page())))
             took_s = self._local.clock() - begun  # with the requests that had their turns meanwhile
             await asyncio.sleep(max(busy_s, min(REPORT_MOST_S, took_s / REPORT_SHARE) - took_s))
             with contextlib.suppress(TimeoutError):
@@ -276,7 +253,7 @@ class Peers:
             async with self._snapshots:
                 page = await pack(self._local.page())
                 for asker, number in scrapes:
-                    self._channel.send(Scraped(number, page), asker)
+                    self._channel.send(Answer(number, page, COUNTERS), asker)
 
     async def _execute_commands(self) -> None:
         """In the order that is the same for all workers."""
@@ -296,52 +273,53 @@ class Peers:
                         answers.create_task(self._answer_when_probed(asker, message, answer))
                     else:
                         self._channel.send(answer, asker)
-                elif isinstance(message, Arrived):
-                    await self._restore(message, self._local.knowledge.restore)
+                elif isinstance(message, ReceivedSnapshot):
+                    await self._restore(message, self.knowledge.restore)
 
     async def _take_arrived(self) -> None:
         """Snapshots of other gateways, which the hub sends one by one. Commands do not wait for them."""
         while True:
-            await self._restore(await self._arrived.get(), self._local.knowledge.restore)
+            await self._restore(await self._arrived.get(), self.knowledge.restore)
 
-    async def _restore(self, arrived: Arrived, take_in: Callable[[Snapshot], Awaitable[None]]) -> None:
+    async def _restore(self, arrived: ReceivedSnapshot, take_in: Callable[[Snapshot], Awaitable[None]]) -> None:
         try:
             await take_in(arrived.snapshot)
         except KnowledgeError as error:
             log.warning("snapshot ignored", extra={"reason": str(error)})
         except Exception:  # a bug in it must not end the worker
             log.exception("a snapshot was not taken in")
-        self._channel.send(SnapshotRestored(arrived.number))
+        self._channel.send(Answer(arrived.number, topic=SNAPSHOT))
 
-    async def _collect(self, question: CollectSnapshot) -> None:
+    async def _collect(self, question: Ask) -> None:
         """For the hub, which asks for one at a time."""
         try:
-            snapshot = await self._local.knowledge.collect(question.since_s, question.most_bytes)
+            snapshot = await self.knowledge.collect(*decode_wanted(question.question))
         except Exception as error:  # else the hub would wait in vain
             log.exception("a snapshot could not be collected")
-            self._channel.send(SnapshotEnd(question.number, error=f"a worker could not collect it: {type(error).__name__}"))
+            why = f"a worker could not collect it: {type(error).__name__}"
+            self._channel.send(Answer(question.number, topic=SNAPSHOT, error=why))
             return
         if snapshot is None:
-            self._channel.send(SnapshotEnd(question.number, known=False))
+            self._channel.send(Answer(question.number, topic=SNAPSHOT))
         else:
             await send(self._channel, question.number, snapshot)
 
-    async def _answer_when_probed(self, asker: int, message: Execute, answer: Executed) -> None:
+    async def _answer_when_probed(self, asker: int, message: Execute, answer: Answer) -> None:
         await self._local.probed(message.command)
         self._channel.send(answer, asker)
 
-    async def _executed(self, message: Execute) -> Executed:
+    async def _executed(self, message: Execute) -> Answer:
         command = message.command
         try:
             if isinstance(command, Reconfigure):
                 command = Reconfigure.to(part_of(command.config))
             await self._local.execute(command)
         except ConfigError as error:
-            return Executed(message.number, str(error))
+            return Answer(message.number, error=str(error))
         except Exception:  # a bug in one command must not end the execution of others
             log.exception("command failed")
-            return Executed(message.number, internal=True)
-        return Executed(message.number)
+            return Answer(message.number, internal=True)
+        return Answer(message.number)
 
     async def _replay(self) -> None:
         """The commands from before this worker was started: all up to Current; then the first probes, side by side.
@@ -353,10 +331,10 @@ class Peers:
             asker, message = await self._commands.get()
             if isinstance(message, Current):
                 break
-            if isinstance(message, Arrived):
-                await self._restore(message, self._local.knowledge.begin)
+            if isinstance(message, ReceivedSnapshot):
+                await self._restore(message, self.knowledge.begin)
                 continue
-            if isinstance(message, Found):
+            if isinstance(message, FoundMembers):
                 self._local.membership.seed(message.source, [_member(each) for each in message.members])
                 continue
             before.append(message.command)
@@ -384,7 +362,6 @@ def connect(local: LocalControl, channel: Channel, orphaned: Callable[[], None],
     def receive(worker: int, message: Message, _payload: bytes) -> None:
         transport.receive(worker, message)
         peers.receive(worker, message)
-        peers.spending.receive(worker, message)
 
     channel.receive(receive, orphaned)
     return peers

@@ -1,4 +1,4 @@
-"""A worker's questions: to all workers, through the hub, and to the hub itself."""
+"""A worker's questions and commands, through the hub to all workers."""
 
 from __future__ import annotations
 
@@ -7,25 +7,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.cluster.messages import SharingState
 from gateway.cluster.replication import UNSENT_BYTES
 from gateway.errors import supervisor_silent
 from gateway.features.workers.channel import HUB, Channel
-from gateway.features.workers.messages import (
-    AskSharing,
-    Examine,
-    Examined,
-    Execute,
-    Executed,
-    Forwarded,
-    Look,
-    Looked,
-    Record,
-    Recorded,
-    Scrape,
-    Scraped,
-    Sharing,
-)
+from gateway.features.workers.messages import Answer, Ask, Execute, decode_answers
 
 log = logging.getLogger("warmroute.workers")
 
@@ -51,28 +36,34 @@ PEER_LIMITS = PeerLimits()
 class Question:
     """A question to all workers.
 
-    snapshots: each asked worker's last counters, used if it does not answer in time; None until the hub has forwarded the
-    question. answers: by worker. gone: the workers that have ended since.
+    last: by worker, the answer that counts if it gives none; that of HUB is the hub's own; None until the hub has forwarded
+    the question. answers: by worker. gone: the workers that have ended since.
     """
 
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
-        self.snapshots: dict[int, bytes] | None = None
-        self.answers: dict[int, Scraped | Recorded | Examined | Looked | Executed] = {}
+        self.last: dict[int, bytes] | None = None
+        self.answers: dict[int, Answer] = {}
         self.gone: set[int] = set()
         self.all_answered = asyncio.Event()
+
+    def all(self) -> dict[int, bytes]:
+        """By worker, without empty ones."""
+        given = {worker: answer.answer for worker, answer in self.answers.items()}
+        return {worker: answer for worker, answer in {**(self.last or {}), **given}.items() if answer}
 
     @property
     def silent(self) -> list[int]:
         """The workers that have not answered."""
-        return sorted((self.snapshots or {}).keys() - self.answers.keys() - self.gone)
+        return sorted((self.last or {}).keys() - self.answers.keys() - self.gone - {HUB})
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Looked | Executed) -> None:
-        if isinstance(message, Forwarded):
-            self.snapshots = dict(message.snapshots)
+    def receive(self, worker: int, answer: Answer) -> None:
+        """Raises MessageError."""
+        if worker == HUB:
+            self.last = decode_answers(answer.answer)
             self.forwarded.set()
         else:
-            self.answers[worker] = message
+            self.answers[worker] = answer
         self._look()
 
     def leave(self, worker: int) -> None:
@@ -81,7 +72,7 @@ class Question:
         self._look()
 
     def _look(self) -> None:
-        if self.snapshots is not None and not self.silent:
+        if self.last is not None and not self.silent:
             self.all_answered.set()
 
 
@@ -93,9 +84,8 @@ class Questions:
         self._limits = limits
         self._number = 0  # of the last one
         self._open: dict[int, Question] = {}
-        self._sharing: dict[int, asyncio.Future[SharingState | None]] = {}  # likewise, for the hub itself
 
-    async def ask(self, make: Callable[[int], Scrape | Record | Examine | Look | Execute], timeout_s: float) -> Question:
+    async def ask(self, make: Callable[[int], Ask | Execute], timeout_s: float) -> Question:
         """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
         number, question = self._next(), Question()
         self._open[number] = question
@@ -106,28 +96,13 @@ class Questions:
             async with asyncio.timeout(timeout_s):
                 await question.all_answered.wait()
         except TimeoutError:
-            if question.snapshots is None:
+            if question.last is None:
                 log.warning("the supervisor does not answer")
                 raise supervisor_silent() from None
             log.warning("not all workers answer", extra={"silent": question.silent})
         finally:
             del self._open[number]
         return question
-
-    async def sharing(self) -> SharingState | None:
-        """How the exchange with other gateways goes, from the hub. Raises GatewayError 503: it does not answer."""
-        number = self._next()
-        answer: asyncio.Future[SharingState | None] = asyncio.get_running_loop().create_future()
-        self._sharing[number] = answer
-        self._channel.send(AskSharing(number), HUB)
-        try:
-            async with asyncio.timeout(self._limits.forwarded_s):
-                return await answer
-        except TimeoutError:
-            log.warning("the supervisor does not answer")
-            raise supervisor_silent() from None
-        finally:
-            del self._sharing[number]
 
     def _next(self) -> int:
         """The number of a new one. Raises GatewayError 503: the hub takes nothing now."""
@@ -136,14 +111,10 @@ class Questions:
         self._number += 1
         return self._number
 
-    def receive(self, worker: int, message: Forwarded | Scraped | Recorded | Examined | Looked | Executed | Sharing) -> None:
-        """An answer. One that nobody waits for any more is ignored."""
-        number = message.number
-        if isinstance(message, Sharing):
-            if (answer := self._sharing.get(number)) and not answer.done():
-                answer.set_result(message.state)
-        elif question := self._open.get(number):
-            question.receive(worker, message)
+    def receive(self, worker: int, answer: Answer) -> None:
+        """One that nobody waits for any more is ignored. Raises MessageError."""
+        if question := self._open.get(answer.number):
+            question.receive(worker, answer)
 
     def leave(self, worker: int) -> None:
         """A worker has ended."""
@@ -151,4 +122,4 @@ class Questions:
             question.leave(worker)
 
     def __repr__(self) -> str:
-        return f"<Questions: {len(self._open) + len(self._sharing)} open>"
+        return f"<Questions: {len(self._open)} open>"

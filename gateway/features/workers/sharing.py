@@ -1,62 +1,32 @@
-"""The workers' routers and other gateways, as they see each other: `HubRouters`, and the link (`sharing/link.py`)."""
+"""The workers' routers as other gateways see them: events from there go to all workers, as those of one more worker."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
 
-from gateway.cluster.messages import Batch, SharingState
+from gateway.cluster.messages import Batch
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import Snapshot
-from gateway.features.workers.hub_knowledge import HubSnapshots
-
-
-class GatewayLink(Protocol):
-    """To other gateways. None of its methods waits or fails."""
-
-    @property
-    def state(self) -> SharingState:
-        """How the exchange goes."""
-
-    def publish(self, source: int, batch: Batch) -> None:
-        """The next events of one of our routers."""
-
-    def reset(self, source: int) -> None:
-        """One of our routers has ended, or its events were lost: it has nothing open that was published before."""
-
-    def want_open(self) -> None:
-        """A new router of ours does not know what the others have open."""
+from gateway.features.workers.hub import Hub
 
 
 class HubRouters:
-    """`Routers` of a link: what it brings goes to all workers, as if it came from one more of them."""
+    """`Routers` of a link."""
 
-    def __init__(
-        self,
-        *,
-        publish: Callable[[int, Batch], None],
-        ended: Callable[[int], None],
-        announce: Callable[[], None],
-        snapshots: HubSnapshots,
-    ) -> None:
-        """Methods of the hub: `publish`, `ended_elsewhere`, `announce_newcomer`."""
-        self._publish = publish
-        self._ended = ended
-        self._announce = announce
-        self._snapshots = snapshots
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
 
     def receive(self, source: int, batch: Batch) -> None:
-        self._publish(source, batch)
+        self._hub.publish(source, batch)
 
     def leave(self, source: int) -> None:
-        self._ended(source)
+        self._hub.ended_elsewhere(source)
 
     def join(self) -> None:
-        self._announce()
+        self._hub.announce_newcomer()
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
-        return await self._snapshots.collect(since_s, most_bytes)
+        return await self._hub.snapshots.collect(since_s, most_bytes)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        await self._snapshots.restore(snapshot)
+        await self._hub.snapshots.restore(snapshot)

@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 
 from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
-from gateway.cluster.outside import Outside
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import Source
-from gateway.features.snapshots.keeper import SnapshotFile
+from gateway.features.sharing.link import link_of
+from gateway.features.sharing.state import TOPIC
+from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.snapshot import format_of
+from gateway.features.snapshots.warm_start import WarmStart
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.handover import Handover
 from gateway.features.workers.hub import Hub
@@ -134,14 +137,12 @@ class Supervisor:
         self._config = config
         self._source = source
         self._sides = sides
-        routers = HubRouters(
-            publish=self.hub.publish,
-            ended=self.hub.ended_elsewhere,
-            announce=self.hub.announce_newcomer,
-            snapshots=self.hub.snapshots,
-        )
-        self._outside = Outside(config, routers, self.hub.ended, snapshot, time.monotonic)
-        self.hub.link = self._outside.link
+        routers = HubRouters(self.hub)
+        link = self.hub.link = link_of(config, routers, self.hub.ended)
+        if link:
+            self.hub.topics.answers(TOPIC, link.describe)
+        keeper = Keeper(snapshot, routers.collect, self.hub.ended) if snapshot else None
+        self._lasting = WarmStart(format_of(config.routing), keeper, link)
         self._gateway_id = new_id()
         self._patience = patience
         self._boot = boot
@@ -156,15 +157,15 @@ class Supervisor:
         Raises OSError if the address cannot be had, StartError if no worker can be started.
         """
         self._addresses = addresses_of(*self._config.address)
-        outside = asyncio.create_task(self._outside.run())
+        lasting = asyncio.create_task(self._lasting.run())
         try:
-            self.hub.snapshots.first = await unless(stop, self._outside.first()) or ()
+            self.hub.snapshots.first = await unless(stop, self._lasting.first()) or ()
             if not stop.is_set():
                 await self._run_workers(stop, hurry, started)
         finally:
-            await self._outside.close()
-            outside.cancel()
-            await asyncio.gather(outside, return_exceptions=True)
+            await self._lasting.close()
+            lasting.cancel()
+            await asyncio.gather(lasting, return_exceptions=True)
 
     async def _run_workers(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
         self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
@@ -173,12 +174,12 @@ class Supervisor:
         due: float | None = None  # when the workers should have ended, beside the time that their requests have
         try:
             if await self._all_up(stop):
-                self.hub.snapshots.first, self.hub.snapshots.again = (), self._outside.first
-                self._outside.begun()
+                self.hub.snapshots.first, self.hub.snapshots.again = (), self._lasting.first
+                self._lasting.begun()
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
             due = time.monotonic() + END_S - CLOSE_S
-            if self._served:  # else the workers know a part of what the file has
+            if self._served:  # else the workers know only a part of the file
                 await unless(hurry, self._keep_knowledge())
         finally:
             self._stopping.set()
@@ -201,7 +202,7 @@ class Supervisor:
     async def _keep_knowledge(self) -> None:
         """Before the workers end, for they are asked."""
         await asyncio.sleep(BOOKED_S)
-        await self._outside.keep()
+        await self._lasting.keep()
 
     async def _all_up(self, stop: asyncio.Event) -> bool:
         """Wait until all serve. False if they need not any more. Raises StartError."""
@@ -366,7 +367,7 @@ class Supervisor:
             slot.send_signal(number)
 
     async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event, due: float) -> None:
-        """Let the workers' requests finish, for as long as they may; then kill what is left."""
+        """Let the workers' requests finish, for as long as they may; then kill the rest."""
         self._signal(signal.SIGTERM)
         ended = asyncio.ensure_future(asyncio.wait(keepers))
         hurried = asyncio.ensure_future(hurry.wait())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, Reset, Want
 from gateway.cluster.replication import Subscriber
 from gateway.features.workers.channel import Channel
-from gateway.features.workers.messages import Gone, Joined, Message, Publish, Replace
+from gateway.features.workers.messages import Message
 
 
 class HubTransport:
@@ -20,25 +20,24 @@ class HubTransport:
         return self._channel.unsent
 
     def publish(self, batch: Batch) -> None:
-        self._channel.send(Publish(batch))
+        self._channel.send(batch)
 
     def snapshot(self, batch: Batch) -> None:
-        self._channel.send(Replace(batch))
+        self._channel.send(Reset())
+        self._channel.send(batch)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
 
     def receive(self, worker: int, message: Message) -> None:
-        """A message from the hub; those that are not about replication are ignored."""
+        """A message from the hub; it is ignored if it is not about replication."""
         subscriber = self._subscriber
         if subscriber is None:
             return
         match message:
-            case Publish(batch):
-                subscriber.receive(worker, batch)
-            case Replace(batch):
-                subscriber.replace(worker, batch)
-            case Gone():
+            case Batch():
+                subscriber.receive(worker, message)
+            case Reset():
                 subscriber.leave(worker)
-            case Joined():
+            case Want():
                 subscriber.join()

@@ -12,12 +12,12 @@ import pytest
 
 from gateway.app import Surroundings, compose
 from gateway.cluster.commands import LocalControl, SingleProcess
+from gateway.cluster.member_source import MemberSource
 from gateway.cluster.membership import KEPT, MAX_DRAINS, Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
-from gateway.features.discovery.source import MemberSource
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.metrics import Metrics

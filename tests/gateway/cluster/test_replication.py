@@ -54,7 +54,8 @@ class Transport:
 
     def snapshot(self, batch: Batch) -> None:
         for other in self.others:
-            other.replace(self.source, batch)
+            other.leave(self.source)
+            other.receive(self.source, batch)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         self.subscriber = subscriber

@@ -15,7 +15,7 @@ from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, Po
 from gateway.config.source import load, read
 from gateway.features.discovery.dns import DnsSource, Target
 from gateway.features.discovery.kubernetes.objects import Endpoint, Read, members_of
-from gateway.features.workers.messages import Found, FoundMember, encode, from_hub
+from gateway.features.workers.messages import FoundMember, FoundMembers, decode_found, encode
 from gateway.fleet.engines import ENGINES
 from gateway.fleet.membership import CONFIGURATION, Member, configured, connected_as, merge
 
@@ -52,7 +52,7 @@ def test_what_sources_have_found_goes_to_other_workers_with_it() -> None:
     key, tls = KeyConfig(env="A"), TlsConfig("/ca", server_name="a.test")
     member = Member("r", HTTPS, "p", 7, draining=True, instance="u", key=key, tls=tls, engine="ollama", addresses=("10.0.0.7",))
     found = FoundMember(*(getattr(member, name) for name in FoundMember.__struct_fields__))
-    (received,) = from_hub(encode(Found("s", (found,)))).members  # type: ignore[union-attr]
+    (received,) = decode_found(encode(FoundMembers("s", (found,)))).members
     assert FoundMember.__struct_fields__ == tuple(field.name for field in dataclasses.fields(Member))
     assert Member(*(getattr(received, name) for name in FoundMember.__struct_fields__)) == member
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from gateway.cluster.member_source import MemberSource
 from gateway.config.schema import Config
 from gateway.features.discovery.kubernetes.api import Access
 from gateway.features.discovery.kubernetes.source import SLICES as SLICES_V1
 from gateway.features.discovery.kubernetes.source import KubernetesSource
-from gateway.features.discovery.source import MemberSource
 from tests.support import cluster, kubernetes
 from tests.support.cluster import Cluster
 from tests.support.flapping.cable import Cable

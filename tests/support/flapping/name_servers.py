@@ -17,9 +17,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
+from gateway.cluster.member_source import MemberSource
 from gateway.config.schema import Config
 from gateway.features.discovery.dns import EMPTY_S, DnsSource
-from gateway.features.discovery.source import MemberSource
 from tests.support.dns import NameServer, name_server
 from tests.support.flapping.pods import Place, Pod, at_addresses, at_ports
 

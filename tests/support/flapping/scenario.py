@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Protocol
 
+from gateway.cluster.member_source import MemberSource
 from gateway.config.schema import Config
-from gateway.features.discovery.source import MemberSource
 from gateway.fleet.state import ReplicaState
 from tests.gateway.conftest import Running
 from tests.support.flapping.load import Load

@@ -13,7 +13,7 @@ from gateway.config.source import load
 from gateway.dialects.prompt.outline import Outliner
 from gateway.errors import GatewayError
 from gateway.features.doctor.examiner import PART, Examiner
-from gateway.features.doctor.watch import Watch, Watched
+from gateway.features.doctor.watch import Watch, WatchedRequests
 from tests.gateway.conftest import eventually
 from tests.gateway.features.doctor.test_watch import seen
 
@@ -21,7 +21,7 @@ PRICES = {"*": [{"input": 1.0, "output": 2.0, "tiers": [{"above": 1000, "input":
 SAYS_ITS_PID = "import os, pathlib, sys, time; pathlib.Path({!r}).write_text(str(os.getpid())); {}"
 
 
-def watched(requests: int, keys: int = 8) -> Watched:
+def watched(requests: int, keys: int = 8) -> WatchedRequests:
     watch = Watch(Outliner())
     watch.begin(0.0)
     for number in range(requests):
@@ -44,7 +44,9 @@ async def test_it_examines_what_several_workers_have_seen() -> None:
 
 async def test_without_records_there_is_no_process() -> None:
     made = Examiner()
-    report = json.loads(await made.examine({"watched_s": None}, {}, [Watched(1.0, []), Watched(None, [])], 1.8e9))
+    report = json.loads(
+        await made.examine({"watched_s": None}, {}, [WatchedRequests(1.0, []), WatchedRequests(None, [])], 1.8e9)
+    )
     assert (report["watched_s"], report["requests"], made.started) == (None, 0, 0)
 
 

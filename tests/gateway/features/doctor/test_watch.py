@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gateway.dialects.prompt.outline import Outliner
-from gateway.features.doctor.watch import WATCH_S, RecordsError, Seen, Watch, observed
+from gateway.features.doctor.watch import WATCH_S, RecordsError, SeenRequest, Watch, observed
 
 TEXT = b"\x1esystem\x1fToday is 2026-11-27.\x1euser\x1fHello"
 
 
-def seen(time: float, outliner: Outliner, salt: str = "", keys: bytes = b"12345678") -> Seen:
+def seen(time: float, outliner: Outliner, salt: str = "", keys: bytes = b"12345678") -> SeenRequest:
     outline = outliner.outline(TEXT)
-    return Seen(time, "m", salt, "t", "s", keys, len(TEXT), 256, False, outline, "a", 9, None, 5, "warm", ("a", "b"), time + 1)
+    return SeenRequest(
+        time, "m", salt, "t", "s", keys, len(TEXT), 256, False, outline, "a", 9, None, 5, "warm", ("a", "b"), time + 1
+    )
 
 
 def test_a_record_comes_back_without_secrets() -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from gateway.cluster.commands import LocalControl
+from gateway.cluster.commands import SingleProcess
+from gateway.cluster.topics import Topics
 from gateway.config.schema import Config, KeysConfig
 from gateway.errors import GatewayError
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.account import Account, Limits
 from gateway.features.keys.record import Settings
-from gateway.features.keys.spending import Spending
-from gateway.features.workers.messages import Gone, Spent
+from gateway.features.keys.spending import Spending, messages_of
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, made
@@ -103,10 +102,12 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
         assert grant.limits is not None
         return grant.limits
 
-    spending = Spending(cast(LocalControl, SimpleNamespace(keys=keys, clock=lambda: 0.0)), cast(Any, None))
+    topics = Topics()
+    Spending(keys.process, keys.limiter, keys.siblings, topics, lambda: 0.0)
 
-    def told(requests: int, *, whole: bool) -> None:
-        spending.receive(7, Spent("p", whole, ((key.id, requests, 0, 0, ()),)))
+    def told(requests: int, *, whole: bool, process: str = "p", id_: str = key.id) -> None:
+        (message,) = messages_of(process, [(id_, requests, 0, 0, ())], whole=whole)
+        topics.receive("keys.spent", 7, message)
 
     told(1000, whole=False)
     keys.limiter.require(key.id, limits_of(key.id), keys.moment())
@@ -114,9 +115,9 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
     told(1003, whole=False)
     with pytest.raises(GatewayError):
         keys.limiter.require(key.id, limits_of(key.id), keys.moment())
-    spending.receive(7, Gone())
+    topics.ended(7)
     assert not keys.siblings
-    spending.receive(7, Spent("q", False, ((other.id, 1000, 0, 0, ()),)))  # another one has its number
+    told(1000, whole=False, process="q", id_=other.id)  # another one has its number
     keys.limiter.require(other.id, limits_of(other.id), keys.moment())
     await keys.close()
 
@@ -124,12 +125,19 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
 async def test_a_worker_begins_with_all_that_it_has(tmp_path: Path) -> None:
     """Which is nothing: from then on the others know that what it sends is new."""
     keys = Keys(Config(pools=(), keys=KeysConfig(**keys_in(tmp_path))), Metrics(), lambda: 1.8e9, lambda: 0.0)
-    sent = list[Spent]()
-    channel = SimpleNamespace(unsent=0, send=sent.append)
-    spending = Spending(cast(LocalControl, SimpleNamespace(keys=keys, clock=lambda: 0.0)), cast(Any, channel))
-    running = asyncio.create_task(spending.run())
+    sent = list[tuple[str, bytes]]()
+
+    class Control(SingleProcess):
+        def __init__(self) -> None:
+            pass
+
+        def publish(self, topic: str, message: bytes) -> None:
+            sent.append((topic, message))
+
+    spending = Spending(keys.process, keys.limiter, keys.siblings, Topics(), lambda: 0.0)
+    running = asyncio.create_task(spending.run(Control()))
     await eventually(lambda: sent)
     running.cancel()
     await asyncio.wait([running])
-    assert sent == [Spent(keys.process, True, ())]
+    assert sent == [("keys.spent", message) for message in messages_of(keys.process, [], whole=True)]
     await keys.close()

@@ -58,10 +58,10 @@ async def test_workers_that_cannot_be_asked_are_a_problem_that_passes() -> None:
         class Failing(SingleProcess):
             silent = False
 
-            async def looked(self, question: bytes) -> dict[int, bytes]:
+            async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
                 if self.silent:
                     raise supervisor_silent()
-                return await super().looked(question)
+                return await super().ask(topic, question)
 
         control = Failing(run.gateway.local)
         watcher = await made(run, control).watch()
@@ -87,9 +87,9 @@ async def test_a_worker_that_is_late_once_is_not_counted_anew() -> None:
             ended = 1000
             asked: Any = None
 
-            async def looked(self, question: bytes) -> dict[int, bytes]:
+            async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
                 self.asked = msgspec.msgpack.decode(question)
-                first = await super().looked(question)
+                first = await super().ask(topic, question)
                 if self.late:
                     return first
                 page = msgspec.msgpack.decode(first[0])
@@ -124,11 +124,11 @@ async def test_a_bug_ends_the_streams_and_is_logged(caplog: pytest.LogCaptureFix
         class Broken(SingleProcess):
             asked = 0
 
-            async def looked(self, question: bytes) -> dict[int, bytes]:
+            async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
                 self.asked += 1
                 if self.asked > 1:
                     raise KeyError("a bug")
-                return await super().looked(question)
+                return await super().ask(topic, question)
 
         watcher = await made(run, Broken(run.gateway.local)).watch()
         async with asyncio.timeout(40):

@@ -166,5 +166,5 @@ async def test_a_watcher_that_goes_is_forgotten(browser: Browser) -> None:
     async with fleet() as (runs, _):
         async with opened(browser, runs[0]) as tab:
             await expect(tab.page.get_by_role("status").first).to_have_text("live")
-            assert repr(runs[0].gateway.served.watched).endswith("to 1>")
-        await eventually(lambda: repr(runs[0].gateway.served.watched).endswith("to 0>"))
+            assert repr(runs[0].gateway.served.features[-1]).endswith("to 1>")
+        await eventually(lambda: repr(runs[0].gateway.served.features[-1]).endswith("to 0>"))

@@ -16,6 +16,7 @@ import pytest
 from gateway.app import Surroundings, compose
 from gateway.cluster.commands import SingleProcess
 from gateway.features.sharing.outbox import MOST_BYTES
+from gateway.features.sharing.single_process import single_process
 from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, serving_runner
@@ -37,7 +38,7 @@ async def sharing(
     made: list[SingleProcess] = []
 
     def control_plane(local: Any) -> SingleProcess:
-        made.append(SingleProcess(local, snapshot=SnapshotFile(file, 60.0) if file else None, unsent_bytes=unsent_bytes))
+        made.append(single_process(local, snapshot=SnapshotFile(file, 60.0) if file else None, unsent_bytes=unsent_bytes))
         return made[0]
 
     gateway = compose(config_over(*replicas, **config), LOGGED, Surroundings(control_plane=control_plane))

@@ -10,21 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EVERYTHING_S, Batch, Reset, Want
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, EntryReceiver
+from gateway.features.sharing.incoming import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, Incoming
 from gateway.features.sharing.messages import (
     ALL,
-    EVERYTHING_S,
     MAX_ENVELOPE_BYTES,
     VERSION,
     Envelope,
-    Goodbye,
     Item,
-    PublishedBatch,
-    Reset,
-    ResyncRequest,
-    SnapshotOffer,
+    Kind,
+    Offer,
     encode_envelope,
 )
 from gateway.features.sharing.others import DEAD_S, MAX_GATEWAYS, MAX_SOURCES
@@ -66,7 +62,7 @@ class View:
         self.outbox = Outbox(lambda: self.now)
         clock = StoreClock()
         clock.measure(99.999, 100.001, 100.0 + STORE_AHEAD)
-        self.incoming = EntryReceiver(
+        self.incoming = Incoming(
             me="me",
             format="1/256/64",
             routers=self.seen,
@@ -77,15 +73,18 @@ class View:
         )
         self.seqs: dict[str, int] = {}
 
-    def entry(self, *items: Item, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes) -> None:
+    def entry(
+        self, *items: Item | Kind, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
+    ) -> None:
         """An entry that was written now; by the writer's clock at `sent`."""
         self.raw(self.fields(*items, gateway=gateway, seq=seq, sent=sent, **fields))
 
     def fields(
-        self, *items: Item, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
+        self, *items: Item | Kind, gateway: str = "a", seq: int | None = None, sent: float = 0.0, **fields: bytes
     ) -> dict[bytes, bytes]:
         self.seqs[gateway] = self.seqs.get(gateway, 0) + 1 if seq is None else seq
-        data = encode_envelope(Envelope(self.seqs[gateway], sent, "host", items))
+        named_items = tuple([item if isinstance(item, tuple) else (ALL, item) for item in items])
+        data = encode_envelope(Envelope(self.seqs[gateway], sent, "host", named_items))
         named = {"v": VERSION, "f": b"1/256/64", "g": gateway.encode(), "e": data} | fields
         return {name.encode(): value for name, value in named.items()}
 
@@ -101,9 +100,9 @@ class View:
     def refused(self, reason: str) -> float:
         return self.metrics.sharing_refused.values[(reason,)]
 
-    def published(self) -> list[Item]:
+    def published(self) -> list[Kind]:
         self.incoming.answer()
-        return list(self.outbox.take())
+        return [message for _, message in self.outbox.take()]
 
 
 def batch(*events: Any, since: float = 0.0) -> Batch:
@@ -112,7 +111,7 @@ def batch(*events: Any, since: float = 0.0) -> Batch:
 
 def test_events_arrive_with_this_machines_times() -> None:
     view = View()
-    view.entry(PublishedBatch(7, batch(BOOKED, Closed(1, True, 75, 0, 5000.5), since=4999.0)), sent=5001.0)
+    view.entry((7, batch(BOOKED, Closed(1, True, 75, 0, 5000.5), since=4999.0)), sent=5001.0)
     ((what, source, since, events),) = view.calls
     assert what == "receive"
     assert source > 1 << 31
@@ -123,7 +122,7 @@ def test_events_arrive_with_this_machines_times() -> None:
 
 def test_ours_is_passed_over() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)), gateway="me")
+    view.entry((1, batch(BOOKED)), gateway="me")
     assert view.calls == []
     assert view.incoming.others.alive == {}
 
@@ -131,30 +130,30 @@ def test_ours_is_passed_over() -> None:
 def test_routers_of_different_gateways_are_different() -> None:
     view = View()
     for gateway in ("a", "b", "a"):
-        view.entry(PublishedBatch(1, batch(BOOKED)), gateway=gateway)
+        view.entry((1, batch(BOOKED)), gateway=gateway)
     first, second, third = [call[1] for call in view.calls]
     assert first == third != second
 
 
 def test_an_envelope_that_comes_twice_counts_once() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)), seq=1)
-    view.entry(PublishedBatch(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     assert len(view.calls) == 1
 
 
 def test_a_gap_closes_what_is_open_and_asks_for_what_was_missed() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     ((_, source, *_),) = view.calls
     view.now += 3.0
-    view.entry(PublishedBatch(1, batch(FirstToken(1, 0.0))), seq=3)
+    view.entry((1, batch(FirstToken(1, 0.0))), seq=3)
     calls = view.calls
     assert calls[0] == ("leave", source)
     assert calls[1][0] == "receive"
     assert calls[1][1] != source, "what is open there now is another matter"
     (want,) = view.published()
-    assert isinstance(want, ResyncRequest)
+    assert isinstance(want, Want)
     assert want.of == "a"
     assert 3.0 <= want.since_s < 20.0
     assert view.metrics.sharing_resyncs.values[()] == 1
@@ -164,33 +163,33 @@ def test_a_gateway_that_was_there_before_is_asked_for_what_it_has_open() -> None
     view = View()
     view.entry(seq=1, gateway="young")
     view.entry(seq=55, gateway="old")
-    assert view.published() == [ResyncRequest("old", 0.0)]
+    assert view.published() == [Want("old", 0.0)]
 
 
 def test_a_gateway_that_was_silent_for_us_alone_is_asked_for_what_was_missed() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     view.now += 600.0
     view.incoming.expire(view.now)
     view.entry(seq=2000)
     (want,) = view.published()
-    assert isinstance(want, ResyncRequest)
+    assert isinstance(want, Want)
     assert want.since_s > 600.0
     assert view.metrics.sharing_resyncs.values[()] == 1
 
 
 def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)), seq=1)
+    view.entry((1, batch(BOOKED)), seq=1)
     view.now += 600.0
     view.incoming.expire(view.now)
     view.entry(seq=2)
-    assert view.published() == [ResyncRequest("a", 0.0)]
+    assert view.published() == [Want("a", 0.0)]
 
 
 def test_what_others_want_of_us() -> None:
     view = View()
-    view.entry(ResyncRequest("somebody", 5.0), ResyncRequest("me", 0.0), ResyncRequest("me", 7.0))
+    view.entry(Want("somebody", 5.0), Want("me", 0.0), Want("me", 7.0))
     view.incoming.answer()
     view.incoming.answer()
     assert view.calls == [("join",)], "once for all who came"
@@ -199,16 +198,16 @@ def test_what_others_want_of_us() -> None:
 
 def test_offers_for_us_and_for_all() -> None:
     view = View()
-    view.entry(SnapshotOffer("me", "k1", 10.0), SnapshotOffer("", "k2", 11.0), SnapshotOffer("b", "k3", 12.0), sent=13.0)
+    view.entry(Offer("me", "k1", 10.0), Offer("", "k2", 11.0), Offer("b", "k3", 12.0), sent=13.0)
     assert [(offer.key, at) for offer, at in view.incoming.offers] == [("k1", pytest.approx(97.0)), ("k2", pytest.approx(98.0))]
 
 
 def test_a_gateway_ends_by_its_goodbye_or_by_its_silence() -> None:
     view = View()
     for gateway in ("a", "b"):
-        view.entry(PublishedBatch(1, batch(BOOKED)), gateway=gateway)
+        view.entry((1, batch(BOOKED)), gateway=gateway)
     (_, first, *_), (_, second, *_) = view.calls
-    view.entry(Goodbye(), gateway="a")
+    view.entry(Reset(ended=True), gateway="a")
     assert view.calls == [("leave", first)]
     view.incoming.expire(view.now + DEAD_S - 0.1)
     assert view.calls == []
@@ -219,20 +218,20 @@ def test_a_gateway_ends_by_its_goodbye_or_by_its_silence() -> None:
 
 def test_one_that_comes_back_has_new_numbers() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)))
+    view.entry((1, batch(BOOKED)))
     view.incoming.expire_all()
-    view.entry(PublishedBatch(1, batch(BOOKED)))
+    view.entry((1, batch(BOOKED)))
     calls = view.calls
     assert [call[0] for call in calls] == ["receive", "leave", "receive"]
     assert calls[0][1] != calls[2][1]
-    assert view.published() == [ResyncRequest("a", 0.0)]
+    assert view.published() == [Want("a", 0.0)]
 
 
 def test_a_router_that_ended_there_ends_here() -> None:
     view = View()
-    view.entry(PublishedBatch(4, batch(BOOKED)), Reset(4), Reset(99))
+    view.entry((4, batch(BOOKED)), (4, Reset()), (99, Reset()))
     assert [call[0] for call in view.calls] == ["receive", "leave"]
-    view.entry(PublishedBatch(4, batch(BOOKED)), PublishedBatch(5, batch(BOOKED)), Reset(ALL))
+    view.entry((4, batch(BOOKED)), (5, batch(BOOKED)), (ALL, Reset()))
     calls = view.calls
     assert [call[0] for call in calls] == ["receive", "receive", "leave", "leave"]
     assert {call[1] for call in calls[:2]} == {call[1] for call in calls[2:]}
@@ -241,7 +240,7 @@ def test_a_router_that_ended_there_ends_here() -> None:
 def test_workers_may_be_replaced_for_ever() -> None:
     view = View()
     for number in range(1, 3 * MAX_SOURCES):
-        view.entry(PublishedBatch(number, batch(BOOKED)), Reset(number))
+        view.entry((number, batch(BOOKED)), (number, Reset()))
     assert len([call for call in view.calls if call[0] == "receive"]) == 3 * MAX_SOURCES - 1
     assert view.refused("garbage") == 0
 
@@ -252,7 +251,7 @@ def test_workers_may_be_replaced_for_ever() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason", "why"),
     [
-        ({"v": b"2"}, "version", "its release writes version '2', this one '1': both have to write the same"),
+        ({"v": b"1"}, "version", "its release writes version '1', this one '2': both have to write the same"),
         ({"v": b""}, "version", "version ''"),
         ({"f": b"1/512/64"}, "format", "routing.block_bytes is 512 there and 256 here: both have to be configured alike"),
         ({"f": b"2/256/64"}, "format", "its release makes blocks in another way (2/256/64, not 1/256/64)"),
@@ -269,7 +268,7 @@ def test_what_is_refused_is_counted_and_named_once(
 ) -> None:
     view = View()
     for _ in range(3):
-        view.entry(PublishedBatch(1, batch(BOOKED)), **fields)
+        view.entry((1, batch(BOOKED)), **fields)
     assert view.calls == []
     assert view.refused(reason) == 3
     (told,) = [record.__dict__ for record in caplog.records if record.levelno == logging.ERROR]
@@ -286,7 +285,7 @@ def test_the_log_is_not_flooded_by_names(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_batch_that_does_not_decode_closes_what_its_router_has_open() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(BOOKED)), PublishedBatch(1, Batch(0.0, b"garbage")))
+    view.entry((1, batch(BOOKED)), (1, Batch(0.0, b"garbage")))
     assert [call[0] for call in view.calls] == ["receive", "leave"]
     assert view.refused("garbage") == 1
 
@@ -310,10 +309,10 @@ def test_events_out_of_bounds_are_dropped_and_the_others_are_not(event: Any) -> 
     view = View()
     size = len(encode([event]))
     if size > MAX_ENVELOPE_BYTES:
-        view.entry(PublishedBatch(1, batch(event)))
+        view.entry((1, batch(event)))
         assert view.calls == []
     else:
-        view.entry(PublishedBatch(1, batch(BOOKED, event)))
+        view.entry((1, batch(BOOKED, event)))
         ((_, _, _, events),) = view.calls
         assert [type(each) for each in events] == [Opened]
     assert view.refused("garbage") == 1
@@ -321,7 +320,7 @@ def test_events_out_of_bounds_are_dropped_and_the_others_are_not(event: Any) -> 
 
 def test_times_that_cannot_be_are_now_at_most() -> None:
     view = View()
-    view.entry(PublishedBatch(1, batch(FirstToken(1, float("nan")), FirstToken(1, 1e300), FirstToken(1, -1e300), since=1e300)))
+    view.entry((1, batch(FirstToken(1, float("nan")), FirstToken(1, 1e300), FirstToken(1, -1e300), since=1e300)))
     ((_, _, since, events),) = view.calls
     assert since == 100.0
     assert [event.now for event in events] == [100.0, 100.0, pytest.approx(100.0 - 86_400)]
@@ -333,10 +332,10 @@ def test_a_flood_is_bounded() -> None:
         view.entry(gateway=f"g{number}", seq=1)
     assert len(view.incoming.others.alive) == MAX_GATEWAYS
     for number in range(MAX_SOURCES + 100):
-        view.entry(PublishedBatch(number, batch(BOOKED)), gateway="g1")
+        view.entry((number, batch(BOOKED)), gateway="g1")
     assert len({call[1] for call in view.calls}) == MAX_SOURCES
     for number in range(MAX_WANTS + 100):
-        view.entry(*[ResyncRequest("me", 1.0)] * 10, SnapshotOffer("me", f"k{number}", 0.0), gateway=f"g{number}")
+        view.entry(*[Want("me", 1.0)] * 10, Offer("me", f"k{number}", 0.0), gateway=f"g{number}")
     assert len(view.incoming.wants) == MAX_WANTS
     assert len(view.incoming.offers) == MAX_OFFERS
 
@@ -350,14 +349,14 @@ def test_any_entry_is_survived(entries: list[dict[bytes, bytes]]) -> None:
     view = View()
     for fields in entries:
         view.raw(fields)
-    view.entry(PublishedBatch(1, batch(BOOKED)), gateway="good")
+    view.entry((1, batch(BOOKED)), gateway="good")
     assert view.calls[-1][0] == "receive"
 
 
 def test_a_large_batch_is_applied_in_pieces() -> None:
     view = View()
     items = [FirstToken(number, 0.0) for number in range(1, 201)]
-    fields = view.fields(PublishedBatch(1, batch(*items)))
+    fields = view.fields((1, batch(*items)))
     steps = 0
     for _ in view.incoming.entry(view.now + STORE_AHEAD, fields):
         steps += 1
@@ -367,7 +366,7 @@ def test_a_large_batch_is_applied_in_pieces() -> None:
 
 def test_what_is_given_up_meanwhile_is_not_applied_further() -> None:
     view = View()
-    fields = view.fields(PublishedBatch(1, batch(BOOKED)), PublishedBatch(2, batch(BOOKED)))
+    fields = view.fields((1, batch(BOOKED)), (2, batch(BOOKED)))
     steps = view.incoming.entry(view.now + STORE_AHEAD, fields)
     next(steps)
     view.incoming.expire_all()
@@ -378,7 +377,7 @@ def test_what_is_given_up_meanwhile_is_not_applied_further() -> None:
 def test_one_that_misses_all_the_time_is_asked_once_a_second() -> None:
     view = View()
     view.entry(seq=1)
-    wants: list[Item] = []
+    wants: list[Kind] = []
     for number in range(40):
         view.now += 0.1
         view.entry(seq=3 + 2 * number)
@@ -386,7 +385,7 @@ def test_one_that_misses_all_the_time_is_asked_once_a_second() -> None:
     assert 4 <= len(wants) <= 5
     view.now += 1.0
     (last,) = view.published()
-    assert isinstance(last, ResyncRequest)
+    assert isinstance(last, Want)
     assert last.since_s > 5.0, "what was missed since it was asked last"
 
 
@@ -394,7 +393,7 @@ def test_the_log_has_no_line_for_each_of_a_flood(caplog: pytest.LogCaptureFixtur
     view = View()
     with caplog.at_level(logging.INFO):
         for number in range(1000):
-            view.entry(Goodbye(), gateway=f"g{number}")
+            view.entry(Reset(ended=True), gateway=f"g{number}")
         assert len(caplog.records) == 40
         view.now += 61.0
         view.entry(gateway="real")
@@ -404,28 +403,28 @@ def test_the_log_has_no_line_for_each_of_a_flood(caplog: pytest.LogCaptureFixtur
 def test_nothing_is_taken_from_one_that_has_said_goodbye() -> None:
     """Nobody would ever close it."""
     view = View()
-    view.entry(Goodbye(), PublishedBatch(1, batch(BOOKED)))
-    view.entry(PublishedBatch(1, batch(BOOKED)), Goodbye(), PublishedBatch(1, batch(BOOKED)), gateway="b")
+    view.entry(Reset(ended=True), (1, batch(BOOKED)))
+    view.entry((1, batch(BOOKED)), Reset(ended=True), (1, batch(BOOKED)), gateway="b")
     assert [call[0] for call in view.calls] == ["receive", "leave"]
 
 
 def test_what_was_taken_in_by_half_is_asked_for() -> None:
     view = View()
     view.entry(seq=1)
-    steps = view.incoming.entry(view.now + STORE_AHEAD, view.fields(*[PublishedBatch(1, batch(BOOKED))] * 2, seq=2))
+    steps = view.incoming.entry(view.now + STORE_AHEAD, view.fields(*[(1, batch(BOOKED))] * 2, seq=2))
     next(steps)
     steps.close()  # whoever reads has lost the store, and will go on behind this entry
     (_, source, *_), left = view.calls
     assert left == ("leave", source)
     (want,) = view.published()
-    assert isinstance(want, ResyncRequest)
+    assert isinstance(want, Want)
     assert want.since_s > 0
 
 
 def test_what_is_open_here_is_published_once_a_second_at_most() -> None:
     view = View()
     for _ in range(30):
-        view.entry(ResyncRequest("me", 0.0))
+        view.entry(Want("me", 0.0))
         view.published()
         view.now += 0.1
     assert 2 <= view.calls.count(("join",)) <= 4
@@ -452,8 +451,8 @@ def test_those_that_are_not_followed_are_shown_while_they_write() -> None:
 
 def test_what_is_wanted_or_offered_twice_waits_once() -> None:
     view = View()
-    view.entry(ResyncRequest("me", 7.0), ResyncRequest("me", 3.0), ResyncRequest("me", EVERYTHING_S), gateway="a")
-    view.entry(ResyncRequest("me", 7.0), ResyncRequest("me", 20.0), gateway="b")
+    view.entry(Want("me", 7.0), Want("me", 3.0), Want("me", EVERYTHING_S), gateway="a")
+    view.entry(Want("me", 7.0), Want("me", 20.0), gateway="b")
     assert list(view.incoming.wants) == [("a", -math.inf), ("b", 80.0)]
-    view.entry(*[SnapshotOffer("", "the-key", 0.0)] * 10, SnapshotOffer("", "another", 0.0))
+    view.entry(*[Offer("", "the-key", 0.0)] * 10, Offer("", "another", 0.0))
     assert [offer.key for offer, _ in view.incoming.offers] == ["the-key", "another"]

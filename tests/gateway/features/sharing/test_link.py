@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.features.sharing.messages import VERSION, Envelope, SnapshotOffer, encode_envelope
+from gateway.features.sharing.messages import ALL, VERSION, Envelope, Offer, encode_envelope
 from tests.gateway.conftest import BODY, Running, eventually
 from tests.gateway.features.sharing.conftest import gateway_process, sharing
 from tests.support.fakes import FakeReplica, hangs, streams
 from tests.support.redis import RedisServer, serving
-from tests.support.tiers import gate
 
 STREAM = {**BODY, "stream": True}
 LOG = "warmroute:{default}:log"
@@ -297,7 +296,6 @@ async def test_a_gateway_that_ends_says_goodbye(store: RedisServer, caplog: pyte
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@gate("2", reason="one worker is the simpler case")
 async def test_what_a_gateway_has_open_is_over_when_it_is_killed(store: RedisServer, tmp_path: Path, workers: int) -> None:
     go_on = asyncio.Event()
     async with FakeReplica([streams("a", "b", hold=go_on)]) as replica, sharing(replica, **at(store)) as one:
@@ -509,7 +507,7 @@ async def test_garbage_in_the_stream(store: RedisServer) -> None:
 
 async def test_an_offer_that_is_no_snapshot_does_not_end_the_sharing(store: RedisServer) -> None:
     key = "warmroute:{default}:snapshot:evil"
-    envelope = encode_envelope(Envelope(1, 0.0, "evil", (SnapshotOffer("", key, 0.0),)))
+    envelope = encode_envelope(Envelope(1, 0.0, "evil", ((ALL, Offer("", key, 0.0)),)))
     async with FakeReplica() as replica, sharing(replica, **at(store)) as one, sharing(replica, **at(store)) as two:
         await together(one, two)
         with store.client as client:

@@ -5,29 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch
-from gateway.features.sharing.messages import (
-    MAX_ENVELOPE_BYTES,
-    MAX_ITEMS,
-    Envelope,
-    Item,
-    PublishedBatch,
-    Reset,
-    encode_envelope,
-)
+from gateway.cluster.messages import Batch, Reset
+from gateway.features.sharing.messages import MAX_ENVELOPE_BYTES, MAX_ITEMS, Envelope, Item, encode_envelope
 from gateway.features.sharing.outbox import Outbox
 
 
-def published(size: int) -> PublishedBatch:
-    return PublishedBatch(1, Batch(0.0, b"x" * size))
+def published(size: int) -> Item:
+    return (1, Batch(0.0, b"x" * size))
 
 
 @given(st.lists(st.integers(0, 400_000), max_size=30))
 def test_all_of_it_comes_out_once_in_its_order_in_envelopes_that_fit(sizes: list[int]) -> None:
     outbox = Outbox(lambda: 0.0, most_bytes=1 << 40)
     items = [published(size) for size in sizes]
-    for item in items:
-        outbox.add(item, len(item.batch.events))
+    for item, size in zip(items, sizes, strict=True):
+        outbox.add(item, size)
     taken: list[Item] = []
     while outbox:
         envelope = outbox.take()
@@ -41,7 +33,7 @@ def test_all_of_it_comes_out_once_in_its_order_in_envelopes_that_fit(sizes: list
 def test_an_envelope_has_a_bounded_number_of_items() -> None:
     outbox = Outbox(lambda: 0.0)
     for _ in range(MAX_ITEMS + 1):
-        outbox.add(Reset(1))
+        outbox.add((1, Reset()))
     assert [len(outbox.take()), len(outbox.take())] == [MAX_ITEMS, 1]
 
 
@@ -66,8 +58,8 @@ def test_while_the_store_takes_items_more_may_wait() -> None:
     outbox = Outbox(lambda: 0.0, most_bytes=1000)
     outbox.taken = True
     for _ in range(10):
-        outbox.add(Reset(1), 500)
+        outbox.add((1, Reset()), 500)
     assert len(outbox) == 10
     outbox.taken = False
-    outbox.add(Reset(1), 500)
+    outbox.add((1, Reset()), 500)
     assert (len(outbox), outbox.dropped) == (0, 11)

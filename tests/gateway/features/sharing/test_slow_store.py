@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as Late
 from gateway.cluster.messages import Batch
 from gateway.config.schema import SharingConfig
 from gateway.features.sharing.link import Link
-from gateway.features.sharing.messages import VERSION, Envelope, PublishedBatch, encode_envelope
+from gateway.features.sharing.messages import VERSION, Envelope, encode_envelope
 from gateway.features.sharing.position import READ_MOST
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.telemetry.metrics import Metrics
@@ -35,7 +35,7 @@ class SlowStore:
         self.added = asyncio.Event()
 
     def put(self, seq: int, payload: bytes, gateway: bytes = b"other") -> None:
-        envelope = Envelope(seq, time.monotonic(), "host", (PublishedBatch(1, Batch(0.0, payload)),))
+        envelope = Envelope(seq, time.monotonic(), "host", ((1, Batch(0.0, payload)),))
         self._add({b"v": VERSION, b"f": FORMAT.encode(), b"g": gateway, b"e": encode_envelope(envelope)})
 
     def _add(self, fields: dict[bytes, bytes]) -> bytes:

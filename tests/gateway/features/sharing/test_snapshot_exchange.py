@@ -12,19 +12,24 @@ from typing import Any
 import pytest
 from redis.exceptions import TimeoutError as Late
 
+from gateway.cluster.messages import EVERYTHING_S, Want
 from gateway.features.sharing import offers
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import MARGIN_S, EntryReceiver
-from gateway.features.sharing.messages import EVERYTHING_S, Item, ResyncRequest, SnapshotOffer
+from gateway.features.sharing.incoming import MARGIN_S, Incoming
+from gateway.features.sharing.messages import Kind, Offer
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.sharing.snapshot_exchange import AGAIN_S, MOST_GIVEN_BYTES, SIBLING_S, TRIES, SnapshotExchange
-from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, KnowledgeError, Snapshot, encode_header
+from gateway.features.snapshots.frames import frames_of
+from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, KnowledgeError, Snapshot
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.sharing.test_slow_store import Seen
 
 PREFIX = "warmroute:{default}:"
-HEADER = encode_header(Header("1/256/64", {}))
+
+
+def frames(*chunks: bytes) -> list[bytes]:
+    return list(frames_of(Snapshot(Header("1/256/64", {}), chunks, 1.0)))
 
 
 class Lists:
@@ -47,14 +52,14 @@ class Lists:
 
 
 async def test_short_chunks_are_read_many_at_once_and_long_ones_singly() -> None:
-    short = Lists(HEADER, *[b"x" * 1000] * 500)
+    short = Lists(*frames(*[b"x" * 1000] * 500))
     found = await offers.get(short, PREFIX, f"{PREFIX}snapshot:a", 1.0)
     assert len(found.chunks) == 500
     assert max(short.asked) == offers.AT_ONCE
-    long = Lists(HEADER, *[b"x" * (2 << 20)] * 5)
+    long = Lists(*frames(*[b"x" * (2 << 20)] * 5))
     assert len((await offers.get(long, PREFIX, f"{PREFIX}snapshot:a", 1.0)).chunks) == 5
     assert long.asked == [1, 2, 1, 1, 1, 1]
-    hostile = Lists(HEADER, *[b"x" * (MAX_CHUNK_BYTES + 1)] * 64)
+    hostile = Lists(*frames(*[b"x" * (MAX_CHUNK_BYTES + 1)] * 64))
     with pytest.raises(KnowledgeError, match="too large"):
         await offers.get(hostile, PREFIX, f"{PREFIX}snapshot:a", 1.0)
     assert hostile.asked == [1, 2], "two of them at most are read before they are refused"
@@ -97,11 +102,11 @@ def key(name: str) -> str:
 def exchange_of(
     seen: Seen,
     now: Callable[[], float] = lambda: 0.0,
-    add: Callable[[Item], None] = lambda _item: None,
+    add: Callable[[Kind], None] = lambda _item: None,
     sibling_s: float = SIBLING_S,
-) -> tuple[SnapshotExchange, EntryReceiver]:
+) -> tuple[SnapshotExchange, Incoming]:
     metrics = Metrics()
-    incoming = EntryReceiver(
+    incoming = Incoming(
         me="me",
         format="1/256/64",
         routers=seen,
@@ -120,12 +125,12 @@ async def test_one_that_loses_the_store_each_time_is_given_up(caplog: pytest.Log
     seen = Seen()
     exchange, incoming = exchange_of(seen)
     exchange.begun()
-    incoming.offers.append((SnapshotOffer("me", f"{PREFIX}snapshot:bad", 0.0), 0.0))
-    incoming.offers.append((SnapshotOffer("me", f"{PREFIX}snapshot:good", 0.0), 0.0))
+    incoming.offers.append((Offer("me", f"{PREFIX}snapshot:bad", 0.0), 0.0))
+    incoming.offers.append((Offer("me", f"{PREFIX}snapshot:good", 0.0), 0.0))
     for _ in range(TRIES):  # the link connects anew each time
         with pytest.raises(Late):
             await exchange.serve(Lists(late=True))
-    good = Lists(HEADER)
+    good = Lists(*frames())
     with caplog.at_level(logging.WARNING):
         async with doing(exchange.serve(good)):
             await eventually(lambda: good.deleted == [f"{PREFIX}snapshot:good"])
@@ -139,12 +144,12 @@ async def test_only_keys_of_snapshots_are_removed() -> None:
     assert lists.deleted == []
 
 
-async def begins(exchange: SnapshotExchange, incoming: EntryReceiver, added: list[Item]) -> asyncio.Task[Snapshot | None]:
+async def begins(exchange: SnapshotExchange, incoming: Incoming, added: list[Kind]) -> asyncio.Task[Snapshot | None]:
     """A start that has asked the only sibling."""
     incoming.others.receive("sibling", "host", 1, 0.0)
     exchange.read(all_of_it=True)
     first = asyncio.create_task(exchange.first())
-    await eventually(lambda: added == [ResyncRequest("sibling", EVERYTHING_S)])
+    await eventually(lambda: added == [Want("sibling", EVERYTHING_S)])
     return first
 
 
@@ -152,13 +157,13 @@ async def test_what_others_offer_is_no_answer_to_a_start_and_waits_for_its_end()
     """One that is back from an outage offers its last seconds to all, while another one begins."""
     seen = Taking()
     seen.may.set()
-    added: list[Item] = []
+    added: list[Kind] = []
     exchange, incoming = exchange_of(seen, add=added.append)
-    async with doing(exchange.serve(Lists(HEADER, b"seconds")), exchange.take_in()):
+    async with doing(exchange.serve(Lists(*frames(b"seconds"))), exchange.take_in()):
         first = await begins(exchange, incoming, added)
-        incoming.offers.append((SnapshotOffer("", key("to-all"), 0.0), 0.0))
-        incoming.offers.append((SnapshotOffer("me", key("missed"), 0.0), 1.0))
-        incoming.offers.append((SnapshotOffer("me", key("everything"), 0.0, first=True), 2.0))
+        incoming.offers.append((Offer("", key("to-all"), 0.0), 0.0))
+        incoming.offers.append((Offer("me", key("missed"), 0.0), 1.0))
+        incoming.offers.append((Offer("me", key("everything"), 0.0, first=True), 2.0))
         exchange.read(all_of_it=True)
         found = await first
         assert found is not None
@@ -178,7 +183,7 @@ async def begins_alone(exchange: SnapshotExchange, now: list[float]) -> None:
 @pytest.mark.parametrize("gone", ["the sibling", "the store"])
 async def test_no_start_waits_for_an_answer_that_cannot_come(gone: str, caplog: pytest.LogCaptureFixture) -> None:
     """sibling_s is longer than the test may take."""
-    added: list[Item] = []
+    added: list[Kind] = []
     exchange, incoming = exchange_of(Taking(), add=added.append, sibling_s=1000.0)
     first = await begins(exchange, incoming, added)
     if gone == "the sibling":
@@ -195,30 +200,30 @@ async def test_no_start_waits_for_an_answer_that_cannot_come(gone: str, caplog: 
 
 
 async def test_a_start_waits_for_a_store_that_comes_back() -> None:
-    added: list[Item] = []
+    added: list[Kind] = []
     exchange, incoming = exchange_of(Taking(), add=added.append)
-    async with doing(exchange.serve(Lists(HEADER, b"everything"))):
+    async with doing(exchange.serve(Lists(*frames(b"everything")))):
         first = await begins(exchange, incoming, added)
         exchange.lost()
-        incoming.offers.append((SnapshotOffer("me", key("everything"), 0.0, first=True), 2.0))
+        incoming.offers.append((Offer("me", key("everything"), 0.0, first=True), 2.0))
         exchange.read(all_of_it=True)
         assert await first is not None
 
 
 async def test_one_that_began_alone_takes_a_late_answer_and_asks_again_until_it_has_one() -> None:
     seen, now = Taking(), [0.0]
-    added: list[Item] = []
+    added: list[Kind] = []
     exchange, incoming = exchange_of(seen, lambda: now[0], added.append, sibling_s=0.01)
     incoming.others.receive("sibling", "host", 1, 0.0)
-    lists = Lists(HEADER, b"everything")
+    lists = Lists(*frames(b"everything"))
     exchange.read(all_of_it=True)
     await begins_alone(exchange, now)
-    assert added == [ResyncRequest("sibling", EVERYTHING_S)]
+    assert added == [Want("sibling", EVERYTHING_S)]
     for _ in range(3):
         exchange.read(all_of_it=True)
-    assert added == [ResyncRequest("sibling", EVERYTHING_S)] * 2
-    incoming.offers.append((SnapshotOffer("me", key("late"), 0.0, first=True), 2.0))
-    incoming.offers.append((SnapshotOffer("me", key("later"), 0.0, first=True), 3.0))
+    assert added == [Want("sibling", EVERYTHING_S)] * 2
+    incoming.offers.append((Offer("me", key("late"), 0.0, first=True), 2.0))
+    incoming.offers.append((Offer("me", key("later"), 0.0, first=True), 3.0))
     now[0] += AGAIN_S - 1
     exchange.read(all_of_it=True)
     async with doing(exchange.serve(lists), exchange.take_in()):
@@ -232,25 +237,25 @@ async def test_one_that_began_alone_takes_a_late_answer_and_asks_again_until_it_
 
 async def test_one_that_began_alone_asks_no_more_once_it_has_heard_that_nothing_is_known() -> None:
     now = [0.0]
-    added: list[Item] = []
+    added: list[Kind] = []
     exchange, incoming = exchange_of(Taking(), lambda: now[0], added.append, sibling_s=0.01)
     incoming.others.receive("sibling", "host", 1, 0.0)
     exchange.read(all_of_it=True)
     await begins_alone(exchange, now)
-    incoming.offers.append((SnapshotOffer("me", "", 0.0, first=True), 0.0))
+    incoming.offers.append((Offer("me", "", 0.0, first=True), 0.0))
     async with doing(exchange.serve(Lists())):
         await eventually(lambda: not incoming.offers)
     exchange.read(all_of_it=True)
-    assert added == [ResyncRequest("sibling", EVERYTHING_S)]
+    assert added == [Want("sibling", EVERYTHING_S)]
 
 
 async def test_nothing_to_begin_with_is_said_by_the_one_that_was_asked() -> None:
-    added: list[Item] = []
+    added: list[Kind] = []
     exchange, incoming = exchange_of(Taking(), add=added.append)
-    async with doing(exchange.serve(Lists(HEADER, b"everything"))):
+    async with doing(exchange.serve(Lists(*frames(b"everything")))):
         first = await begins(exchange, incoming, added)
-        incoming.offers.append((SnapshotOffer("me", "", 0.0), 0.0))  # the answer to a resync: nothing was used in these seconds
-        incoming.offers.append((SnapshotOffer("me", key("everything"), 0.0, first=True), 2.0))
+        incoming.offers.append((Offer("me", "", 0.0), 0.0))  # the answer to a resync: nothing was used in these seconds
+        incoming.offers.append((Offer("me", key("everything"), 0.0, first=True), 2.0))
         exchange.read(all_of_it=True)
         assert await first is not None
 
@@ -259,12 +264,12 @@ async def test_what_was_fetched_is_taken_in_although_the_store_is_lost(caplog: p
     seen = Taking()
     exchange, incoming = exchange_of(seen)
     exchange.begun()
-    incoming.offers.append((SnapshotOffer("me", key("a"), 0.0), 1.0))
-    lists = Lists(HEADER, b"x")
+    incoming.offers.append((Offer("me", key("a"), 0.0), 1.0))
+    lists = Lists(*frames(b"x"))
     async with doing(exchange.take_in()):
         async with doing(exchange.serve(lists)):
             await eventually(lambda: lists.deleted == [key("a")])
-        incoming.offers.append((SnapshotOffer("me", key("b"), 0.0), 2.0))
+        incoming.offers.append((Offer("me", key("b"), 0.0), 2.0))
         async with doing(exchange.serve(lists)):  # the next connection
             await asyncio.sleep(0.05)
             assert lists.deleted == [key("a")], "the next one stays in the store while one is being taken in"
@@ -276,7 +281,7 @@ async def test_what_was_fetched_is_taken_in_although_the_store_is_lost(caplog: p
 async def test_one_that_has_expired_is_not_called_garbage(caplog: pytest.LogCaptureFixture) -> None:
     exchange, incoming = exchange_of(Taking())
     exchange.begun()
-    incoming.offers.append((SnapshotOffer("me", key("a"), 0.0), 1.0))
+    incoming.offers.append((Offer("me", key("a"), 0.0), 1.0))
     async with doing(exchange.serve(Lists())):
         await eventually(lambda: caplog.messages == ["a snapshot of another gateway cannot be had"])
     assert incoming.offers.maxlen
@@ -306,7 +311,13 @@ async def test_a_snapshot_that_is_put_only_in_part_has_an_end() -> None:
             calls.append(("expire", seconds))
 
     await offers.put(Client(), PREFIX, Snapshot(Header("1/256/64", {}), [b"x" * 100], 1.0))
-    assert calls == [("rpush", len(HEADER)), ("expire", offers.KEEP_S), ("rpush", 100), ("expire", offers.KEEP_S)]
+    head, chunk, end = map(len, frames(b"x" * 100))
+    assert calls == [("rpush", head), ("expire", offers.KEEP_S), ("rpush", chunk + end), ("expire", offers.KEEP_S)]
+
+
+async def test_a_list_that_lacks_its_end_is_no_snapshot() -> None:
+    with pytest.raises(KnowledgeError, match="cut off"):
+        await offers.get(Lists(*frames(b"x")[:-1]), PREFIX, f"{PREFIX}snapshot:a", 1.0)
 
 
 async def test_an_offer_is_taken_once_however_often_it_comes() -> None:
@@ -314,10 +325,10 @@ async def test_an_offer_is_taken_once_however_often_it_comes() -> None:
     seen.may.set()
     exchange, incoming = exchange_of(seen)
     exchange.begun()
-    lists = Lists(HEADER, b"x")
+    lists = Lists(*frames(b"x"))
     async with doing(exchange.serve(lists), exchange.take_in()):
         for _ in range(3):
-            incoming.offers.extend([(SnapshotOffer("", key("a"), 0.0), 1.0)] * 5)
+            incoming.offers.extend([(Offer("", key("a"), 0.0), 1.0)] * 5)
             exchange.read(all_of_it=True)
             await eventually(lambda: not incoming.offers)
     assert len(seen.taken) == 1
@@ -339,19 +350,17 @@ async def test_who_asks_for_snapshots_again_and_again_fills_no_store(caplog: pyt
         async def expire(self, _key: str, _seconds: int) -> None:
             """It will be gone."""
 
-    client, added = Client(), list[Item]()
+    client, added = Client(), list[Kind]()
     exchange, incoming = exchange_of(Full(), lambda: now, added.append)
     incoming.wants.extend((f"gateway-{number}", 0.0) for number in range(10))
     with caplog.at_level(logging.INFO):
         async with doing(exchange.serve(client)):
             await eventually(lambda: len(added) == 10)
             assert client.pushed < MOST_GIVEN_BYTES + (201 << 20)
-            assert [item.key != "" for item in added if isinstance(item, SnapshotOffer)] == [True] * 3 + [False] * 7, (
-                "all are answered"
-            )
+            assert [item.key != "" for item in added if isinstance(item, Offer)] == [True] * 3 + [False] * 7, "all are answered"
             now = offers.KEEP_S + 1.0
             incoming.wants.append(("later", 0.0))
             exchange.read(all_of_it=True)
             await eventually(lambda: len(added) == 11)
-    assert isinstance(added[-1], SnapshotOffer)
+    assert isinstance(added[-1], Offer)
     assert added[-1].key

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.snapshots.file import MAGIC, MAX_FILE_BYTES, Clocks, read, write
+from gateway.features.snapshots.file import MAGIC, MAX_FILE_BYTES, read, write
+from gateway.features.snapshots.frames import Clocks
 from gateway.features.snapshots.snapshot import Header, KnowledgeError, Origin, Snapshot
 
 SNAPSHOT = Snapshot(

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.features.snapshots.file import CLOCKS, Clocks, read
+from gateway.features.snapshots.file import read
+from gateway.features.snapshots.frames import CLOCKS, Clocks
 from gateway.features.snapshots.keeper import LAST_S, Keeper, SnapshotFile
 from gateway.features.snapshots.snapshot import Header, Snapshot
 from gateway.telemetry.metrics import Metrics

@@ -9,10 +9,11 @@ import pytest
 
 from gateway.features.sharing import offers
 from gateway.features.snapshots.file import read, write
-from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, Snapshot, encode_header
+from gateway.features.snapshots.frames import frames_of
+from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, Snapshot
 from gateway.features.workers.channel import MAX_MESSAGE_BYTES
-from gateway.features.workers.messages import SnapshotBegin, SnapshotChunk, SnapshotEnd, encode, from_hub
-from gateway.features.workers.transfer import Arrival, Arrived
+from gateway.features.workers.messages import Part, encode, from_hub
+from gateway.features.workers.transfer import ReceivedSnapshot, SnapshotReceiver
 from router import Replica, Router
 from router.snapshot import records
 from router.snapshot.collect import SLICE, SLICE_BYTES, collect
@@ -70,10 +71,9 @@ async def test_the_store(snapshot: Snapshot) -> None:
 
 
 def test_a_worker(snapshot: Snapshot) -> None:
-    arrival, arrived = Arrival(), None
-    begin, end = SnapshotBegin(1, encode_header(HEADER), 100.0, ""), SnapshotEnd(1)
-    for message in (begin, *[SnapshotChunk(1, chunk) for chunk in snapshot.chunks], end):
-        frame = encode(message)
+    arrival, arrived = SnapshotReceiver(), None
+    for part in frames_of(snapshot):
+        frame = encode(Part(1, part))
         assert len(frame) <= MAX_MESSAGE_BYTES
         arrived = arrival.receive(from_hub(frame))
-    assert arrived == Arrived(1, snapshot)
+    assert arrived == ReceivedSnapshot(1, snapshot)

@@ -20,8 +20,10 @@ from gateway.app import Surroundings, compose, serve
 from gateway.cluster.commands import SingleProcess
 from gateway.cluster.messages import Join
 from gateway.config.schema import ReplicaConfig, RoutingConfig
+from gateway.features.sharing.single_process import SingleKnowledge, single_process
 from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.keeper import SnapshotFile, file_of
+from gateway.features.snapshots.knowledge import Knowledge
 from gateway.features.snapshots.origins import has_restarted
 from gateway.features.snapshots.snapshot import Header, Origin, Snapshot, format_of
 from gateway.fleet.engines import Facts
@@ -33,6 +35,13 @@ from tests.gateway.conftest import LOGGED, Running, config_over, eventually
 from tests.gateway.features.sharing.conftest import gateway_process, sharing
 from tests.gateway.features.workers.conftest import star
 from tests.support.fakes import FakeReplica
+
+
+def knowledge_of(run: Running) -> Knowledge:
+    control = run.gateway.control
+    assert isinstance(control, SingleProcess)
+    assert isinstance(control.lasting, SingleKnowledge)
+    return control.lasting.knowledge
 
 
 def body(number: int) -> dict[str, Any]:
@@ -157,7 +166,7 @@ async def test_one_that_is_stopped_while_it_begins_leaves_the_file_as_it_is(
     async with FakeReplica() as replica:
         write(file, large(replica, 20_000))
         before = file.read_bytes()
-        around = Surroundings(control_plane=lambda local: SingleProcess(local, snapshot=SnapshotFile(file, 60.0)))
+        around = Surroundings(control_plane=lambda local: single_process(local, snapshot=SnapshotFile(file, 60.0)))
         gateway = compose(config_over(replica), LOGGED, around)
         serving = asyncio.create_task(serve(gateway, stop, hurry, started.append))
         while not gateway.router.trie.blocks:  # noqa: ASYNC110  (its steps have no event)
@@ -174,7 +183,7 @@ async def test_what_is_missing_here_makes_only_the_begin_partial(tmp_path: Path)
     """A resync brings what others have of replicas that this gateway is not to have."""
     async with FakeReplica() as replica, FakeReplica() as other, sharing(replica) as run:
         await run.post()
-        knowledge = run.gateway.local.knowledge
+        knowledge = knowledge_of(run)
         await knowledge.restore(large(other, 3))
         found = await knowledge.collect()
         assert found
@@ -228,7 +237,7 @@ async def test_what_a_gateway_knows_of_a_replica_that_is_up_stays(origin: Callab
     """When the gateways share again after an outage, each offers the others a snapshot."""
     async with FakeReplica() as replica, sharing(replica) as one, sharing(replica) as other:
         await other.post(body(0))
-        snapshot = await other.gateway.local.knowledge.collect()
+        snapshot = await knowledge_of(other).collect()
         assert snapshot
         found = origin(replica.url)
         stale = replace(snapshot, header=Header(snapshot.header.format, {replica.name: found} if found else {}))
@@ -238,11 +247,11 @@ async def test_what_a_gateway_knows_of_a_replica_that_is_up_stays(origin: Callab
         for number in range(1, 10):
             await one.post(body(number))
         known = held(one)
-        await one.gateway.local.knowledge.restore(stale)
+        await knowledge_of(one).restore(stale)
         assert held(one) == known
         assert await cached(one, 1) > 0
         assert await cached(one, 0) < await cached(one, 1), "of it nothing was taken in"
-        await one.gateway.local.knowledge.restore(snapshot)
+        await knowledge_of(one).restore(snapshot)
         assert held(one).keys() == known.keys()
         assert held(one)[replica.name] > known[replica.name]
 

@@ -18,7 +18,7 @@ from gateway.config.source import load
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import HISTORY_BYTES
-from gateway.features.workers.messages import Message, Serving, Welcome, from_hub, from_worker
+from gateway.features.workers.messages import Heartbeat, Message, Welcome, from_hub, from_worker
 from gateway.features.workers.peers import Peers, connect, part_of
 from gateway.features.workers.questions import PEER_LIMITS, PeerLimits
 from gateway.fleet.directory import FIRST_PROBES_S
@@ -91,7 +91,7 @@ class Star:
         gateway = compose(part_of(decode_config(welcome.config)), LOGGED, around)
         run = await self.stack.enter_async_context(serving_runner(gateway, clients_runner(gateway.served)))
         await gateway.control.ready()
-        its.send(Serving())
+        its.send(Heartbeat("serving"))
         await eventually(lambda: who in self.served)
         assert me == who
         return Worker(who, run, made[0], its)

@@ -6,22 +6,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch, Drain
+from gateway.cluster.messages import Batch, Drain, Reset
 from gateway.features.workers.channel import HEAD, MAX_MESSAGE_BYTES, Channel
 from gateway.features.workers.messages import (
-    Alive,
-    Counters,
+    COUNTERS,
+    MEMBERS,
+    Answer,
+    Ask,
     Current,
     Execute,
-    Executed,
-    Found,
     FoundMember,
+    FoundMembers,
+    Heartbeat,
     Message,
     Publish,
-    Scrape,
-    Scraped,
-    Serving,
-    Stopping,
     Welcome,
     encode,
     from_worker,
@@ -31,17 +29,16 @@ from tests.gateway.features.workers.conftest import closed, pair
 numbers = st.integers(0, 2**32 - 1)
 workers = st.integers(0, 2**64 - 1)
 batches = st.builds(Batch, st.floats(allow_nan=False), st.binary(max_size=30))
+found = st.builds(FoundMembers, st.text(max_size=5), st.tuples(st.builds(FoundMember, capacity_tokens=st.none() | st.just(7))))
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.just(Alive()),
-    st.just(Serving()),
-    st.just(Stopping()),
-    st.builds(Publish, batches),
-    st.builds(Counters, st.binary(max_size=30)),
-    st.builds(Found, st.text(max_size=5), st.tuples(st.builds(FoundMember, capacity_tokens=st.none() | st.just(7)))),
-    st.builds(Scrape, numbers),
-    st.builds(Scraped, numbers, st.binary(max_size=30)),
+    st.builds(Heartbeat, st.sampled_from(["", "serving", "stopping"])),
+    batches,
+    st.builds(Reset, st.booleans()),
+    st.builds(Publish, st.just(COUNTERS) | st.text(max_size=5), st.binary(max_size=30)),
+    st.builds(Publish, st.just(MEMBERS), found.map(encode)),
+    st.builds(Ask, numbers, st.just(COUNTERS) | st.text(max_size=5), st.binary(max_size=30)),
     st.builds(Execute, numbers, st.builds(Drain, st.text(max_size=5), st.booleans()), st.just(1.0)),
-    st.builds(Executed, numbers, st.none() | st.text(max_size=9), st.booleans()),
+    st.builds(Answer, numbers, st.binary(max_size=30), st.text(max_size=5), st.none() | st.text(max_size=9), st.booleans()),
 )
 frames = st.lists(st.tuples(workers, messages), max_size=8)
 
@@ -87,7 +84,7 @@ def test_any_bytes_are_frames_or_the_end_of_the_channel(parts: list[bytes], flip
     if channel.error is not None:
         assert "a message of " in str(channel.error)
         before = len(received)
-        channel.data_received(framed(encode(Alive())))
+        channel.data_received(framed(encode(Heartbeat())))
         assert len(received) == before, "nothing behind it can be trusted"
 
 
@@ -98,7 +95,7 @@ def test_any_bytes_are_frames_or_the_end_of_the_channel(parts: list[bytes], flip
         (framed(b"junk"), "a message of 4 bytes does not decode: "),
         (framed(b""), "a message of 0 bytes does not decode: "),
         (framed(encode(Current())), "does not decode: Invalid value 7"),
-        (framed(encode(Publish(Batch(1.0, "text")))), "Expected `bytes`, got `str` - at `$[1][1]`"),  # type: ignore[arg-type]
+        (framed(encode(Batch(1.0, "text"))), "Expected `bytes`, got `str` - at `$[2]`"),  # type: ignore[arg-type]
     ],
 )
 async def test_what_is_no_frame_ends_the_channel_and_is_named(
@@ -107,7 +104,7 @@ async def test_what_is_no_frame_ends_the_channel_and_is_named(
     ours, its = await pair()
     gone = asyncio.Event()
     ours.receive(lambda *_: None, gone.set)
-    its.send(Alive())
+    its.send(Heartbeat())
     assert its._transport
     its._transport.write(wire)
     await gone.wait()
@@ -120,15 +117,15 @@ async def test_the_first_frame_is_taken_alone_and_the_rest_waits() -> None:
     ours, its = await pair()
     ours.send(Welcome(b"config"), 7)
     for number in (1, 2):
-        ours.send(Scrape(number), 7)
+        ours.send(Ask(number, "t"), 7)
     assert await its.first() == (7, Welcome(b"config"))
     received: list[Message] = []
     gone = asyncio.Event()
     its.receive(lambda _worker, message, _payload: received.append(message), gone.set)
     ours.close()
     await gone.wait()
-    assert received == [Scrape(1), Scrape(2)]
-    its.send(Alive())  # nobody is there: nothing happens
+    assert received == [Ask(1, "t"), Ask(2, "t")]
+    its.send(Heartbeat())  # nobody is there: nothing happens
     assert its.unsent == 0
     await closed(ours, its)
 
@@ -149,6 +146,6 @@ async def test_what_the_other_end_does_not_read_is_counted() -> None:
     ours, its = await pair()
     assert its._transport
     its._transport.pause_reading()  # type: ignore[attr-defined]
-    ours.send(Counters(b"x" * (8 << 20)))
+    ours.send(Publish(COUNTERS, b"x" * (8 << 20)))
     assert ours.unsent > 1 << 20
     await closed(its, ours)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, decode_config
+from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, Reset, decode_config
 from gateway.config.schema import MAX_REPLICAS, MAX_SOURCES, AddedReplica, Config, ReplicaConfig
 from gateway.config.source import load
 from gateway.features.workers.channel import HEAD, HUB, Channel, Receive
@@ -16,22 +16,19 @@ from gateway.features.workers.command_log import DRAINS_MOST, PENDING_MOST
 from gateway.features.workers.hub import SWEEP_S, Hub
 from gateway.features.workers.hub_knowledge import MESSAGE_BYTES
 from gateway.features.workers.messages import (
-    Alive,
-    Counters,
+    COUNTERS,
+    MEMBERS,
+    Answer,
+    Ask,
     Current,
     Execute,
-    Executed,
-    Forwarded,
-    Found,
     FoundMember,
-    Gone,
+    FoundMembers,
+    Heartbeat,
     Message,
     Publish,
-    Scrape,
-    Scraped,
-    Serving,
-    Stopping,
     Welcome,
+    decode_found,
     encode,
     from_hub,
     from_worker,
@@ -74,8 +71,8 @@ class End:
         return [message.command for _, message in self.of(Execute)]
 
 
-def batch(name: str) -> Publish:
-    return Publish(Batch(0.0, name.encode()))
+def batch(name: str) -> Batch:
+    return Batch(0.0, name.encode())
 
 
 def config_of(*urls: str, ttl_s: float = 60.0, pool: str = "") -> Config:
@@ -110,10 +107,10 @@ def test_a_newcomer_receives_the_past_in_its_order_between_its_welcome_and_now()
     made.command(Drain("a", on=True))
     _, late = joined(made)
     kinds = [(type(message), worker) for worker, message in late.sent]
-    assert kinds == [(Welcome, 2), (Execute, 0), (Publish, first), (Publish, first), (Gone, first), (Current, 0)]
-    assert late.of(Publish) == [(first, batch("one")), (first, batch("two"))]
+    assert kinds == [(Welcome, 2), (Execute, 0), (Batch, first), (Batch, first), (Reset, first), (Current, 0)]
+    assert late.of(Batch) == [(first, batch("one")), (first, batch("two"))]
     end.receives(batch("was on its way"))
-    assert len(late.of(Publish)) == 2, "it has left"
+    assert len(late.of(Batch)) == 2, "it has left"
 
 
 def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
@@ -124,16 +121,15 @@ def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
     for number in range(50):
         end.receives(batch(f"{number:020}"))
         assert made.history.size == sum(MESSAGE_BYTES + len(kept) for _, kept in made.history.since(0)) <= 5 * size
-    assert [int(message.batch.events) for _, message in joined(made)[1].of(Publish)] == [45, 46, 47, 48, 49]
+    assert [int(message.events) for _, message in joined(made)[1].of(Batch)] == [45, 46, 47, 48, 49]
     now.time = 60.5
     end.receives(batch("new"))
-    assert joined(made)[1].of(Publish) == [(1, batch("new"))]
+    assert joined(made)[1].of(Batch) == [(1, batch("new"))]
 
 
-def found(source: str, *names: str) -> Found:
-    return Found(
-        source, tuple([FoundMember(name, f"http://{name}:1", "", None, draining=False, instance="") for name in names])
-    )
+def found(source: str, *names: str) -> Publish:
+    members = tuple([FoundMember(name, f"http://{name}:1", "", None, draining=False, instance="") for name in names])
+    return Publish(MEMBERS, encode(FoundMembers(source, members)))
 
 
 def test_a_newcomer_receives_what_each_source_has_found_last_before_the_commands_about_it() -> None:
@@ -146,10 +142,10 @@ def test_a_newcomer_receives_what_each_source_has_found_last_before_the_commands
     end.receives(found("dns a", "x", "z"))
     made.leave(first)
     _, late = joined(made)
-    assert [message for _, message in late.of(Found)] == [found("dns b", "y"), found("dns a", "x", "z")]
+    assert [message for _, message in late.of(Publish)] == [found("dns b", "y"), found("dns a", "x", "z")]
     kinds = [type(message) for _, message in late.sent]
-    assert max(at for at, kind in enumerate(kinds) if kind is Found) < kinds.index(Execute)
-    assert not other.of(Found), "each worker that serves has sources of its own"
+    assert max(at for at, kind in enumerate(kinds) if kind is Publish) < kinds.index(Execute)
+    assert not other.of(Publish), "each worker that serves has sources of its own"
 
 
 def test_what_sources_have_found_is_bounded_and_forgotten_with_them() -> None:
@@ -157,11 +153,13 @@ def test_what_sources_have_found_is_bounded_and_forgotten_with_them() -> None:
     _, end = joined(made)
     for number in range(3 * MAX_SOURCES):
         end.receives(found(f"file {number}"))
-    kept = [message.source for _, message in joined(made)[1].of(Found)]
+    kept = [decode_found(message.message).source for _, message in joined(made)[1].of(Publish)]
     assert kept == [f"file {number}" for number in range(2 * MAX_SOURCES - 1, 3 * MAX_SOURCES)]
     config = load(None, {"pools": [{}], "discovery": [{"file": f"{3 * MAX_SOURCES - 1}"}]}, env={})
     made.command(Reconfigure.to(config))
-    assert [message.source for _, message in joined(made)[1].of(Found)] == [f"file {3 * MAX_SOURCES - 1}"]
+    assert [decode_found(message.message).source for _, message in joined(made)[1].of(Publish)] == [
+        f"file {3 * MAX_SOURCES - 1}"
+    ]
 
 
 def test_only_the_last_command_on_each_matter_is_in_force() -> None:
@@ -214,7 +212,7 @@ def asks(end: End, number: int, command: Command, until: float = 99.0) -> None:
 
 
 def answers(end: End, asker: int, number: int, error: str | None = None) -> None:
-    end.receives(Executed(number, error), asker)
+    end.receives(Answer(number, error=error), asker)
 
 
 def replayed(made: Hub) -> list[Command]:
@@ -237,7 +235,9 @@ def test_a_command_that_a_worker_refused_is_not_for_its_successor() -> None:
         answers(end, second, 1, "listed twice")
     made.leave(first)
     assert replayed(made) == [Join("default", REPLICA_B)]
-    assert two.of(Executed) == [(worker, Executed(1, "listed twice")) for worker in (first, second)], "answers reach the asker"
+    assert two.of(Answer)[1:] == [(worker, Answer(1, error="listed twice")) for worker in (first, second)], (
+        "answers reach the asker"
+    )
 
 
 def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
@@ -255,7 +255,7 @@ def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
     in_force = [Join("default", REPLICA_B), Drain("a:1", on=True)]
     third, three = joined(made)
     assert three.commands == [*in_force, Join("default", OTHER_B)], "what no worker has answered is asked of the next one"
-    three.receives(Executed(1, "its name is taken"), second)
+    three.receives(Answer(1, error="its name is taken"), second)
     made.leave(third)
     assert replayed(made) == in_force, "the first of that name stays"
 
@@ -303,7 +303,7 @@ def test_a_command_that_is_read_too_late_is_ignored() -> None:
     _, one = joined(made)
     now.time = 5.0
     asks(one, 1, Drain("a:1", on=True), until=4.0)
-    assert one.of(Execute) == one.of(Forwarded) == replayed(made) == []
+    assert one.of(Execute) == one.of(Answer) == replayed(made) == []
 
 
 def test_commands_without_an_answer_are_bounded() -> None:
@@ -311,7 +311,7 @@ def test_commands_without_an_answer_are_bounded() -> None:
     _, one = joined(made)
     for number in range(PENDING_MOST + 500):
         asks(one, number, Drain(f"r{number}", on=True))
-    assert len(replayed(made)) == len(one.of(Forwarded)) == PENDING_MOST
+    assert len(replayed(made)) == len(one.of(Answer)) == PENDING_MOST
     made.command(Reconfigure.to(config_of(ttl_s=5)))
     assert made.config.routing.ttl_s == 5, "a new configuration is not one of them"
     assert one.commands[-1] == Reconfigure.to(config_of(ttl_s=5))
@@ -323,18 +323,18 @@ def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
     first, end = joined(made)
     second, _ = joined(made)
     now.time = 20.0
-    end.receives(Alive())
+    end.receives(Heartbeat())
     now.time = 40.0
     assert list(made.silent(30.0)) == [second]
-    end.receives(Serving())
-    end.receives(Alive())
+    end.receives(Heartbeat("serving"))
+    end.receives(Heartbeat())
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([first], [second])
     now.time = 45.0
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([], [first, second])
     made.credit_pause(5.0)  # the supervisor was stopped
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
     assert repr(made) == f"<Hub of {first}, {second}, <History of 0 messages, 0 bytes>>"
-    end.receives(Alive())  # what has waited is read before the supervisor sees how long it was stopped
+    end.receives(Heartbeat())  # what has waited is read before the supervisor sees how long it was stopped
     made.credit_pause(3600.0)
     now.time += 31.0
     assert first in made.silent(30.0), "no worker's last message is in the future"
@@ -343,20 +343,20 @@ def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
 # -- counters of what has left
 
 
-def counted(*replicas: str) -> Counters:
+def counted(*replicas: str) -> Publish:
     """Of a worker with these replicas, each of which has answered one request."""
     metrics = Metrics()
     for replica in replicas:
         metrics.replica_up.set((replica,), 1)
         metrics.completion_tokens.add(("m", replica))
-    return Counters(packed(metrics.instruments))
+    return Publish(COUNTERS, packed(metrics.instruments))
 
 
 def test_what_ended_workers_counted_of_a_replica_is_kept_as_long_as_a_living_worker_counts_for_it() -> None:
     made = Hub(config_of("http://a:1", "http://gone"), Now(), lambda _: None)
     (first, one), (second, two), (_, three) = joined(made), joined(made), joined(made)
     for end in (one, two, three):
-        end.receives(Serving())
+        end.receives(Heartbeat("serving"))
     made.command(Reconfigure.to(config_of()))
     one.receives(counted("gone", "a:1"))
     two.receives(counted("gone", "a:1"))
@@ -372,7 +372,7 @@ def test_what_ended_workers_counted_of_a_replica_is_forgotten_without_another_en
     made = Hub(config_of("http://a:1", "http://gone"), now, lambda _: None)
     (first, one), (_, two) = joined(made), joined(made)
     for end in (one, two):
-        end.receives(Serving())
+        end.receives(Heartbeat("serving"))
         end.receives(counted("gone", "a:1"))
     made.leave(first)
     made.command(Reconfigure.to(config_of()))
@@ -390,12 +390,12 @@ def test_a_worker_that_does_not_know_all_replicas_yet_keeps_their_counters() -> 
     made = Hub(config_of("http://a:1", "http://gone"), now, lambda _: None)
     (first, one), (_, two) = joined(made), joined(made)
     made.command(Reconfigure.to(config_of()))
-    one.receives(Serving())
+    one.receives(Heartbeat("serving"))
     one.receives(counted("added", "a:1"))
     two.receives(counted("a:1"))
     made.leave(first)
     assert ("m", "added") in made.ended.completion_tokens.values
-    two.receives(Serving())
+    two.receives(Heartbeat("serving"))
     now.time += SWEEP_S
     made.sweep()
     assert ("m", "added") in made.ended.completion_tokens.values, "its counters are from before"
@@ -410,12 +410,12 @@ def test_a_worker_that_was_stopped_before_it_served_does_not_count_as_serving() 
     now, served = Now(), list[int]()
     made = Hub(config_of(), now, served.append)
     (first, one), (second, two) = joined(made), joined(made)
-    one.receives(Stopping())
-    one.receives(Serving())
-    two.receives(Serving())
+    one.receives(Heartbeat("stopping"))
+    one.receives(Heartbeat("serving"))
+    two.receives(Heartbeat("serving"))
     now.time += 3
-    one.receives(Alive())
-    two.receives(Alive())
+    one.receives(Heartbeat())
+    two.receives(Heartbeat())
     assert (served, list(made.healthy(2)), list(made.unhealthy(2))) == ([second], [second], [first])
 
 
@@ -456,12 +456,12 @@ def test_additions_for_which_a_configuration_leaves_no_room_are_forgotten() -> N
 def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:
     made = Hub(config_of("http://a:1"), Now(), lambda _: None)
     (first, one), (second, two) = joined(made), joined(made)
-    two.receives(Scrape(7))
+    two.receives(Ask(7, COUNTERS))
     one.receives(counted())
-    one.receives(Scraped(7, counted("a:1").page), second)
+    one.receives(Answer(7, counted("a:1").message, COUNTERS), second)
     made.leave(first)
     assert made.ended.completion_tokens.values == {("m", "a:1"): 1}
-    assert two.of(Scraped)[-1] == (first, Scraped(7, counted("a:1").page))
+    assert two.of(Answer)[-1] == (first, Answer(7, counted("a:1").message, COUNTERS))
 
 
 # -- what does not decode
@@ -472,13 +472,13 @@ def test_counters_that_do_not_decode_are_lost_and_nothing_else_is(caplog: pytest
     (first, one), (second, two), (third, three) = joined(made), joined(made), joined(made)
     metrics = Metrics()
     metrics.requests.add(("m", "other", "200"))
-    one.receives(Counters(b"junk"))
-    two.receives(Counters(packed(metrics.instruments)))
+    one.receives(Publish(COUNTERS, b"junk"))
+    two.receives(Publish(COUNTERS, packed(metrics.instruments)))
     made.leave(first)
     assert "counters are lost" in caplog.text
     made.leave(second)
     assert made.ended.requests.values[("m", "other", "200")] == 1
-    assert [worker for worker, _ in three.of(Gone)] == [first, second]
+    assert [worker for worker, _ in three.of(Reset)] == [first, second]
     assert list(made.workers) == [third]
 
 

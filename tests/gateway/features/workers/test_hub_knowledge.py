@@ -9,27 +9,25 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import Batch, Reset, Want
+from gateway.features.snapshots.frames import frames_of
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
-from gateway.features.snapshots.snapshot import Header, KnowledgeError, Snapshot, encode_header
+from gateway.features.snapshots.snapshot import Header, KnowledgeError, Snapshot
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, MESSAGE_BYTES, SILENT_S, TRIES, History
 from gateway.features.workers.messages import (
-    CollectSnapshot,
+    SNAPSHOT,
+    Answer,
+    Ask,
     Current,
-    Gone,
-    Joined,
+    Heartbeat,
     Message,
-    Publish,
-    Serving,
-    SnapshotBegin,
-    SnapshotChunk,
-    SnapshotEnd,
-    SnapshotRestored,
+    Part,
     Welcome,
+    decode_wanted,
     encode,
 )
-from gateway.features.workers.transfer import AHEAD_BYTES
+from gateway.features.workers.transfer import AHEAD_BYTES, SnapshotReceiver
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.workers.conftest import Worker, closed, pair, star
@@ -52,21 +50,34 @@ def hub_of(workers: int = 1, history_bytes: int = HISTORY_BYTES, begin_s: float 
     made = Hub(config_of(), Now(), lambda _: None, history_bytes, begin_s)
     ends = [joined(made)[1] for _ in range(workers)]
     for end in ends:
-        end.receives(Serving())
+        end.receives(Heartbeat("serving"))
     return made, ends
 
 
 async def asked(end: End, times: int = 1) -> int:
     """The number of the last one of so many questions for a snapshot."""
-    await eventually(lambda: len(end.of(CollectSnapshot)) == times)
-    return int(end.of(CollectSnapshot)[-1][1].number)
+    await eventually(lambda: len(end.of(Ask)) == times)
+    return int(end.of(Ask)[-1][1].number)
 
 
-def answer(end: End, number: int, *chunks: bytes) -> None:
-    end.receives(SnapshotBegin(number, encode_header(HEADER), 1.0))
-    for chunk in chunks:
-        end.receives(SnapshotChunk(number, chunk))
-    end.receives(SnapshotEnd(number))
+def answer(end: End, number: int, *chunks: bytes, header: Header = HEADER) -> None:
+    for frame in frames_of(Snapshot(header, chunks, 1.0)):
+        end.receives(Part(number, frame))
+
+
+def fails(end: End, number: int) -> None:
+    end.receives(Answer(number, topic=SNAPSHOT, error="a bug"))
+
+
+def given(end: End) -> list[tuple[int, Snapshot]]:
+    """The snapshots that the worker was sent, with their numbers."""
+    arrival = SnapshotReceiver()
+    found = [arrival.receive(part) for _, part in end.of(Part)]
+    return [(arrived.number, arrived.snapshot) for arrived in found if arrived]
+
+
+def chunks_given(end: End) -> list[bytes]:
+    return [chunk for _, snapshot in given(end) for chunk in snapshot.chunks]
 
 
 def kinds(end: End) -> list[type]:
@@ -74,7 +85,7 @@ def kinds(end: End) -> list[type]:
 
 
 def events(end: End) -> list[bytes]:
-    return [message.batch.events for _, message in end.of(Publish)]
+    return [message.events for _, message in end.of(Batch)]
 
 
 # -- what is collected
@@ -84,20 +95,21 @@ async def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> Non
     made, (end,) = hub_of()
     first = asyncio.create_task(made.snapshots.collect(5.0))
     early = await asked(end)
-    end.receives(SnapshotBegin(early, encode_header(HEADER), 1.0))
+    parts = [Part(early, frame) for frame in frames_of(snapshot_of(b"of five seconds"))]
+    end.receives(parts[0])
     first.cancel()
     await asyncio.wait([first])
     second = asyncio.create_task(made.snapshots.collect())
     number = await asked(end, 2)
-    end.receives(SnapshotChunk(early, b"of five seconds"))
-    end.receives(SnapshotEnd(early))
+    for part in parts[1:]:
+        end.receives(part)
     answer(end, early, b"of five seconds")
-    end.receives(SnapshotEnd(early, known=False))
-    end.receives(SnapshotEnd(early, error="a bug"))
+    end.receives(Answer(early, topic=SNAPSHOT))
+    fails(end, early)
     assert not second.done()
     answer(end, number, b"of ", b"all time")
     assert await second == snapshot_of(b"of ", b"all time")
-    assert [message.since_s for _, message in end.of(CollectSnapshot)] == [5.0, math.inf]
+    assert [decode_wanted(message.question)[0] for _, message in end.of(Ask)] == [5.0, math.inf]
 
 
 async def test_the_answer_of_another_worker_is_ignored() -> None:
@@ -117,7 +129,7 @@ class Broken:
 async def test_a_bug_in_collecting_is_a_snapshot_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     async with FakeReplica() as replica, star(replica) as (made, (first, _)):
-        first.gateway.local.knowledge = Broken()  # type: ignore[assignment]
+        first.peers.knowledge = Broken()  # type: ignore[assignment]
         with pytest.raises(KnowledgeError, match="ZeroDivisionError"):
             await made.hub.snapshots.collect()
         await Keeper(SnapshotFile(tmp_path / "s", 60.0), made.hub.snapshots.collect, metrics).write()
@@ -130,24 +142,24 @@ async def test_a_bug_in_collecting_is_a_snapshot_that_failed(tmp_path: Path, cap
 
 async def test_a_snapshot_is_given_when_the_one_before_was_taken_in() -> None:
     made, ends = hub_of(2)
-    given = [asyncio.create_task(made.snapshots.restore(snapshot_of(b"x"))) for _ in range(2)]
-    await eventually(lambda: len(ends[1].of(SnapshotEnd)) == 1)
-    assert len(ends[0].of(SnapshotEnd)) == 1, "the second one waits"
+    restoring = [asyncio.create_task(made.snapshots.restore(snapshot_of(b"x"))) for _ in range(2)]
+    await eventually(lambda: len(given(ends[1])) == 1)
+    assert len(given(ends[0])) == 1, "the second one waits"
 
-    def restored(end: End) -> SnapshotRestored:
-        return SnapshotRestored(end.of(SnapshotEnd)[-1][1].number)
+    def restored(end: End) -> Answer:
+        return Answer(given(end)[-1][0], topic=SNAPSHOT)
 
     ends[0].receives(restored(ends[0]))
-    ends[1].receives(SnapshotRestored(0))
+    ends[1].receives(Answer(0, topic=SNAPSHOT))
     for _ in range(10):  # turns of the loop
         await asyncio.sleep(0)
-    assert not given[0].done(), "that was about an earlier one"
+    assert not restoring[0].done(), "that was about an earlier one"
     ends[1].receives(restored(ends[1]))
-    await eventually(lambda: len(ends[1].of(SnapshotEnd)) == 2)
-    assert given[0].done()
+    await eventually(lambda: len(given(ends[1])) == 2)
+    assert restoring[0].done()
     ends[0].receives(restored(ends[0]))
     made.leave(2)
-    await given[1]
+    await restoring[1]
 
 
 # -- what a new worker begins with
@@ -157,7 +169,7 @@ async def test_a_new_worker_gets_the_snapshot_of_another_one_and_the_events_sinc
     made, (end,) = hub_of()
     end.receives(batch("before"))
     _, late = joined(made)
-    assert kinds(end)[-1] is Joined
+    assert kinds(end)[-1] is Want
     end.receives(batch("what is open"))
     number = await asked(end)
     end.receives(batch("meanwhile"))
@@ -165,10 +177,10 @@ async def test_a_new_worker_gets_the_snapshot_of_another_one_and_the_events_sinc
     made.ended_elsewhere(1 << 31)
     answer(end, number, b"x")
     await eventually(lambda: Current in kinds(late))
-    sent = [Welcome, SnapshotBegin, SnapshotChunk, SnapshotEnd, Publish, Publish, Publish, Gone, Current]
+    sent = [Welcome, Part, Part, Part, Batch, Batch, Batch, Reset, Current]
     assert kinds(late) == sent
     assert events(late) == [b"what is open", b"meanwhile", b"elsewhere"]
-    assert late.of(SnapshotBegin)[0][1].source == "worker 1"
+    assert given(late)[0][1].source == "worker 1"
     end.receives(batch("after"))
     assert events(late)[-1] == b"after", "at once"
 
@@ -179,8 +191,8 @@ async def test_new_workers_share_a_collection() -> None:
     ends = [joined(made)[1] for _ in range(3)]
     answer(end, await asked(end), b"x")
     await eventually(lambda: all(Current in kinds(late) for late in ends))
-    assert [len(late.of(SnapshotChunk)) for late in ends] == [1, 1, 1]
-    assert len(end.of(CollectSnapshot)) == 1
+    assert [len(given(late)) for late in ends] == [1, 1, 1]
+    assert len(end.of(Ask)) == 1
 
 
 async def test_a_new_worker_that_gets_no_snapshot_begins_with_recent_events(caplog: pytest.LogCaptureFixture) -> None:
@@ -188,9 +200,9 @@ async def test_a_new_worker_that_gets_no_snapshot_begins_with_recent_events(capl
     end.receives(batch("before"))
     _, late = joined(made)
     for number in range(TRIES):
-        end.receives(SnapshotEnd(await asked(end, number + 1), error="a bug"))
+        fails(end, await asked(end, number + 1))
     await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, Publish, Current]
+    assert kinds(late) == [Welcome, Batch, Current]
     assert "a new worker gets no snapshot" in caplog.text
 
 
@@ -201,7 +213,7 @@ async def test_the_next_worker_is_asked_if_the_first_one_ends() -> None:
     made.leave(1)
     answer(second, await asked(second), b"x")
     await eventually(lambda: Current in kinds(late))
-    assert len(late.of(SnapshotChunk)) == 1
+    assert len(given(late)) == 1
 
 
 async def test_a_new_worker_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +222,7 @@ async def test_a_new_worker_does_not_wait_for_ever(caplog: pytest.LogCaptureFixt
     end.receives(batch("before"))
     _, late = joined(made)
     await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, SnapshotBegin, SnapshotChunk, SnapshotEnd, Publish, Current]
+    assert kinds(late) == [Welcome, Part, Part, Part, Batch, Current]
     assert [record.__dict__["reason"] for record in caplog.records] == ["there is none within 0.01 s"]
 
 
@@ -219,7 +231,7 @@ async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.Log
     now = Now()
     made = Hub(config_of(), now, lambda _: None)
     end = joined(made)[1]
-    end.receives(Serving())
+    end.receives(Heartbeat("serving"))
     end.receives(batch("before"))
     _, late = joined(made)
     await asked(end)
@@ -227,7 +239,7 @@ async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.Log
     await eventually(lambda: Current in kinds(late))
     assert events(late) == [b"before"]
     assert [record.__dict__["reason"] for record in caplog.records] == ["no worker serves any more"]
-    assert kinds(joined(made)[1]) == [Welcome, Publish, Current], "at once"
+    assert kinds(joined(made)[1]) == [Welcome, Batch, Current], "at once"
 
 
 async def test_a_worker_that_ends_before_it_has_begun_is_forgotten() -> None:
@@ -256,7 +268,7 @@ async def test_where_none_serves_any_more_new_workers_begin_as_the_gateway_would
     made.snapshots.again = again
     ends = [joined(made)[1] for _ in range(2)]
     await eventually(lambda: all(Current in kinds(end) for end in ends))
-    assert [[message.chunk for _, message in end.of(SnapshotChunk)] for end in ends] == [[b"of the file", b"of a sibling"]] * 2
+    assert [chunks_given(end) for end in ends] == [[b"of the file", b"of a sibling"]] * 2
     assert len(asked_again) == 1, "for both"
     third = joined(made)[1]
     await eventually(lambda: Current in kinds(third))
@@ -272,10 +284,9 @@ async def test_a_part_of_what_is_known_is_worth_less_than_the_file() -> None:
     made.snapshots.again = again
     _, late = joined(made)
     number = await asked(end)
-    end.receives(SnapshotBegin(number, encode_header(Header("1/256/64", {}, partial=True)), 1.0))
-    end.receives(SnapshotEnd(number))
+    answer(end, number, header=Header("1/256/64", {}, partial=True))
     await eventually(lambda: Current in kinds(late))
-    assert [message.chunk for _, message in late.of(SnapshotChunk)] == [b"of the file"]
+    assert chunks_given(late) == [b"of the file"]
 
 
 async def test_a_worker_that_does_not_read_holds_up_no_other() -> None:
@@ -284,7 +295,7 @@ async def test_a_worker_that_does_not_read_holds_up_no_other() -> None:
     stuck = joined(made)[1]
     stuck.unsent, stuck.closed = AHEAD_BYTES + 1, asyncio.Event()  # type: ignore[assignment]
     answer(end, await asked(end), b"x")
-    await eventually(lambda: SnapshotBegin in kinds(stuck))
+    await eventually(lambda: Part in kinds(stuck))
     late = joined(made)[1]
     answer(end, await asked(end, 2), b"y")
     await eventually(lambda: Current in kinds(late))
@@ -308,7 +319,7 @@ async def test_what_is_open_is_asked_for_again_if_too_much_came_meanwhile() -> N
     answer(end, number)
     await eventually(lambda: Current in kinds(late))
     assert len(events(late)) < 5
-    assert end.of(Joined) == [(who, Joined())] * 2
+    assert end.of(Want) == [(who, Want())] * 2
 
 
 def held(worker: Worker) -> dict[str, int]:
@@ -347,11 +358,11 @@ async def test_a_worker_that_replaces_another_knows_what_the_others_know(history
 
 
 def test_small_messages_count_with_the_memory_that_they_take() -> None:
-    history = History(10 * (MESSAGE_BYTES + 2))
+    history = History(10 * (MESSAGE_BYTES + len(encode(Reset(ended=True)))))
     for _ in range(1000):
-        history.add(0.0, 1, encode(Gone()))
+        history.add(0.0, 1, encode(Reset(ended=True)))
     assert (history.begin, history.end, len(list(history.since(0)))) == (990, 1000, 10)
-    assert list(history.since(998)) == [(1, encode(Gone()))] * 2
+    assert list(history.since(998)) == [(1, encode(Reset(ended=True)))] * 2
     history.forget(1.0)
     assert (history.size, history.begin) == (0, 1000)
 
@@ -365,5 +376,5 @@ async def test_numbers_of_routers_may_be_large() -> None:
     made.join(ours)
     made.publish(1 << 32, Batch(0.0, b"x"))
     made.ended_elsewhere(1 << 32)
-    await eventually(lambda: received[-2:] == [(1 << 32, Publish(Batch(0.0, b"x"))), (1 << 32, Gone())])
+    await eventually(lambda: received[-2:] == [(1 << 32, Batch(0.0, b"x")), (1 << 32, Reset(ended=True))])
     await closed(ours, its)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.cluster.messages import Reconfigure, RejectConfig
+from gateway.cluster.messages import Batch, Reconfigure, RejectConfig
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.features.workers.channel import HUB
-from gateway.features.workers.messages import Executed, Message, Publish, Scrape, Scraped, from_hub
+from gateway.features.workers.messages import COUNTERS, Answer, Ask, Message, from_hub
 from gateway.features.workers.peers import part_of
 from gateway.features.workers.questions import PeerLimits
 from gateway.telemetry.exposition import unpacked_slices
@@ -525,8 +525,8 @@ async def test_events_go_in_batches_and_in_order() -> None:
             """Sees what goes to the second worker."""
 
             def forward(self, payload: bytes, worker: int) -> None:
-                if isinstance(message := from_hub(payload), Publish):
-                    batches.append(decode(message.batch.events))
+                if isinstance(message := from_hub(payload), Batch):
+                    batches.append(decode(message.events))
                 channel.forward(payload, worker)
 
             def send(self, message: Message, worker: int = HUB) -> None:
@@ -545,9 +545,9 @@ async def test_events_go_in_batches_and_in_order() -> None:
 
 async def test_an_answer_to_nobody_is_passed_over() -> None:
     async with FakeReplica() as one, star(one) as (_, (first, second)):
-        first.channel.send(Executed(99), second.who)
-        first.channel.send(Scraped(99, b""), second.who)
-        first.channel.send(Executed(1), 1000)
+        first.channel.send(Answer(99), second.who)
+        first.channel.send(Answer(99, b"", COUNTERS), second.who)
+        first.channel.send(Answer(1), 1000)
         assert (await second.run.metrics())["warmroute_workers"] == 2
 
 
@@ -558,8 +558,8 @@ async def test_counters_that_do_not_decode_are_left_out_of_the_page(caplog: pyte
         broken = made.hub.join(ours)
 
         def receive(worker: int, message: Message, _payload: bytes) -> None:
-            if isinstance(message, Scrape):
-                its.send(Scraped(message.number, b"junk"), worker)
+            if isinstance(message, Ask) and message.topic == COUNTERS:
+                its.send(Answer(message.number, b"junk", COUNTERS), worker)
 
         its.receive(receive, lambda: None)
         page = await first.run.metrics()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.features.discovery.source import MemberSource, Noting, SourceError
+from gateway.cluster.member_source import MemberSource, Noting, SourceError
 from gateway.fleet.membership import Member
 
 log = logging.getLogger("warmroute.discovery")
@@ -22,8 +22,8 @@ NOT_ANSWERED: Final = "it has not answered yet"
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One source. members: those that are known, None: none are yet. failed: why it is not watched at present. answered: it has
-    named its members, since it is watched.
+    """One source. members: its known members, None: none are known yet. failed: why it is not watched at present. answered:
+    it has named its members, since it is watched.
     """
 
     source: MemberSource
@@ -38,12 +38,12 @@ class Watch:
 
     @property
     def problem(self) -> str:
-        """Why what it has found may be out of date; empty: it is not."""
+        """A reason why its members may be out of date; empty: they are not."""
         return self.failed or self.source.problem or ("" if self.answered.is_set() else NOT_ANSWERED)
 
     @property
     def note(self) -> str:
-        """What its source has to say, although nothing is wrong."""
+        """A remark of its source, although nothing is wrong."""
         return self.source.note if isinstance(self.source, Noting) else ""
 
 
@@ -90,7 +90,7 @@ class Watches:
             self._begin(watch)  # if they were prepared before anything was watched
 
     def end(self, watches: Iterable[Watch]) -> None:
-        """Those of them that are not in force."""
+        """Stop the watches that are not in force."""
         for watch in watches:
             if watch.task and self._watches.get(watch.name) is not watch:
                 watch.task.cancel()

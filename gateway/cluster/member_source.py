@@ -13,7 +13,7 @@ from gateway.fleet.membership import Member
 
 
 class SourceError(Exception):
-    """A source does not get what it needs, for a reason outside of the program; the text is the reason."""
+    """A source fails, for a reason outside of the program; the text is the reason."""
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class Noting(Protocol):
 class MemberSource(Protocol):
     @property
     def name(self) -> str:
-        """What it watches: for logs, metrics and operators, and unique."""
+        """Its unique name, for logs, metrics and operators."""
 
     @property
     def pool(self) -> str:
@@ -36,11 +36,11 @@ class MemberSource(Protocol):
 
     @property
     def settings(self) -> object:
-        """How it watches, but for the pool. After a reload, a source of the same name with equal settings keeps running."""
+        """Its settings but for the pool. After a reload, a source of the same name with equal settings keeps running."""
 
     @property
     def problem(self) -> str:
-        """Why what it has found may be out of date; empty: it is not."""
+        """A reason why its members may be out of date; empty: they are not."""
 
     def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """All members, each time that they have changed; the first time as soon as they are known, also if there are none.

@@ -1,0 +1,113 @@
+"""A gateway that is one process, with its prefix index in a file and shared with other gateways, as far as it is configured."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+
+from gateway.cluster.commands import LocalControl, SingleProcess
+from gateway.cluster.messages import Batch
+from gateway.cluster.replication import Subscriber
+from gateway.features.sharing.link import Link, link_of
+from gateway.features.sharing.outbox import MOST_BYTES
+from gateway.features.sharing.state import TOPIC
+from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.knowledge import MAX_BYTES, Knowledge
+from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot, format_of
+from gateway.features.snapshots.warm_start import WarmStart
+
+log = logging.getLogger("warmroute.sharing")
+
+SOURCE = 1
+
+
+def single_process(
+    local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MOST_BYTES
+) -> SingleProcess:
+    """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
+    config, knowledge = local.live.config, Knowledge(local)
+    transport = StoreTransport(knowledge)
+    link = transport.link = link_of(config, transport, local.metrics, local.clock, unsent_bytes)
+    if link:
+        local.topics.answers(TOPIC, link.describe)
+    keeper = Keeper(snapshot, knowledge.collect, local.metrics) if snapshot else None
+    lasting = SingleKnowledge(knowledge, format_of(config.routing), keeper, link)
+    return SingleProcess(local, lasting, transport if link else None)
+
+
+class SingleKnowledge(WarmStart):
+    """The `Lasting` part of one process."""
+
+    def __init__(self, knowledge: Knowledge, format: str, keeper: Keeper | None, link: Link | None) -> None:  # noqa: A002
+        super().__init__(format, keeper, link)
+        self.knowledge = knowledge
+
+    async def begin(self) -> None:
+        await self.find(self._take_in)
+        self.begun()
+
+    async def _take_in(self, snapshot: Snapshot) -> bool:
+        try:
+            await self.knowledge.begin(snapshot)
+        except KnowledgeError as error:
+            about = {"source": snapshot.source, "reason": str(error)}
+            logging.getLogger("warmroute.snapshots").warning("snapshot ignored", extra=about)
+            return False
+        return True
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.knowledge.run())
+            group.create_task(super().run())
+
+
+class StoreTransport:
+    """A `ReplicationTransport`, and the `Routers` of its link."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self.link: Link | None = None  # set before anything is published
+        self._knowledge = knowledge
+        self._subscriber: Subscriber | None = None
+
+    # -- of the router
+
+    @property
+    def unsent(self) -> int:
+        """None is ever dropped here: the link has a bound of its own."""
+        return 0
+
+    def publish(self, batch: Batch) -> None:
+        if self.link:
+            self.link.publish(SOURCE, batch)
+
+    def snapshot(self, batch: Batch) -> None:
+        if self.link:
+            self.link.reset(SOURCE)
+        self.publish(batch)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+
+    # -- of the link
+
+    def receive(self, source: int, batch: Batch) -> None:
+        if self._subscriber:
+            self._subscriber.receive(source, batch)
+
+    def leave(self, source: int) -> None:
+        if self._subscriber:
+            self._subscriber.leave(source)
+
+    def join(self) -> None:
+        if self._subscriber:
+            self._subscriber.join()
+
+    async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
+        return await self._knowledge.collect(since_s, most_bytes)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        try:
+            await self._knowledge.restore(snapshot)
+        except KnowledgeError as error:
+            log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})

@@ -1,0 +1,111 @@
+"""Frames of a snapshot, the same for all that carry one: the file, the channel of a worker, the store of other gateways.
+
+    head         when it was made, its source, its header
+    chunk ...    encoded records
+    end          END, and the xxh3-128 digest of all frames before it
+
+A chunk is an array of msgpack, which never begins with END. The age of a snapshot is the difference of the machine's monotonic
+clock where it was made since the last boot, else that of the wall clock, which may have been set meanwhile: an age below zero
+counts as zero.
+
+Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import xxhash
+from msgspec import Meta, Struct
+
+from gateway.cluster.messages import MessageError, decode
+from gateway.features.snapshots.knowledge import MAX_BYTES
+from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, KnowledgeError, Snapshot
+
+END: Final = b"\xc1"
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """boot: an id of the machine's boot, "" where there is none. monotonic: since that boot, wall: Unix time; in seconds."""
+
+    boot: Callable[[], str]
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+CLOCKS: Final = Clocks(_boot_id, lambda: time.clock_gettime(time.CLOCK_MONOTONIC), time.time)
+
+
+class _Head(Struct, frozen=True, array_like=True):
+    """boot, monotonic, wall: when it was made, by both clocks. source: as in Snapshot."""
+
+    boot: Annotated[str, Meta(max_length=256)]
+    monotonic: float
+    wall: float
+    source: Annotated[str, Meta(max_length=4096)]
+    header: Header
+
+
+_HEAD: Final = msgspec.msgpack.Decoder(_Head)
+
+
+def frames_of(snapshot: Snapshot, clocks: Clocks = CLOCKS) -> Iterator[bytes]:
+    digest, age_s = xxhash.xxh3_128(), clocks.monotonic() - snapshot.at
+    head = _Head(clocks.boot(), snapshot.at, clocks.wall() - age_s, snapshot.source[:4096], snapshot.header)
+    frame = msgspec.msgpack.encode(head)
+    digest.update(frame)
+    yield frame
+    for chunk in snapshot.chunks:
+        digest.update(chunk)
+        yield chunk
+    yield END + digest.digest()
+
+
+class Frames:
+    """A snapshot that arrives frame by frame."""
+
+    def __init__(self, clocks: Clocks = CLOCKS, most_bytes: int = 2 * MAX_BYTES) -> None:
+        self._clocks = clocks
+        self._left_bytes = most_bytes
+        self._head: _Head | None = None
+        self._chunks: list[bytes] = []
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, frame: bytes) -> Snapshot | None:
+        """The snapshot, with its last frame. Raises KnowledgeError if it is invalid."""
+        self._left_bytes -= len(frame)
+        if self._left_bytes < 0 or len(frame) > MAX_CHUNK_BYTES:
+            raise KnowledgeError("it is too large")
+        if self._head is None:
+            try:
+                self._head = decode(_HEAD, frame)
+            except MessageError as error:
+                raise KnowledgeError(f"its header is not of this version ({error})") from error
+        elif frame.startswith(END):
+            if frame != END + self._digest.digest():
+                raise KnowledgeError("its checksum is wrong: it was changed, or cut off")
+            return Snapshot(self._head.header, self._chunks, self._at(self._head), self._head.source)
+        else:
+            self._chunks.append(frame)
+        self._digest.update(frame)
+        return None
+
+    def _at(self, head: _Head) -> float:
+        """Its moment, by this machine's monotonic clock."""
+        now = self._clocks.monotonic()
+        if head.boot and head.boot == self._clocks.boot():
+            return min(now, head.monotonic)
+        return now - max(0.0, self._clocks.wall() - head.wall)
