@@ -133,11 +133,7 @@ def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def status(options: argparse.Namespace) -> int:
     """Returns the exit status."""
-    result, answers, admins = 0, dict[str, Any](), _admins(options)
-    if options.watch:
-        from gateway.commands.watching import watch
-
-        watch(admins, options.watch)
+    result, answers, admins = 0, dict[str, Any](), admins_of(options)
     for admin in admins:
         try:
             raw = ask(admin, "GET", "/warmroute/replicas")
@@ -160,7 +156,7 @@ def status(options: argparse.Namespace) -> int:
 def drain(options: argparse.Namespace) -> int:
     """Returns the exit status."""
     result = 0
-    for admin in _admins(options):
+    for admin in admins_of(options):
         try:
             path = "/warmroute/undrain" if options.off else "/warmroute/drain"
             answer = read(admin, ask(admin, "POST", path, {"name": options.name}), Drained)
@@ -180,7 +176,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _admins(options: argparse.Namespace) -> list[str]:
+def admins_of(options: argparse.Namespace) -> list[str]:
     return [admin.strip() for admin in options.admin.split(",")]
 
 
