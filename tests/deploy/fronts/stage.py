@@ -116,8 +116,7 @@ def haproxy(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) 
     block = replaced(block, "/etc/haproxy/tls.pem", str(tls.both))
     conf = folder / "haproxy.conf"
     conf.write_text(for_each(block, gateways), "utf-8")
-    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
-    return [found or missing("haproxy is missing: apt-get install haproxy"), "-db", "-f", str(conf)]
+    return [shutil.which("haproxy", path="/usr/sbin") or str(tool("haproxy")), "-db", "-f", str(conf)]
 
 
 def envoy(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) -> list[str]:
