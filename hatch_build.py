@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent
 PACKAGES = ("router", "gateway", "replica")
 
 # Files, and folders with all that is in them, that are not compiled: they are not on the hot path of a request, or mypyc cannot
-# compile them correctly (msgspec Structs, async generators, subclasses of aiohttp's or logging's classes).
+# compile them correctly (msgspec Structs, async generators, subclasses of logging's classes).
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (
@@ -86,19 +86,14 @@ PLAIN = (
     "gateway/tasks.py",
     "gateway/parser/process.py",
     "gateway/parser/wire.py",
-    "gateway/server/aiohttp_seam.py",
     "gateway/server/endpoints.py",
-    "gateway/server/fallback/server.py",
     "gateway/server/http/accept.py",
-    "gateway/server/http/ambiguity.py",
-    "gateway/server/http/bounded_parser.py",
-    "gateway/server/http/connection.py",
     "gateway/server/http/connections.py",
-    "gateway/server/http/half_closed.py",
     "gateway/server/identity/",
     "gateway/server/models.py",
     "gateway/server/operator.py",
     "gateway/server/replica_rows.py",
+    "gateway/server/routing.py",
     "gateway/server/side_listeners.py",
     "gateway/server/status.py",
     "gateway/server/ui/",

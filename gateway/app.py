@@ -54,9 +54,9 @@ from gateway.request.resumption import Resumption
 from gateway.request.running import Running
 from gateway.request.settle import Observer
 from gateway.server.access import Access
-from gateway.server.aiohttp_seam import Seam
-from gateway.server.endpoints import AnyRunner, Served, clients_runner, side_runner
+from gateway.server.endpoints import SHUTDOWN_S, Served, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
+from gateway.server.http.connections import ClientServer
 from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
@@ -92,7 +92,7 @@ class Surroundings:
     connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a process that knows
     those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the sources of replicas that
     a configuration asks for. wall_clock: Unix seconds, of what is kept. first_probes_s: how long a start waits for the
-    replicas' first answers. seam: whether aiohttp is as the fast path needs it (default: look).
+    replicas' first answers.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -106,7 +106,6 @@ class Surroundings:
     observers: Sequence[Observer] = ()
     members: SourcesOf = sources_of
     first_probes_s: float = FIRST_PROBES_S
-    seam: Seam | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +312,6 @@ def _served_of(
         running=running,
         memory=memory,
         connections=connections,
-        seam=around.seam or Seam(),
     )
 
 
@@ -399,7 +397,7 @@ async def serve(
     warn_of_connections(gateway.config)
     if not listeners:
         addresses_of(*gateway.config.address)  # a port that is taken is told before anything begins
-    async with gateway.background(), _set_up(clients_runner(gateway.served)) as runner:
+    async with gateway.background(), _shut_down(clients_runner(gateway.served)) as server:
         await unless(stop, gateway.control.ready())
         if stop.is_set():  # nobody has been served
             await unless(hurry, gateway.control.stop())
@@ -408,23 +406,23 @@ async def serve(
             async with serving(sides, partial(side_runner, gateway.served)):
                 shared = bool(listeners)
                 listeners = listeners or open_listeners(*gateway.config.address)
-                acceptors = [stack.enter_context(closing(Acceptor(each, runner.protocols))) for each in listeners]
+                acceptors = [stack.enter_context(closing(Acceptor(each, server))) for each in listeners]
                 if handed:
-                    stack.enter_context(closing(Receiver(handed, runner.protocols)))
+                    stack.enter_context(closing(Receiver(handed, server)))
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
                 gateway.served.running.drain()
                 await stop_accepting(listeners, hurry, shared=shared)
                 for acceptor in acceptors:
                     acceptor.close()
-                await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry, runner.close_idle)
+                await gateway.served.running.wait(gateway.config.limits.drain_timeout_s, hurry, server.close_idle)
                 await unless(hurry, gateway.control.stop())
 
 
 @asynccontextmanager
-async def _set_up(runner: AnyRunner) -> AsyncIterator[AnyRunner]:
-    await runner.setup()
+async def _shut_down(server: ClientServer) -> AsyncIterator[ClientServer]:
+    """At the end."""
     try:
-        yield runner
+        yield server
     finally:
-        await runner.cleanup()
+        await server.shutdown(SHUTDOWN_S)

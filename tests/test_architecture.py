@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import collections.abc
 import json
 import re
@@ -13,11 +12,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from gateway.config.hints import SECRET, bare, extra_of, takes_bool
 from gateway.config.schema import Config
-from gateway.server import aiohttp_seam
 from gateway.telemetry.metrics import Metrics
 from hatch_build import modules
 from router import POLICIES
@@ -136,36 +133,6 @@ def test_a_patch_is_found(line: str) -> None:
 def test_tests_patch_nothing(path: Path) -> None:
     """Fakes and limits enter by the constructor. The environment and the working directory may be changed."""
     assert not list(patched(ast.parse(path.read_text("utf-8"))))
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "gateway" / "server").rglob("*.py")), ids=name_of)
-def test_only_the_seam_knows_the_insides_of_aiohttp(path: Path) -> None:
-    """Elsewhere in the server a private attribute is one that the same file defines."""
-    if path.name == "aiohttp_seam.py":
-        return
-    used, defined = set[str](), {"_replace", "_asdict", "_Decompress"}  # of named tuples, and of zlib
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        match node:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()) | ast.FunctionDef(name=name):
-                defined.add(name)
-            case ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
-                defined.add(name)
-            case ast.Attribute(attr=name) if private(name):
-                used.add(name)
-    assert used <= defined, sorted(used - defined)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "gateway" / "server").rglob("*.py")), ids=name_of)
-def test_the_seam_names_what_is_used_of_a_connection(path: Path) -> None:
-    """Without an underscore too: aiohttp's connections are none of its public API."""
-    if path.name == "aiohttp_seam.py":
-        return
-    insides = set(dir(web.RequestHandler)) - set(dir(asyncio.Protocol)) - set(dir(asyncio.Transport))
-    named = {name for _, name in aiohttp_seam.METHODS} | set(vars(aiohttp_seam.AiohttpConnection))
-    used = {node.attr for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Attribute)}
-    named |= {"keep_alive"}  # of requests and replies
-    unnamed = {name for name in used & insides - named if not name.startswith("_")}
-    assert not unnamed, sorted(unnamed)
 
 
 # -- documents against code

@@ -61,7 +61,7 @@ FORBIDDEN: Mapping[str, set[str]] = {
     "gateway/": {"torch", "transformers", "gguf", "safetensors", "accelerate"},
 }
 ONLY = {
-    "aiohttp": ("gateway/server/", "gateway/fleet/sources/kubernetes/"),
+    "aiohttp": "gateway/fleet/sources/kubernetes/",
     "openai": "gateway/commands/demo/",
     "replica": "gateway/commands/cli.py",
 }  # who alone in gateway/ may import these

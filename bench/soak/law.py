@@ -27,9 +27,9 @@ BOOKINGS: Mapping[str, float] = {
     "client_connections": 1,
 }
 SETTLE_S = 60.0
-# What a worker opens later and keeps: an epoll for half-closed clients; both ends of the socket pair to its parser process, and
-# that process's three standard files.
-LATER = {"files": 4, "other sockets": 2}
+# What a worker opens later and keeps: both ends of the socket pair to its parser process, and that process's three standard
+# files.
+LATER = {"files": 3, "other sockets": 2}
 AT_REST = ("clients", "closed")  # kinds of sockets of which there is none at rest
 WORKER_ENDED = "worker ended"  # the message of the line
 FAILING, BYSTANDERS = "clients of the pool that fails", "bystanders"  # the names of the two groups

@@ -1,7 +1,7 @@
 """What a request's life needs of its client's side: a request to read, and a reply to write.
 
-`gateway/server/` implements both on connections, for requests that aiohttp reads and for those that the fast path reads; tests
-implement them on bytes. Nothing in this folder knows more of a client than this.
+`gateway/server/` implements both on connections; tests implement them on bytes. Nothing in this folder knows more of a client
+than this.
 
 These are base classes, and no Protocols, because compiled code reads their attributes directly. Implementations are compiled
 with the rest.
@@ -120,6 +120,9 @@ class ClientReply:
     def cut(self) -> None:
         """Break off, so that the client sees that something is missing."""
         raise NotImplementedError
+
+    async def flushed(self) -> None:
+        """Wait until the client has read the answer, before its next request is served."""
 
     def feed_from(self, answer: Source | None) -> None:
         """What is to be paused while the client does not read: the replica's answer; None: nothing any more."""

@@ -1,1 +1,1 @@
-"""HTTP server for clients and operators; the only importer of aiohttp."""
+"""HTTP server for clients and operators."""

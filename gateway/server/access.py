@@ -6,7 +6,7 @@ a header that proxies add, has a Host other than this machine (a proxy that keep
 page's name to 127.0.0.1), uses HTTP/1.0 (nginx before 1.29.7 to its upstreams), or comes from a web page of another origin. A
 proxy that hides all of this looks like a local client: such a setup needs the key.
 
-Heads are judged once per distinct head (`plain_request.RequestHead` is cached), addresses once per connection
+Heads are judged once per distinct head (`request_head.RequestHead` is cached), addresses once per connection
 (`connection.ClientConnection.local`).
 """
 
@@ -18,19 +18,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from aiohttp import HttpVersion11, web
-
 from gateway.config.addresses import is_loopback
 from gateway.config.live import Live
 from gateway.errors import GatewayError
 from gateway.request.client import ClientRequest
-from gateway.server.http.aiohttp_request import AiohttpRequest
-from gateway.server.http.plain_request import PlainRequest
+from gateway.server.http.request import HttpRequest
 from gateway.server.websocket.message_request import MessageRequest
 from gateway.server.websocket.tunnel import UpgradeRequest
 
 KEY_HEADER: Final = "X-Warmroute-Admin-Key"
-ON_ADMIN_LISTENER: Final = web.AppKey("on_admin_listener", bool)  # whether an application is served on the admin listener
 
 _PROXY_HEADERS: Final = (
     b"forwarded via x-forwarded x-forwarded-for x-forwarded-host x-forwarded-proto x-forwarded-port x-forwarded-server"
@@ -66,7 +62,7 @@ class Access:
         return bool(self._key)
 
     def is_operator(self, request: ClientRequest) -> bool:
-        """Whether the request is an operator's. O(1) for a plain request with a cached head."""
+        """Whether the request is an operator's. O(1) if its head is cached."""
         return self.shows_key(request) if self._key else is_direct(request)
 
     def shows_key(self, request: ClientRequest, *, bearer: bool = False) -> bool:
@@ -100,24 +96,16 @@ class Access:
 
 def is_direct(request: ClientRequest) -> bool:
     """Whether a request comes from this machine and is addressed to it, without a proxy or a foreign web page."""
-    if isinstance(request, PlainRequest):
-        if not request.connection.local:
-            return False
-        head = request.head
-        if head.direct is None:
-            head.direct = fields_are_direct(head.fields.raw)
-        return head.direct
     if isinstance(request, MessageRequest):
         request = request.opening.request
     elif isinstance(request, UpgradeRequest):
         request = request.opening
-    if not isinstance(request, AiohttpRequest) or not request.local:
+    if not isinstance(request, HttpRequest) or not request.connection.local:
         return False
-    inner = request.inner
-    if inner.version < HttpVersion11 or not inner.raw_path.startswith("/"):
-        return False
-    fields = {name.lower(): value for name, value in inner.raw_headers}
-    return len(fields) == len(inner.raw_headers) and fields_are_direct(fields)
+    head = request.head
+    if head.direct is None:
+        head.direct = head.simple and fields_are_direct(head.fields.raw)
+    return head.direct
 
 
 def fields_are_direct(fields: Mapping[bytes, bytes]) -> bool:

@@ -1,62 +1,47 @@
-"""The aiohttp applications: routes of the clients' port and of the side listeners."""
+"""The endpoints of the clients' port and of the side listeners, and their servers."""
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-from aiohttp import web
+from typing import Final
 
 from gateway.admission.connection_limit import ConnectionLimit
+from gateway.admission.cors import ALLOW_ORIGIN
 from gateway.admission.memory import Budget
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
-from gateway.errors import GatewayError, internal_error, too_many_connections
+from gateway.errors import GatewayError, too_many_connections
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
 from gateway.server import cors
-from gateway.server.access import ON_ADMIN_LISTENER
-from gateway.server.aiohttp_seam import Runner, Seam
-from gateway.server.errors import error_response
-from gateway.server.fallback.request import adapt
-from gateway.server.fallback.server import PublicRunner, held_by
 from gateway.server.http.connections import ClientServer
+from gateway.server.http.request import HttpRequest
 from gateway.server.identity.endpoints import KeyEndpoints
 from gateway.server.models import Models
 from gateway.server.operator import Operator
+from gateway.server.routing import PARAMETER, Response, Route, Routes, any_method
 from gateway.server.status import Status
 from gateway.server.ui.live import LiveEndpoints
 from gateway.server.ui.pages import Pages
 from gateway.server.websocket.websockets import WebSockets
 
-log = logging.getLogger("warmroute.gateway")
-
 ADMIN: Final = "admin"
 SIDE_CONNECTIONS: Final = 256  # at once, on each side listener
 SHUTDOWN_S: Final = 0.1  # for connections, when all requests are over
 
-_SERVES = web.AppKey("serves", str)  # what an application serves, for the text of its 404
-_OPERATORS = web.AppKey("operators", str)  # what it serves for operators, likewise; "": nothing
 _API: Final = "the API is under /v1/."
-_SIDE_PAGES: Final = {
+_SIDE_PAGES: Final[Mapping[str, str]] = {
     ADMIN: "the admin listener (admin_listen) serves /warmroute/..., /metrics, /health and /ready; the API is on `listen`.",
     "metrics": "the metrics listener (metrics_listen) serves /metrics, /health and /ready; the API is on `listen`.",
 }
 
-_PARAMETER: Final = re.compile(r"\{[^}]*\}")  # of a route's path
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-AnyRunner = Runner | PublicRunner
-
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The parts behind the applications. memory, connections: limits on clients. seam: whether there is a fast path."""
+    """The parts behind the endpoints. memory, connections: limits on clients."""
 
     live: Live
     lifecycle: Lifecycle
@@ -68,136 +53,99 @@ class Served:
     running: Running
     memory: Budget
     connections: ConnectionLimit
-    seam: Seam
 
 
-_SERVED = web.AppKey("served", Served)
-_SOCKETS = web.AppKey("sockets", WebSockets)
-
-
-def clients_runner(served: Served) -> AnyRunner:
-    """The server on the clients' port. Called within the event loop."""
+def clients_runner(served: Served) -> ClientServer:
+    """The server on the clients' port."""
+    forwarding = _Forwarding(served)
+    operators = _operator_routes(served)
+    routes = [
+        *operators,
+        *served.status.routes(for_all=False),
+        *served.models.routes(),
+        any_method("/v1/{path:.*}", forwarding.serve),
+        *(any_method(path, forwarding.serve) for path in ENGINES_OWN),
+    ]
 
     def refusal() -> GatewayError:
         return too_many_connections(connection_limit(served.live.config))
 
-    return _runner(served, clients_app(served), served.lifecycle.serve, served.connections, refusal)
+    routed = _routes(served, routes, _API, operators)
+    return _server(served, routed.serve, served.lifecycle.serve, served.connections, refusal)
 
 
-def side_runner(served: Served, name: str) -> AnyRunner:
-    """The server on the listener for operators (ADMIN) or for Prometheus ("metrics"). Called within the event loop."""
+def side_runner(served: Served, name: str) -> ClientServer:
+    """The server on the listener for operators (ADMIN) or for Prometheus ("metrics")."""
+    operators = _operator_routes(served) if name == ADMIN else []
+    pages = Pages().routes() if name == ADMIN and served.live.config.ui else []
+    routes = [*served.status.routes(for_all=name != ADMIN), *operators, *pages]
 
     def refusal() -> GatewayError:
         return GatewayError(503, "too_many_connections", f"There are {SIDE_CONNECTIONS} open connections here.")
 
-    return _runner(served, side_app(served, name), None, ConnectionLimit(SIDE_CONNECTIONS), refusal)
+    routed = _routes(served, routes, _SIDE_PAGES[name], operators)
+    return _server(served, routed.serve, None, ConnectionLimit(SIDE_CONNECTIONS), refusal, for_operators=name == ADMIN)
 
 
-def _runner(
+def _server(
     served: Served,
-    app: web.Application,
-    handler: Callable[[ClientRequest], Awaitable[ClientReply]] | None,
-    connection_limit: ConnectionLimit,
+    handler: Callable[[HttpRequest], Awaitable[ClientReply]],
+    fast_handler: Callable[[ClientRequest], Awaitable[ClientReply]] | None,
+    connections: ConnectionLimit,
     refusal: Callable[[], GatewayError],
-) -> AnyRunner:
-    """handler, connection_limit, refusal: see ClientServer."""
-    if not served.seam.holds:
-        app.middlewares.insert(0, held_by(served.memory))
-        return PublicRunner(
-            app,
-            live=served.live,
-            budget=served.memory,
-            connection_limit=connection_limit,
-            refusal=refusal,
-            shutdown_timeout=SHUTDOWN_S,
-        )
-
-    def make_server() -> ClientServer:
-        return ClientServer(
-            app, handler, live=served.live, budget=served.memory, connection_limit=connection_limit, refusal=refusal
-        )
-
-    return Runner(app, make_server, shutdown_timeout=SHUTDOWN_S)
-
-
-def clients_app(served: Served) -> web.Application:
-    app = _application(served, _API)
-    app[_SOCKETS] = WebSockets(served.lifecycle)
-    _add_operator(app)
-    app.router.add_routes(
-        [
-            *served.status.routes(for_all=False),
-            *served.models.routes(),
-            web.route("*", "/v1/{path:.*}", _forward),
-            *(web.route("*", path, _forward) for path in ENGINES_OWN),
-        ]
+    *,
+    for_operators: bool = False,
+) -> ClientServer:
+    """handler, fast_handler, connections, refusal, for_operators: see ClientServer."""
+    return ClientServer(
+        handler,
+        fast_handler,
+        live=served.live,
+        budget=served.memory,
+        connection_limit=connections,
+        refusal=refusal,
+        for_operators=for_operators,
     )
-    return app
 
 
-def side_app(served: Served, name: str) -> web.Application:
-    app = _application(served, _SIDE_PAGES[name])
-    app[ON_ADMIN_LISTENER] = name == ADMIN
-    app.router.add_routes(served.status.routes(for_all=name != ADMIN))
-    if name == ADMIN:
-        _add_operator(app)
-        if served.live.config.ui:
-            app.router.add_routes(Pages().routes())
-    return app
+def _operator_routes(served: Served) -> list[Route]:
+    return [*served.operator.routes(), *served.keys.routes(), *served.watched.routes()]
 
 
-def _add_operator(app: web.Application) -> None:
-    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].keys.routes(), *app[_SERVED].watched.routes()]
-    app.router.add_routes(routes)
-    served = ", ".join(f"{route.method} {_PARAMETER.sub('NAME', route.path)}" for route in routes)
-    app[_OPERATORS] = f"operators have {served}."
+def _routes(served: Served, routes: Sequence[Route], serves: str, operators: Sequence[Route]) -> Routes:
+    """serves: what the port serves, for the text of its 404. operators: what it serves for operators, likewise."""
+    listed = ", ".join(f"{route.methods[0]} {PARAMETER.sub('NAME', route.path)}" for route in operators)
+
+    def nothing_at(path: str) -> GatewayError:
+        there_is = f"operators have {listed}." if listed and path.startswith("/warmroute/") else serves
+        return GatewayError(404, "not_found", f"There is nothing at {path}; {there_is}")
+
+    def write(request: HttpRequest, response: Response) -> ClientReply:
+        return _written(served, request, response)
+
+    return Routes(routes, write, nothing_at)
 
 
-def _application(served: Served, serves: str) -> web.Application:
-    app = web.Application(middlewares=[_errors])
-    app[_SERVED] = served
-    app[_SERVES] = serves
-    app[_OPERATORS] = ""
-    app.on_response_prepare.append(_finish_headers)
-    return app
+def _written(served: Served, request: HttpRequest, response: Response) -> ClientReply:
+    lines = b"" if ALLOW_ORIGIN in response.headers else cors.lines_of(request, served.live)
+    headers = {**({"Content-Type": response.content_type} if response.content_type else {}), **response.headers}
+    lines += "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+    # While the gateway leaves, the client's next request goes to another one; and no request follows half of one.
+    keep_alive = request.complete and not served.running.leaving
+    reply = request.reply(keep_alive=keep_alive, patience_s=served.live.config.limits.client_idle_s)
+    reply.begin(response.status, lines, length=len(response.body), first=response.body)
+    return reply
 
 
-async def _finish_headers(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = "warmroute"
-    cors.finish(request, response, request.app[_SERVED].live)
-    if request.app[_SERVED].running.leaving:
-        response.force_close()  # the client's next request goes to another gateway
-        response.headers["Connection"] = "close"  # aiohttp has made its headers before this signal
+class _Forwarding:
+    """Requests that go to replicas, or that the gateway answers from what it has stored."""
 
+    def __init__(self, served: Served) -> None:
+        self._live = served.live
+        self._lifecycle = served.lifecycle
+        self._sockets = WebSockets(served.lifecycle)
 
-async def _forward(request: web.Request) -> Any:
-    """Returns a `ClientReply` or an `UpgradedResponse`, which stand in for a `web.StreamResponse` (see `http/response.py`)."""
-    served = request.app[_SERVED]
-    if request.app[_SOCKETS].wanted(request):
-        return await request.app[_SOCKETS].serve(adapt(request))
-    return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors outside of forwarded requests in OpenAI's error format."""
-    try:
-        return await handler(request)
-    except GatewayError as error:
-        return error_response(error)
-    except ConnectionError:
-        raise  # the client left
-    except web.HTTPNotFound as error:
-        error.__traceback__ = None  # breaks a cycle: match, error, frames, request
-        operators = request.app[_OPERATORS] if request.path.startswith("/warmroute/") else ""
-        serves = operators or request.app[_SERVES]
-        return error_response(GatewayError(404, "not_found", f"There is nothing at {request.path}; {serves}"))
-    except web.HTTPMethodNotAllowed as error:
-        error.__traceback__ = None  # likewise
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return error_response(GatewayError(405, "method_not_allowed", f"{request.path} takes {allowed}."))
-    except web.HTTPException as error:
-        return error_response(GatewayError(error.status, "http_error", error.reason))
-    except Exception:  # outermost handler: a bug fails its own request only
-        log.exception("unhandled error", extra={"path": request.path})
-        return error_response(internal_error())
+    async def serve(self, request: HttpRequest) -> Response | ClientReply:
+        if self._sockets.wanted(request):
+            return await self._sockets.serve(request)
+        return cors.preflight(request, self._live) or await self._lifecycle.serve(request)

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from aiohttp import web
-
 from gateway.dialects.openai.errors import error_body
 from gateway.errors import GatewayError
 
 
-def error_response(error: GatewayError) -> web.Response:
-    headers = {"Server": "warmroute"}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
-    return web.Response(status=error.status, body=error_body(error), content_type="application/json", headers=headers)
-
-
-def last_response(error: GatewayError) -> web.Response:
-    """An error after which the connection ends: the rest of the request may or may not come."""
-    answer = error_response(error)
-    answer.force_close()
-    return answer
+def error_lines(error: GatewayError) -> bytes:
+    """Header lines."""
+    retry = b"" if error.retry_after_s is None else b"Retry-After: %d\r\n" % error.retry_after_s
+    return b"Content-Type: application/json\r\n" + retry
 
 
 def raw_response(error: GatewayError) -> bytes:
     """A whole response as bytes, with `Connection: close`."""
     body = error_body(error)
-    head = [
-        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
-    if error.retry_after_s is not None:
-        head.append(f"Retry-After: {error.retry_after_s}")
-    return "\r\n".join((*head, "", "")).encode("ascii") + body
+    start = b"HTTP/1.1 %d %b\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
+    return b"%b%bContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (start, error_lines(error), len(body), body)

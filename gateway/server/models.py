@@ -6,8 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from aiohttp import web
-
 from gateway.config.aliases import Aliases
 from gateway.config.live import Live
 from gateway.dialects.anthropic import errors
@@ -18,8 +16,8 @@ from gateway.fleet.catalog import Catalog
 from gateway.fleet.directory import Fleet
 from gateway.identity.grant import Grant
 from gateway.request.phases.callers import Callers
-from gateway.server.errors import error_response
-from gateway.server.fallback.request import adapt
+from gateway.server.http.request import HttpRequest
+from gateway.server.routing import Response, Route, error_response, get
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 MAX_LISTS: Final = 32  # of keys, that are kept made
@@ -37,8 +35,8 @@ class Models:
         self._granted: OrderedDict[tuple[tuple[str, ...], frozenset[str]], tuple[Listing, Listing]] = OrderedDict()
         self._listed: tuple[Catalog, Aliases | None, Listing] | None = None
 
-    def routes(self) -> list[web.RouteDef]:
-        return [web.get("/v1/models", self._all), web.get("/v1/models/{model:.+}", self._one)]
+    def routes(self) -> list[Route]:
+        return [get("/v1/models", self._all), get("/v1/models/{model:.+}", self._one)]
 
     @property
     def listing(self) -> Listing:
@@ -71,11 +69,11 @@ class Models:
         except GatewayError:  # it has just left
             return False
 
-    async def _all(self, request: web.Request) -> web.Response:
+    async def _all(self, request: HttpRequest) -> Response:
         def answer() -> bytes:
             self._loops.require_no_loop(request.headers.get(VIA_HEADER))
-            listing = self._listing_of(self._callers.of(adapt(request)).grant)
-            if ANTHROPIC_HEADER not in request.headers:
+            listing = self._listing_of(self._callers.of(request).grant)
+            if ANTHROPIC_HEADER not in request.fields:
                 return listing.answer
             query = request.query
             return listing.page(query.get("after_id", ""), query.get("before_id", ""), query.get("limit", ""))
@@ -83,11 +81,11 @@ class Models:
         await self._callers.look_up(request.headers)
         return _answered(request, answer)
 
-    async def _one(self, request: web.Request) -> web.Response:
-        name = request.match_info["model"]
+    async def _one(self, request: HttpRequest) -> Response:
+        name = request.parameters["model"]
 
         def answer() -> bytes:
-            grant = self._callers.of(adapt(request)).grant
+            grant = self._callers.of(request).grant
             aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # no request takes a longer one
             model = (aliases.of(name) if aliases else "") or name
             if grant is not None:
@@ -95,7 +93,7 @@ class Models:
                 if grant.pools:
                     grant.require_pool(self._fleet.target(model, "" if model == name else name).pool)
             entry = self._fleet.entry(model, "" if model == name else name)
-            if ANTHROPIC_HEADER in request.headers:
+            if ANTHROPIC_HEADER in request.fields:
                 return anthropic_entry(name, entry)
             return entry if model == name else alias_entry(name, model, entry)
 
@@ -103,12 +101,11 @@ class Models:
         return _answered(request, answer)
 
 
-def _answered(request: web.Request, answer: Callable[[], bytes]) -> web.Response:
+def _answered(request: HttpRequest, answer: Callable[[], bytes]) -> Response:
     try:
-        return web.Response(body=answer(), content_type="application/json")
+        return Response(answer())
     except GatewayError as error:
-        if ANTHROPIC_HEADER not in request.headers:
-            raise
         response = error_response(error)
-        response.body = errors.error_body(error)
+        if ANTHROPIC_HEADER in request.fields:
+            response.body = errors.error_body(error)
         return response

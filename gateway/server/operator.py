@@ -22,7 +22,6 @@ from typing import Any, Final
 
 import msgspec
 import orjson
-from aiohttp import web
 from msgspec.structs import asdict
 
 from gateway import __version__
@@ -46,9 +45,10 @@ from gateway.request.fallback.chain import foreseen
 from gateway.request.fallback.renaming import find_outside, rename
 from gateway.request.phases.keeping import Keeping
 from gateway.request.phases.scopes import prompt_of, scope_of
-from gateway.server.access import ON_ADMIN_LISTENER, Access
-from gateway.server.fallback.request import adapt
+from gateway.server.access import Access
+from gateway.server.http.request import HttpRequest
 from gateway.server.replica_rows import ReplicaRows
+from gateway.server.routing import Response, Route, delete, get, post
 from gateway.telemetry.exposition import SingleFlight
 from router import Candidate
 
@@ -85,20 +85,20 @@ class Operator:
         self._examiner = Examiner()
         self._examinations = SingleFlight(self._examine)
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         return [
-            web.get("/warmroute/replicas", self.replicas),
-            web.post("/warmroute/replicas", self.add),
-            web.delete("/warmroute/replicas/{name:.+}", self.remove),
-            web.post("/warmroute/drain", self.drain),
-            web.post("/warmroute/undrain", self.undrain),
-            web.post("/warmroute/route", self.route),
-            web.get("/warmroute/sharing", self.sharing),
-            web.get("/warmroute/recording", self.recording),
-            web.get("/warmroute/doctor", self.doctor),
+            get("/warmroute/replicas", self.replicas),
+            post("/warmroute/replicas", self.add),
+            delete("/warmroute/replicas/{name:.+}", self.remove),
+            post("/warmroute/drain", self.drain),
+            post("/warmroute/undrain", self.undrain),
+            post("/warmroute/route", self.route),
+            get("/warmroute/sharing", self.sharing),
+            get("/warmroute/recording", self.recording),
+            get("/warmroute/doctor", self.doctor),
         ]
 
-    async def replicas(self, request: web.Request) -> web.Response:
+    async def replicas(self, request: HttpRequest) -> Response:
         """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold. And every source."""
         self.allow(request)
         rows = list(self._rows.all())
@@ -108,7 +108,7 @@ class Operator:
         ]
         return _json({"replicas": rows, "sources": sources})
 
-    async def sharing(self, request: web.Request) -> web.Response:
+    async def sharing(self, request: HttpRequest) -> Response:
         """Is the store there, and which other gateways are."""
         self.allow(request)
         state = await self._control.sharing()
@@ -130,7 +130,7 @@ class Operator:
         problem = state.problem or None
         return _json({"configured": True, **asdict(state), "problem": problem, "gateways": gateways, "refused": refused})
 
-    async def recording(self, request: web.Request) -> web.Response:
+    async def recording(self, request: HttpRequest) -> Response:
         """The requests that have ended since a recorder's last question (`telemetry/recording.py`), of all workers."""
         self.allow(request)
         cursors = _cursors(request.query.get("after", ""))
@@ -141,15 +141,15 @@ class Operator:
             "policy": self._router.policy_name,
             "pages": [msgspec.Raw(page) for page in pages],
         }
-        return web.Response(body=msgspec.json.encode(about), content_type="application/json")
+        return Response(msgspec.json.encode(about))
 
-    async def doctor(self, request: web.Request) -> web.Response:
+    async def doctor(self, request: HttpRequest) -> Response:
         """Where the prefixes of what has been asked lately break, and why. The first question begins the watch.
 
         All who ask while an examination runs get that one's answer.
         """
         self.allow(request)
-        return web.Response(body=await self._examinations.get(), content_type="application/json")
+        return Response(await self._examinations.get())
 
     async def _examine(self) -> bytes:
         watched = await self._control.seen()
@@ -158,7 +158,7 @@ class Operator:
         about = {"watched_s": watched_s, "watches_for_s": WATCH_S}
         return await self._examiner.examine(about, self._live.prices, watched, time.time())
 
-    async def add(self, request: web.Request) -> web.Response:
+    async def add(self, request: HttpRequest) -> Response:
         """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
         if there are several.
         """
@@ -197,10 +197,10 @@ class Operator:
         if (known := self._fleet.named(name)) and not known.leaving:
             raise GatewayError(409, "replica_exists", f"There is a replica {name!r} already.", param="name")
 
-    async def remove(self, request: web.Request) -> web.Response:
+    async def remove(self, request: HttpRequest) -> Response:
         """A replica that was added leaves: no new requests; those that run there finish."""
         self.allow(request)
-        state = self._named(request.match_info["name"])
+        state = self._named(request.parameters["name"])
         name = state.name
         self._require_operators_own(name)
         try:  # also if it is leaving: another operator may be adding it again just now
@@ -222,15 +222,15 @@ class Operator:
             text = f"The replica {name!r} {where}, or drain it here (POST /warmroute/drain)."
             raise GatewayError(409, "replica_not_added", text, param="name")
 
-    async def drain(self, request: web.Request) -> web.Response:
+    async def drain(self, request: HttpRequest) -> Response:
         """No new requests for a replica: {"name"}."""
         return await self._drain(request, on=True)
 
-    async def undrain(self, request: web.Request) -> web.Response:
+    async def undrain(self, request: HttpRequest) -> Response:
         """It takes requests again: {"name"}."""
         return await self._drain(request, on=False)
 
-    async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
+    async def _drain(self, request: HttpRequest, *, on: bool) -> Response:
         name = (await self.body(request)).get("name")
         if not isinstance(name, str):
             raise bad_request("'name' is needed: that of a replica, as GET /warmroute/replicas shows it.", "name")
@@ -249,11 +249,11 @@ class Operator:
         known = first_names([state.name for state in self._fleet.replicas])
         raise GatewayError(404, "replica_not_found", f"There is no replica {name[:100]!r}; there are: {known}.", param="name")
 
-    async def body(self, request: web.Request) -> dict[str, Any]:
+    async def body(self, request: HttpRequest) -> dict[str, Any]:
         """The JSON object that an allowed request brings."""
         self.allow(request)
         try:
-            body = orjson.loads(await self._raw_body(adapt(request)))
+            body = orjson.loads(await self._raw_body(request))
         except orjson.JSONDecodeError as error:
             raise bad_request(f"The body is not valid JSON: {error}", code="invalid_json") from error
         if not isinstance(body, dict):
@@ -264,22 +264,21 @@ class Operator:
         limits = self._live.config.limits
         return await request.read(max_bytes=limits.body_mb << 20, within_s=limits.body_s, opaque=False)
 
-    async def route(self, request: web.Request) -> web.Response:
+    async def route(self, request: HttpRequest) -> Response:
         """A dry run: the decision for a body, with every candidate's match, load and cost.
 
         The body is a chat or a completion, whichever it looks like; of another API, its path is in the query.
         What it goes on with is written out, as if it were sent.
         """
         self.allow(request)
-        client_request = adapt(request)
-        raw, caller = await self._raw_body(client_request), client_request.caller()
+        raw, caller = await self._raw_body(request), request.caller()
         dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
-        api = await self._parse(dialect, client_request, raw, caller)
-        if self._kept.concerns(client_request, dialect, api):
-            api, _ = await self._kept.begin(client_request, dialect, api, caller)
-        way, target = await self._goes_to(dialect, client_request, api, caller)
+        api = await self._parse(dialect, request, raw, caller)
+        if self._kept.concerns(request, dialect, api):
+            api, _ = await self._kept.begin(request, dialect, api, caller)
+        way, target = await self._goes_to(dialect, request, api, caller)
         target.require()
-        number = caller.number(client_request.lease.account.client)
+        number = caller.number(request.lease.account.client)
         prompt = prompt_of(self._live, api, caller, target.label, number)
         decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
@@ -325,14 +324,14 @@ class Operator:
             text = "The URL is link-local or a cloud's metadata service; allow_link_local in the configuration would allow it."
             raise GatewayError(403, "forbidden_url", text, param="url")
 
-    def allow(self, request: web.Request) -> None:
+    def allow(self, request: HttpRequest) -> None:
         """Raises GatewayError 401 or 403."""
-        if not (self._access.guarded or request.app.get(ON_ADMIN_LISTENER, False)):
+        if not (self._access.guarded or request.connection.for_operators):
             text = (
                 "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."
             )
             raise GatewayError(403, "forbidden", text)
-        self._access.require_operator(adapt(request))
+        self._access.require_operator(request)
 
 
 def _cursors(text: str) -> dict[str, int]:
@@ -358,6 +357,5 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {**candidate._asdict(), "cost": {**candidate.cost._asdict(), "total_s": candidate.cost.total_s}}
 
 
-def _json(value: dict[str, Any], status: int = 200) -> web.Response:
-    body = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    return web.Response(status=status, body=body, content_type="application/json")
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(value, option=orjson.OPT_INDENT_2), status)

@@ -3,8 +3,6 @@
 Every established connection must be answered, and the kernel establishes connections itself: a connection exists, and its
 request may have arrived, before the loop accepts it; closing the listening socket resets these. So new connections are dropped
 first (`cluster/syn_filter.py`), and then the established ones are accepted (`stop_accepting`).
-
-aiohttp's own shutdown would wait twice the configured time, and end the remaining connections silently.
 """
 
 from __future__ import annotations

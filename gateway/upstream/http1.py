@@ -275,6 +275,13 @@ class Answer:
         return f"<Answer {self.head.status if self.head else 'without head'}, {state}, {self._left} bytes left>"
 
 
+def chunked_body() -> Answer:
+    """The parser of a chunked body that comes without a head: of a request."""
+    body = Answer()
+    body._step = _CHUNK_LINE_NEXT
+    return body
+
+
 def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
     """data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
     if not bodiless and len(data) <= _MAX_CACHED_BYTES and (found := _LENGTH_LINE.search(data)):

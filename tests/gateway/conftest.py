@@ -16,14 +16,14 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
 from yarl import URL
 
 from gateway.app import Gateway, Surroundings, compose
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.fleet.directory import FIRST_PROBES_S
-from gateway.server.endpoints import ADMIN, clients_runner, side_runner
+from gateway.server.endpoints import ADMIN, SHUTDOWN_S, clients_runner, side_runner
+from gateway.server.http.connections import ClientServer
 from gateway.telemetry.log_output import Output
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.resolver import Resolver
@@ -117,30 +117,30 @@ async def running(
 
 
 @contextlib.asynccontextmanager
-async def serving_runner(gateway: Gateway, runner: web.BaseRunner) -> AsyncIterator[Running]:
+async def serving_runner(gateway: Gateway, server: ClientServer) -> AsyncIterator[Running]:
     """On any free port, with what goes on in the background."""
-    admin = side_runner(gateway.served, ADMIN)
-    async with gateway.background():
-        try:
-            await runner.setup()
-            await admin.setup()
-            url, admin_url = [await started(each) for each in (runner, admin)]
-            async with (
-                aiohttp.ClientSession() as session,
-                openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
-            ):
-                yield Running(gateway, url, admin_url, session, client)
-            await eventually(lambda: gateway.router.ledger.open_leases == 0)
-            gateway.router.check()
-        finally:
-            await admin.cleanup()
-            await runner.cleanup()
+    async with (
+        gateway.background(),
+        listening(server) as url,
+        listening(side_runner(gateway.served, ADMIN)) as admin_url,
+        aiohttp.ClientSession() as session,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        yield Running(gateway, url, admin_url, session, client)
+        await eventually(lambda: gateway.router.ledger.open_leases == 0)
+        gateway.router.check()
 
 
-async def started(runner: web.BaseRunner) -> str:
-    """Its URL."""
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+@contextlib.asynccontextmanager
+async def listening(server: ClientServer, path: str = "") -> AsyncIterator[str]:
+    """Its URL. path: of a Unix socket."""
+    loop = asyncio.get_running_loop()
+    listener = await (loop.create_unix_server(server, path) if path else loop.create_server(server, "127.0.0.1", 0))
+    try:
+        yield f"unix:{path}" if path else f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        listener.close()
+        await server.shutdown(SHUTDOWN_S)
 
 
 STREAM = io.BytesIO()

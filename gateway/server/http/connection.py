@@ -1,435 +1,500 @@
-"""One client's connection: aiohttp's, with bounds, our error format, and a fast path for plain requests.
+"""One client's connection: the only HTTP/1.1 server for clients.
 
-A connection may carry plain and other requests. Bytes go either to `fast_path.py` or to aiohttp's parser; the fast path takes a
-plain request only if that parser is known to be between two messages: it was fed nothing yet, or only whole messages, one at a
-time and by the same strict parsing, and all were answered. The internals of aiohttp that this relies on are in
-`aiohttp_seam.py`, which checks at start that they exist; `test_connections.py` and `test_ingress.py` check their meaning.
+    idle ── head complete ──► receiving ── body complete ──► answering ── answered ──► idle
+      │                           └──── answered before its end ────┐         └──────► closing (it was the last answer)
+      └── no valid head ──────────────────────────────────────────► lingering ───────► closing
+                                                    answering ── 101 ──► upgraded (websocket/takeover.py)
 
-A client that closes its sending side gets its answer, unless it has closed its socket (`half_closed.py`). Detecting that takes
-interim responses, so an HTTP/1.0 client that closes its sending side is treated as gone. An answer to an incomplete request is
-followed by a lingering close: the rest is read and dropped for a while, because closing a connection with unread bytes resets
-it, and the client might lose the answer.
+idle: `_buffer` has the beginning of a head, or nothing. receiving, answering: `_request` is served by `_task`; bytes behind
+its body wait in `_buffer`, and beyond MAX_PIPELINED reading is paused. lingering: the last answer is written, and what the
+client still sends is read and dropped for LINGER_S, because closing a connection with unread bytes resets it, and the client
+might lose the answer.
+
+Requests of one connection are served one after the other, in their order. All received bytes are charged to the memory budget:
+a head and a body to the lease of their request, others to that of the connection. When the budget refuses them, it ends with
+the current answer.
+
+Chunks cost work for their number and not for their length: they are parsed in turns with other connections (`turns.py`).
+
+A client that closes its side has left: its request is cancelled. A paused connection does not show that; so the state of its
+socket is looked at meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Protocol, cast
-
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from typing import Final, Protocol, cast
 
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget, MemoryLease, client_of
 from gateway.config.addresses import is_local
-from gateway.dialects.table import DIALECTS
-from gateway.server import aiohttp_seam
-from gateway.server.aiohttp_seam import as_1_1
-from gateway.server.bounds import MAX_UNCHARGED
-from gateway.server.errors import last_response
-from gateway.server.http.bounded_parser import BoundedParser, error_of, forget_frames
-from gateway.server.http.fast_path import FastPath
-from gateway.server.http.half_closed import HalfClosed, speaks_1_1, until_gone
-from gateway.server.http.plain_request import RequestStart, read_head
+from gateway.dialects.openai.errors import error_body
+from gateway.errors import GatewayError, over_budget
+from gateway.request.client import ClientReply
+from gateway.server.errors import error_lines
+from gateway.server.http.request import HttpRequest
+from gateway.server.http.request_head import HEAD_COPIES, MAX_HEAD_BYTES, RequestStart, check_begin, read_head
 from gateway.server.http.response import HttpReply, cut_connection
 from gateway.turns import Late, turns_of
 from gateway.upstream.client import Source
 
-log = logging.getLogger("warmroute.gateway")
+MAX_PIPELINED: Final = 1 << 16  # bytes behind a request; one read more may come before the connection is paused
+MAX_UNCHARGED: Final = 8 << 10  # bytes in the write buffer that are not charged
+LINGER_S: Final = 10.0
+LOOK_S: Final = 0.5  # between looks at the socket of a paused connection
+_LINE_ENDS: Final = frozenset([b"\r", b"\n"])
+_LEFT: Final = frozenset([7, 8])  # TCP_CLOSE, TCP_CLOSE_WAIT: states of a socket whose client has closed its side
 
-FAST_PATHS: Final = frozenset([path for path, dialect in DIALECTS.items() if dialect.strict])
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+Handler = Callable[[HttpRequest], Awaitable[ClientReply]]
 
 
 class ConnectionServer(Protocol):
-    """What a connection needs of its server. handler: answers a plain request. fast_paths: paths of plain requests.
+    """What a connection needs of its server. fast_paths: a POST to one of them goes to `fast_handler`, others to `handler`.
 
-    max_body: bytes; a longer one is refused.
+    max_body: bytes; a longer one is refused. idle_s: limit on the time that a connection is idle or sends a request's head.
     """
 
-    handler: Callable[[Any], Awaitable[Any]]
+    handler: Handler
+    fast_handler: Handler
     fast_paths: frozenset[str]
+    for_operators: bool
     budget: Budget
     connection_limit: ConnectionLimit
-    half_closed: HalfClosed
 
     @property
     def max_body(self) -> int: ...
     @property
+    def idle_s(self) -> float: ...
+    @property
     def busy(self) -> bytes: ...
     def admit(self, client: str) -> bool: ...
+    def add(self, connection: ClientConnection) -> None: ...
+    def discard(self, connection: ClientConnection) -> None: ...
 
 
-class ClientConnection(aiohttp_seam.AiohttpConnection):
-    """One client's connection.
+class ClientConnection(asyncio.Protocol):
+    """See the top of this file.
 
-    source: the replica's answer that is streamed to it, paused while the client does not read. reply: the answer to the current
-    request, once it has begun. lease: of aiohttp's current request. local: the client is on this machine.
+    transport: None before and after the connection. source: the answer of the replica, paused while the client
+    does not read. reply: the answer to the current request, once it has begun. client: the unit of fairness, "": the connection
+    is not counted. local: the client is on this machine.
     """
 
     __slots__ = (
-        "_bounded",
-        "_client",
-        "_fast",
-        "_fd",
+        "_buffer",
+        "_drain_waiter",
+        "_ends",
         "_flush",
         "_gone",
-        "_half_closed",
+        "_held",
+        "_idle_s",
+        "_idle_until",
         "_late",
-        "_lent",
-        "_lost_track",
+        "_lease",
+        "_look",
+        "_loop",
+        "_request",
         "_server",
+        "_task",
+        "_timer",
         "_unread",
-        "lease",
+        "client",
         "local",
         "reply",
         "source",
+        "transport",
+        "writing_paused",
     )
 
-    def __init__(self, server: ConnectionServer, **options: Any) -> None:
-        super().__init__(cast(web.Server, server), **options)
-        # aiohttp's parser may overcount by one and stops at this bound, but is resumed only after the queue was full: with a
-        # smaller bound the queue is full by then.
-        self.max_messages -= 1
+    def __init__(self, server: ConnectionServer, loop: asyncio.AbstractEventLoop) -> None:
         self._server = server
-        self._fast = FastPath(self, server.handler, self.loop)
-        self._bounded: BoundedParser | None = None
-        self._lent = False  # aiohttp was fed a message that may be unanswered
-        self._lost_track = False  # aiohttp was fed bytes whose message end is unknown
-        self._late = Late(turns_of(self.loop))  # deferred input for aiohttp
-        self._half_closed = False  # the client has closed its sending side
-        self._gone: asyncio.Future[None] | None = None  # while the connection lingers
-        self._client = ""  # unit of fairness; "" before it is admitted and after its end
-        self._fd = -1
-        self._flush: asyncio.TimerHandle | None = None  # aborts a closed connection whose client does not read
+        self._loop = loop
+        self._request: HttpRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._buffer = bytearray()  # in one piece, because it may arrive byte by byte
+        self._lease: MemoryLease | None = None  # of _buffer, and of what is late
+        self._late: Late | None = None  # chunks that are not parsed yet
+        self._held = False  # reading is paused: too much is in _buffer
+        self._ends = False  # with the current answer: further input is dropped
+        self._gone: asyncio.Future[None] | None = None  # while it lingers
+        self._drain_waiter: asyncio.Future[None] | None = None
+        self._idle_s = self._idle_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None  # looks whether it is idle for too long
+        self._look: asyncio.TimerHandle | None = None  # looks at the socket while it is held
+        self._flush: asyncio.TimerHandle | None = None  # drops a closed connection whose client does not read
         self._unread: MemoryLease | None = None  # of answers in the transport's buffer, while the client does not keep up
-        self.lease: MemoryLease | None = None
+        self.transport: asyncio.Transport | None = None
+        self.client = ""
         self.local = False
+        self.writing_paused = False
         self.reply: HttpReply | None = None
         self.source: Source | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        peer = transport.get_extra_info("peername")
-        client = client_of(peer)
-        if not self._server.admit(client):
-            refused = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-            refused.write(self._server.busy)
-            refused.close()
-            return
-        cast(asyncio.Transport, transport).set_write_buffer_limits(MAX_UNCHARGED)
-        self._client = client
-        self.local = is_local(peer)
-        lease = self._server.budget.lease(client)
-        self._fast.account = lease.account
-        self._bounded = BoundedParser(self.parser, lease)
-        self.parser = self._bounded  # has all that aiohttp uses
-        super().connection_made(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        if self._fd >= 0:
-            self._server.half_closed.forget(self._fd)
-        super().connection_lost(exc)
-        if self._flush:
-            self._flush.cancel()
-        if self._client:
-            self._server.connection_limit.release(self._client)
-            self._client = ""
-        self._fast.lost()
-        if self._bounded:
-            self._bounded.lost()
-            self._bounded = None  # it refers to the parser, and that to this connection
-        if self.lease:
-            self.lease.close()
-        forget_frames(self.messages)
-        self._late.clear()
-        self._release_unread()
-        self._end_linger()
+    # -- what others ask
 
     @property
-    def client(self) -> str:
-        """The client, for fairness; "": the connection is not counted."""
-        return self._client
+    def for_operators(self) -> bool:
+        return self._server.for_operators
 
     @property
-    def sent_early(self) -> bool:
-        """Whether anything has come behind the request for an upgrade that is being answered."""
-        return self._bounded is None or self._bounded.sent_early or self._late.waits()
+    def max_body(self) -> int:
+        return self._server.max_body
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """That serves the current request."""
+        return self._task
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being handled or answered, and the next one's head is incomplete."""
-        waits = self.waiter is not None and not self.waiter.done()
-        return waits and not self.messages and self._fast.request is None and not self._late.waits()
+        """Whether no request is being received or answered, and the next one's head is incomplete."""
+        return self._task is None
 
-    def make_room(self, client: str) -> None:
-        """Close this connection in favour of a new one of `client`."""
-        self._server.connection_limit.replace(self._client, client)
-        self._client = ""
-        self._abort()
+    @property
+    def sent_early(self) -> bool:
+        """Whether anything has come behind the current request."""
+        return bool(self._buffer) or self._waits()
 
-    def data_received(self, data: bytes) -> None:
-        if self._fast.request is not None:
-            self._fast.feed(data)
-            return
-        if not data:  # aiohttp itself, which resumes its parser
-            self._feed_aiohttp(data)
-            return
-        begun = None if self._lost_track else read_head(data)
-        if begun and self._ours(begun) and not self._at_work():
-            if not (self.closes_at_once or self.closes):
-                self._fast.begin(begun, data)
-            return
-        self._lent, self._lost_track = True, begun is None or len(data) != begun.end + begun.length
-        if self._late.waits():
-            self._late.add(data)
-            return
-        self._feed_aiohttp(self._late.first(data))
-        if self._late.waits():
-            self.pause_transport()
-            self.resume_transport()
-
-    def _feed_aiohttp(self, data: bytes) -> None:
-        """Feed bytes to aiohttp."""
-        if self.upgraded and self._bounded:
-            self._bounded.sent_early = True
-        super().data_received(data)
-        if self._bounded:
-            if self._bounded.note_paused(self._late.held + (len(data) if self._full() or self.upgraded else 0)):
-                super().data_received(b"")  # so that aiohttp answers with the error that it raises
-            if self._bounded.closed:  # drops all further input
-                self._late.clear()
-        if self.buffer_paused:
-            self._watch(self._ended_unread)
-
-    def resume_reading(self, resume_parser: bool = True) -> None:
-        # aiohttp calls it for each piece of a body that it reads.
-        if self.reading_paused or (self._bounded and self._bounded.paused):
-            super().resume_reading(resume_parser)
-
-    def resume_transport(self) -> None:
-        """Deferred input is fed first."""
-        if not self._late.waits():
-            super().resume_transport()
-            self._end_if_incomplete()
-        elif not self._full():
-            self._late.schedule(self._next_turn)
-
-    def _full(self) -> bool:
-        """Whether aiohttp has paused its input."""
-        return self.reading_paused or self.buffer_paused
-
-    def _next_turn(self) -> None:
-        self._late.due()
-        if not self._full():
-            for part in self._late.turn():
-                self._feed_aiohttp(part)
-                if self._full():
-                    return
-            self.resume_transport()
-
-    def _ours(self, begun: RequestStart) -> bool:
-        head = begun.head
-        return head.target in self._server.fast_paths and head.method == "POST" and 0 < begun.length <= self._server.max_body
-
-    def _at_work(self) -> bool:
-        """Whether aiohttp has unanswered input."""
-        if self._lent:
-            self._lent = bool(self.messages) or self.waiter is None or self.waiter.done()
-        return self._lent or self._late.waits()
-
-    def served(self, pipelined: bytes, *, keep: bool) -> None:
-        """End of a plain request. pipelined: bytes after it; keep: the connection may be reused."""
-        self.reply = None
-        if not keep:
-            self.force_close()
-            return
-        self.idle_until = self.loop.time() + self.idle_s
-        if pipelined:
-            self.data_received(pipelined)
-        plain = self._fast.request
-        if self._half_closed and not (plain.complete if plain else self._at_work()):
-            self.force_close()  # nothing is left to be answered, or its body stays incomplete
-
-    def hold(self, *, on: bool) -> None:
-        """Pause reading: too many pipelined bytes are buffered. on=False: resume."""
-        if self.transport and not self.transport.is_closing() and not self._half_closed:
-            if on:
-                self.transport.pause_reading()
-                self._watch(self._ended_unread)
-            else:
-                self.transport.resume_reading()
-
-    # -- requests that aiohttp reads
-
-    def begin_request(self) -> MemoryLease:
-        """The next request's turn: returns its lease."""
-        assert self._bounded is not None
-        self.lease = lease = self._bounded.next_request()
-        self._end_if_incomplete()
-        return lease
-
-    def _end_if_incomplete(self) -> None:
-        """Close if the client has closed its sending side within the body of the current request."""
-        request = self.current_request
-        if self._half_closed and request and not (self._late.waits() or request.content.is_eof()) and self.transport:
-            self.transport.close()  # after the answers before it
-
-    async def finish_response(
-        self, request: web.BaseRequest, answer: Any, begun: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Write the rest of the answer, and wait until the client has read it."""
-        try:
-            async with asyncio.timeout(
-                None if isinstance(answer, HttpReply) else self.idle_s
-            ):  # an HttpReply has its own timeout
-                finished = await super().finish_response(request, answer, begun)
-            if isinstance(answer, web.Response):
-                answer.body = None  # aiohttp keeps a connection's last answer while it is idle
-            self.reply = None
-            if self.lease:
-                self.lease.drop_body()  # its head stays in memory while the connection lingers
-            if not (self.messages or self._late.waits()):
-                await self._end_if_last()
-            return finished
-        except TimeoutError:
-            self._abort()
-            return answer, True
-        finally:
-            if self.lease:
-                self.lease.close()
-            self.lease = self.reply = None
-
-    async def _end_if_last(self) -> None:
-        """Close the connection if no other request can come."""
-        if self._bounded and self._bounded.closed:
-            await self.linger()
-            self.close()
-        elif self._half_closed:
-            self.close()
-
-    # -- the end of a connection
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp's says None: it has no half-closed connections
-        """The client has closed its sending side. True: keep the transport, for an outstanding answer."""
-        self._end_linger()
-        if not (self._half_closed or self._awaits_answer()):
-            return False
-        self._half_closed = True
-        if not self._watch(None):
-            return False
-        self._probe()
-        if not self._fast.request and not self.messages:
-            self.close()  # after the answer
-        return True
-
-    async def start(self) -> None:
-        """aiohttp's loop over requests; closes the connection at its end."""
-        try:
-            await super().start()
-        finally:
-            self.reply = None  # of a cancelled request; breaks a cycle
-            self._bound_flush(self.transport)
-
-    def force_close(self) -> None:
-        transport = self.transport
-        super().force_close()
-        self._bound_flush(transport)
-
-    def _bound_flush(self, transport: asyncio.Transport | None) -> None:
-        """Bound how long a closed transport waits for its client to read: the idle time. Then the connection is reset, for an
-        answer without a length would look complete.
+    def close(self) -> None:
+        """After what is written. Its client has the idle time to read that; then the connection is reset, for an answer without
+        a length would look complete.
         """
-        if transport and self._flush is None and transport.is_closing() and transport.get_write_buffer_size():
-            self._flush = self.loop.call_later(self.idle_s, partial(cut_connection, transport, until_end=True))
+        transport = self.transport
+        if transport is None or self._flush:
+            return
+        transport.close()
+        if transport.get_write_buffer_size():
+            self._flush = self._loop.call_later(self._idle_s, partial(cut_connection, transport, until_end=True))
 
-    def _watch(self, ended: Callable[[], None] | None) -> bool:
-        """Watch for a reset by the client. ended: called when it closes its sending side."""
-        if self.transport is None or self.transport.is_closing():
-            return False
-        if self._fd < 0:
-            self._fd = self.transport.get_extra_info("socket").fileno()
-        return self._server.half_closed.watch(self._fd, self._abort, ended)
-
-    def _probe(self) -> None:
-        """Write bytes without meaning; a client that has closed its socket answers with a reset."""
-        if self.reply:
-            self.reply.probe()
-        elif self.transport and (self._fast.request or speaks_1_1(self.current_request)):
-            self.transport.write(CONTINUE)
-
-    def _ended_unread(self) -> None:
-        """The client has closed its sending side, on a paused connection."""
-        if self._awaits_answer():
-            self._probe()
-        else:
-            self._abort()
-
-    def _awaits_answer(self) -> bool:
-        """Whether a complete request of an HTTP/1.1 client is unanswered."""
-        if plain := self._fast.request:
-            return plain.complete
-        if request := self.current_request:
-            return speaks_1_1(request) and request.content.is_eof()
-        return self._at_work()
-
-    def _abort(self) -> None:
-        """Drop the connection at once."""
+    def abort(self) -> None:
+        """At once."""
         if self.reply:
             self.reply.cut()
         elif self.transport:
             self.transport.abort()
 
-    async def linger(self) -> None:
-        """After the last answer: read and drop further input until the client closes its sending side."""
-        if self.transport and not (self.transport.is_closing() or self._half_closed):
-            self._gone = self.loop.create_future()
-            await until_gone(self.transport, self._gone)
+    def make_room(self, client: str) -> None:
+        """Close this connection in favour of a new one of `client`."""
+        self._server.connection_limit.replace(self.client, client)
+        self.client = ""
+        self.abort()
 
-    def _end_linger(self) -> None:
-        if self._gone and not self._gone.done():
-            self._gone.set_result(None)
+    async def drained(self) -> None:
+        while self.writing_paused and self.transport is not None:
+            self._drain_waiter = self._loop.create_future()
+            await self._drain_waiter
+        if self.transport is None:
+            raise ConnectionResetError("the client left")
 
-    def check_idle(self) -> None:
-        if (
-            self._fast.request is not None or self._late.waits()
-        ):  # aiohttp knows neither, and would treat the connection as idle
-            self.idle_until = self.loop.time() + self.idle_s
-        super().check_idle()
+    # -- the transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        peer = made.get_extra_info("peername")
+        client = client_of(peer)
+        if not self._server.admit(client):
+            made.write(self._server.busy)
+            made.close()
+            return
+        made.set_write_buffer_limits(MAX_UNCHARGED)
+        with contextlib.suppress(OSError):
+            made.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.transport = made
+        self.client = client
+        self.local = is_local(peer)
+        self._lease = self._server.budget.lease(client)
+        self._idle_s = self._server.idle_s
+        self._idle_until = self._loop.time() + self._idle_s
+        self._timer = self._loop.call_at(self._idle_until, self._check_idle)
+        self._server.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._lease is None:  # it was not admitted
+            return
+        self.transport = None
+        self._server.discard(self)
+        if self.client:
+            self._server.connection_limit.release(self.client)
+            self.client = ""
+        for timer in (self._timer, self._look, self._flush):
+            if timer:
+                timer.cancel()
+        if self._task:
+            self._task.cancel()
+        self._drop_input()
+        self._lease.close()
+        self._release_unread()
+        self._wake(self._drain_waiter)
+        self._wake(self._gone)
+
+    def eof_received(self) -> bool:
+        """The client has left. False: the transport is closed."""
+        self._wake(self._gone)
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        request, late = self._request, self._late
+        if late is not None and late.waits():
+            late.add(data)
+            self._charge()
+        elif request is None:
+            if not self._ends:
+                self._begin_with(data)
+        elif request.head.chunked and not request.complete:
+            self._receive_chunks(data)
+        else:
+            self._receive(data)
 
     def pause_writing(self) -> None:
         """The client does not keep up: pause the replica, and charge the write buffer."""
-        super().pause_writing()
+        self.writing_paused = True
         if self.source:
             self.source.pause()
-        if self.transport and self._fast.account and not self._unread:
-            self._unread = self._fast.account.lease()
+        if self.transport and self._lease and not self._unread:
+            self._unread = self._lease.account.lease()
             if not self._unread.grow(self.transport.get_write_buffer_size()):
-                self._abort()
+                self.abort()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.writing_paused = False
         if self.source:
             self.source.resume()
         self._release_unread()
+        self._wake(self._drain_waiter)
 
     def _release_unread(self) -> None:
         if self._unread:
             self._unread.close()
             self._unread = None
 
-    def log_exception(self, *args: Any, **options: Any) -> None:
-        """No traceback for an unread body that cannot be decoded: the client's fault."""
-        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
-            super().log_exception(*args, **options)
+    def _wake(self, waiter: asyncio.Future[None] | None) -> None:
+        if waiter and not waiter.done():
+            waiter.set_result(None)
 
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """Answer invalid HTTP once, in our error format, without a traceback: the client's fault."""
-        if isinstance(exc, HttpProcessingError):
-            as_1_1(request)
-            exc.__traceback__ = None  # its frames hold the input, and the connection may linger
-        return last_response(error_of(status, exc, message))
+    def _check_idle(self) -> None:
+        """The time may have come to close an idle connection."""
+        now = self._loop.time()
+        if self._task is not None:
+            self._idle_until = now + self._idle_s
+        if now < self._idle_until:
+            self._timer = self._loop.call_at(self._idle_until, self._check_idle)
+        else:
+            self.close()
+
+    # -- input
+
+    def _receive(self, data: bytes) -> None:
+        """Parsed input of any state."""
+        request = self._request
+        if self._ends:
+            return
+        if request is None:
+            self._begin_with(data)
+        elif request.complete:
+            self._keep(data)
+        elif rest := request.feed(data):
+            self._keep(rest)
+
+    def _begin_with(self, data: bytes) -> None:
+        """Idle: serve the request at the start of the input, once its head is complete."""
+        buffer = self._buffer
+        if buffer:
+            searched = max(0, len(buffer) - 3)
+            buffer += data
+            if buffer.find(b"\r\n\r\n", searched) < 0 and len(buffer) <= MAX_HEAD_BYTES:
+                self._wait_for_head()
+                return
+            data = bytes(buffer)
+            buffer.clear()
+        if data[:1] in _LINE_ENDS:
+            data = data.lstrip(b"\r\n")  # RFC 9112, section 2.2
+        try:
+            begun = read_head(data)
+        except GatewayError as error:
+            self._refuse(error, to_head=data.startswith(b"HEAD "))
+            return
+        if begun:
+            self._begin(begun, data)
+        else:
+            buffer += data
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        size, lease = len(self._buffer), self._lease
+        assert lease is not None
+        try:
+            check_begin(self._buffer)
+        except GatewayError as error:
+            self._refuse(error)
+            return
+        if not lease.resize(size * HEAD_COPIES):
+            self._refuse(over_budget(size, lease.account.largest))
+
+    def _begin(self, begun: RequestStart, data: bytes) -> None:
+        lease = self._lease
+        assert lease is not None
+        if lease.held:
+            lease.resize(0)
+        head, end = begun.head, begun.end + begun.length
+        rest = b""
+        if len(data) > end:
+            data, rest = data[:end], data[end:]
+        self._request = request = HttpRequest(data, begun, self, lease.account.lease())
+        server = self._server
+        fast = head.method == "POST" and head.target in server.fast_paths
+        handler = server.fast_handler if fast else server.handler
+        self._task = asyncio.Task(self._serve(request, handler), loop=self._loop, name="request")
+        if rest and head.chunked and not self._waits():
+            self._receive_chunks(rest)
+        elif rest and head.chunked:
+            self._receive(rest)
+        elif rest:
+            self._keep(rest)
+
+    def _receive_chunks(self, data: bytes) -> None:
+        if self._late is None:
+            self._late = Late(turns_of(self._loop))
+        late = self._late
+        self._receive(late.first(data))
+        if late.waits():
+            self._charge()
+        if late.waits() and self.transport:
+            self.transport.pause_reading()
+            late.schedule(self._next_turn)
+
+    def _waits(self) -> bool:
+        """Whether there is input that is not parsed yet."""
+        return self._late is not None and self._late.waits()
+
+    def _next_turn(self) -> None:
+        late = self._late
+        assert late is not None
+        late.due()
+        if self.transport is None:
+            return
+        for part in late.turn():
+            self._receive(part)
+            if self._ends or self.transport is None:
+                late.clear()
+                break
+        self._charge()
+        if late.waits():
+            late.schedule(self._next_turn)
+        elif not self._held and self.transport and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _keep(self, data: bytes) -> None:
+        """Pipelined bytes wait until the current request is answered."""
+        self._buffer += data
+        self._charge()
+        if len(self._buffer) > MAX_PIPELINED and not self._held and self.transport:
+            self._held = True
+            self.transport.pause_reading()
+            self._watch()
+
+    def _charge(self) -> None:
+        """The bytes behind the current request, and what is late, to the connection's lease."""
+        lease, request = self._lease, self._request
+        late = self._late.held if self._late is not None else 0
+        if lease is None or lease.resize(len(self._buffer) + late):
+            return
+        if request is not None and not request.complete:
+            request.refuse_unread(late)
+        self._drop_input()  # the requests in it are not answered: the connection ends, and the client may repeat them
+
+    def _drop_input(self) -> None:
+        self._ends = True
+        self._buffer.clear()
+        if self._late is not None:
+            self._late.clear()
+        if self._lease is not None:
+            self._lease.resize(0)
+        self._release_hold()
+
+    def _watch(self) -> None:
+        """While reading is paused: has the client left?"""
+        self._look = None
+        if self.transport is None or not self._held or sys.platform != "linux":
+            return
+        sock = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            if sock.family != socket.AF_UNIX and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT:
+                self.abort()
+                return
+        self._look = self._loop.call_later(LOOK_S, self._watch)
+
+    def _release_hold(self) -> None:
+        if self._held:
+            self._held = False
+            if self.transport and not self.transport.is_closing() and not self._waits():
+                self.transport.resume_reading()
+
+    # -- answers
+
+    async def _serve(self, request: HttpRequest, handler: Handler) -> None:
+        keep = False
+        try:
+            reply = await handler(request)
+            await reply.flushed()
+            keep = reply.keep_alive and request.complete and not self._ends
+            if not request.complete:
+                self._drop_input()
+                if request.lingers:
+                    await self._linger()
+        except ConnectionError:
+            pass  # the client left
+        finally:
+            request.close()
+            self._request = self._task = self.reply = None
+            self._served(keep=keep)
+
+    def _served(self, *, keep: bool) -> None:
+        if not keep:
+            self.close()
+            return
+        if self.transport is None or self.transport.is_closing():
+            return
+        self._idle_until = self._loop.time() + self._idle_s
+        if self._buffer:
+            pipelined = bytes(self._buffer)
+            self._buffer.clear()
+            self._begin_with(pipelined)
+        self._release_hold()
+
+    def _refuse(self, error: GatewayError, *, to_head: bool = False) -> None:
+        """Answer what is no request, as the last answer of this connection."""
+        self._drop_input()
+        self._task = asyncio.Task(self._last_answer(error, to_head), loop=self._loop, name="refusal")
+
+    async def _last_answer(self, error: GatewayError, to_head: bool) -> None:
+        try:
+            reply = HttpReply(self, http11=True, to_head=to_head, keep_alive=False, patience_s=self._idle_s)
+            body = error_body(error)
+            reply.begin(error.status, error_lines(error), length=len(body), first=body)
+            await reply.flushed()
+            await self._linger()
+        except ConnectionError:
+            pass  # the client left
+        finally:
+            self._task = self.reply = None
+            self.close()
+
+    async def _linger(self) -> None:
+        """After the last answer: read and drop further input until the client closes its side."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        self._gone = self._loop.create_future()
+        with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
+            transport.write_eof()
+            async with asyncio.timeout(LINGER_S):
+                await self._gone
+
+    def __repr__(self) -> str:
+        state = "closed" if self.transport is None else "ending" if self._ends else "idle" if self.idle else "busy"
+        return f"<ClientConnection {state}, {self._request!r}, {len(self._buffer)} bytes wait>"

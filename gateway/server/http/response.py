@@ -1,11 +1,7 @@
-"""Writes answers to the connection's transport, past aiohttp's response writer.
-
-A handler may return any object with `prepare`, `write_eof` and `keep_alive`, which aiohttp calls in this order (checked by
-`aiohttp_seam.py`); here they only wait until the client has read what was written. `pause_writing` and `resume_writing` of the
-connection (`connection.py`) pause and resume the replica's; its `reply` is the answer that has begun.
+"""Writes answers to the connection's transport.
 
 An answer is framed by its length, else chunked, else (HTTP/1.0) by the end of the connection; if it breaks off, that connection
-is reset.
+is reset. The connection (`connection.py`) pauses and resumes the replica's while its client does not keep up.
 """
 
 from __future__ import annotations
@@ -17,10 +13,7 @@ import socket
 import struct
 import time
 from http import HTTPStatus
-from typing import Any, Final, Protocol
-
-from aiohttp import web
-from aiohttp.http import StreamWriter
+from typing import Final, Protocol
 
 from gateway.request.client import ClientReply
 from gateway.upstream.client import Source
@@ -63,13 +56,17 @@ def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
 
 
 class ReplyConnection(Protocol):
-    """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun."""
+    """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun.
+
+    writing_paused: the client does not keep up. drained: wait until it does; raises ConnectionError if it leaves.
+    """
 
     source: Source | None
     reply: HttpReply | None
+    writing_paused: bool
+    transport: asyncio.Transport | None
 
-    @property
-    def writing_paused(self) -> bool: ...
+    async def drained(self) -> None: ...
 
 
 class HttpReply(ClientReply):
@@ -77,25 +74,23 @@ class HttpReply(ClientReply):
 
     def __init__(
         self,
-        connection: Any,
-        transport: asyncio.Transport | None,
+        connection: ReplyConnection,
         *,
         http11: bool,
         to_head: bool,
         keep_alive: bool,
         patience_s: float,
     ) -> None:
-        """connection: a `ReplyConnection`, and aiohttp's BaseProtocol. http11: the client speaks HTTP/1.1, else 1.0. to_head:
-        the request was a HEAD. keep_alive: the connection may be reused. patience_s: limit on waiting for the client to read.
+        """http11: the client speaks HTTP/1.1, else 1.0. to_head: the request was a HEAD. keep_alive: the connection may be
+        reused. patience_s: limit on waiting for the client to read.
         """
         super().__init__()
         self._connection = connection
-        self._transport = transport
+        self._transport = connection.transport
         self._http11 = http11
         self._to_head = to_head
         self._patience_s = patience_s
         self._chunked = self._until_end = False  # how the body is framed
-        self._ended = False
         self.keep_alive = keep_alive
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
@@ -133,7 +128,6 @@ class HttpReply(ClientReply):
             self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def end(self, last: bytes = b"") -> None:
-        self._ended = True
         if self._chunked:
             self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
         elif last:
@@ -143,15 +137,6 @@ class HttpReply(ClientReply):
         self.keep_alive = False
         if self._transport:
             cut_connection(self._transport, until_end=self._until_end)
-
-    def probe(self) -> None:
-        """Write bytes without meaning, so that a client that has left resets the connection.
-
-        In a chunked answer: a leading zero of the next chunk's size (RFC 9112, section 7.1). Other framings have no such bytes:
-        the next bytes of the answer have the same effect.
-        """
-        if self._chunked and not self._ended and self._transport and not self._transport.is_closing():
-            self._transport.write(b"0")
 
     def feed_from(self, answer: Source | None) -> None:
         self._connection.source = answer
@@ -163,18 +148,12 @@ class HttpReply(ClientReply):
             raise ConnectionResetError("the client left")
         self._transport.write(data)
 
-    # -- aiohttp's interface of a response
-
-    async def prepare(self, _request: web.BaseRequest) -> None:
-        """Nothing to do: the answer is written already."""
-
-    async def write_eof(self) -> None:
-        """Wait until a slow client has read the answer, before its next request is served."""
+    async def flushed(self) -> None:
         if not self._connection.writing_paused:
             return
         try:
             async with asyncio.timeout(self._patience_s):
-                await StreamWriter(self._connection, asyncio.get_running_loop()).drain()
+                await self._connection.drained()
         except TimeoutError:
             self.cut()
 

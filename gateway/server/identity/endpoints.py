@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
-from aiohttp import web
 
 from gateway.cluster.commands import ControlPlane
 from gateway.cluster.messages import RefreshKeys
@@ -15,8 +14,10 @@ from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
 from gateway.identity.keys import POLL_S, Keys
 from gateway.identity.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
+from gateway.server.http.request import HttpRequest
 from gateway.server.identity.used import used_of
 from gateway.server.operator import Operator
+from gateway.server.routing import Response, Route, delete, get, post
 
 if TYPE_CHECKING:  # it loads SQLAlchemy
     from gateway.identity.store import KeyStore
@@ -35,15 +36,15 @@ class KeyEndpoints:
         self._operator = operator
         self._control = control
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         return [
-            web.get("/warmroute/keys", self.list),
-            web.post("/warmroute/keys", self.create),
-            web.post("/warmroute/keys/{id}/rotate", self.rotate),
-            web.delete("/warmroute/keys/{id}", self.revoke),
+            get("/warmroute/keys", self.list),
+            post("/warmroute/keys", self.create),
+            post("/warmroute/keys/{id}/rotate", self.rotate),
+            delete("/warmroute/keys/{id}", self.revoke),
         ]
 
-    async def list(self, request: web.Request) -> web.Response:
+    async def list(self, request: HttpRequest) -> Response:
         """MAX_LISTED at most, by id; `after`: in the query, an id behind which they are."""
         self._operator.allow(request)
         after = request.query.get("after", "")
@@ -52,7 +53,7 @@ class KeyEndpoints:
         rows = [{**key.shown(), "used": used_of(self._keys, key.id)} for key in keys]
         return _json({"keys": rows, "has_more": more})
 
-    async def create(self, request: web.Request) -> web.Response:
+    async def create(self, request: HttpRequest) -> Response:
         """{"tenant", ...}: as `record.Settings` has them."""
         body = await self._operator.body(request)
         try:
@@ -62,7 +63,7 @@ class KeyEndpoints:
         key, secret = await self._stored(lambda store: store.create(settings))
         return _json({"key": secret, **key.shown(), **await self._late()}, status=201)
 
-    async def rotate(self, request: web.Request) -> web.Response:
+    async def rotate(self, request: HttpRequest) -> Response:
         """{"grace_s"}: for how long the former key goes on."""
         body = await self._operator.body(request)
         if unknown := body.keys() - {"grace_s"}:
@@ -72,13 +73,13 @@ class KeyEndpoints:
         grace_s = body.get("grace_s", DEFAULT_GRACE_S)
         if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
             raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")
-        key, secret = await self._stored(lambda store: store.rotate(request.match_info["id"], float(grace_s)))
+        key, secret = await self._stored(lambda store: store.rotate(request.parameters["id"], float(grace_s)))
         return _json({"key": secret, **key.shown(), **await self._late()})
 
-    async def revoke(self, request: web.Request) -> web.Response:
+    async def revoke(self, request: HttpRequest) -> Response:
         """From an answer of 200 on no worker of this gateway takes the key."""
         self._operator.allow(request)
-        key = await self._stored(lambda store: store.revoke(request.match_info["id"]))
+        key = await self._stored(lambda store: store.revoke(request.parameters["id"]))
         if reason := await self._unread():
             text = f"The key {key.id} is revoked in the database, but {reason} Until then a worker may take it. Retry."
             raise GatewayError(503, "keys_unavailable", text, retry_after_s=1)
@@ -116,7 +117,5 @@ class KeyEndpoints:
             raise GatewayError(503, "keys_unavailable", text, retry_after_s=1) from failure
 
 
-def _json(value: dict[str, Any], status: int = 200) -> web.Response:
-    headers = {"Cache-Control": "no-store"}
-    body = orjson.dumps(value, option=orjson.OPT_INDENT_2)
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(value, option=orjson.OPT_INDENT_2), status, headers={"Cache-Control": "no-store"})

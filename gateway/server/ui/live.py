@@ -17,11 +17,13 @@ from functools import partial
 from typing import Any, Final
 
 import orjson
-from aiohttp import web
 
 from gateway.cluster.commands import LocalControl
 from gateway.errors import GatewayError, bad_request
+from gateway.request.client import ClientReply
+from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
+from gateway.server.routing import Response, Route, get
 from gateway.server.ui.broadcast import Broadcast
 from gateway.turns import turns_of
 from router.index.picture import Drawn, Picture
@@ -34,6 +36,10 @@ MOST_CHILDREN: Final = 64
 MOST_NODES: Final = 400
 _KEY: Final = re.compile(r"[0-9a-f]{16}")
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_STREAM_LINES: Final = (
+    b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+    b"X-Accel-Buffering: no\r\n"  # nginx passes it on as it comes
+)
 
 
 class LiveEndpoints:
@@ -46,43 +52,39 @@ class LiveEndpoints:
         self._broadcast = broadcast
         self._stall_s = stall_s
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         return [
-            web.get("/warmroute/live", self.snapshot),
-            web.get("/warmroute/live/events", self.events, allow_head=False),
-            web.get("/warmroute/live/requests/{key}", self.explain),
-            web.get("/warmroute/trie", self.trie),
+            get("/warmroute/live", self.snapshot),
+            get("/warmroute/live/events", self.events, head=False),
+            get("/warmroute/live/requests/{key}", self.explain),
+            get("/warmroute/trie", self.trie),
         ]
 
-    async def snapshot(self, request: web.Request) -> web.Response:
+    async def snapshot(self, request: HttpRequest) -> Response:
         """All that is known now. The first question begins the watch."""
         self._operator.allow(request)
         return _json(await self._broadcast.snapshot())
 
-    async def events(self, request: web.Request) -> web.StreamResponse:
+    async def events(self, request: HttpRequest) -> ClientReply:
         """`hello` has all that is known, each `frame` what is new. Ends if its reader is too slow, or the gateway goes down."""
         self._operator.allow(request)
         watcher = await self._broadcast.watch()
-        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
-        response.headers["X-Accel-Buffering"] = "no"  # nginx passes it on as it comes
+        reply = request.reply(keep_alive=False, patience_s=self._stall_s)
         try:
-            await response.prepare(request)
+            reply.begin(200, _STREAM_LINES, length=None)
             _give_up_soon(request, self._stall_s)
             while event := await watcher.next():
-                async with asyncio.timeout(self._stall_s):
-                    await response.write(event)
-        except TimeoutError:
-            response.force_close()
+                reply.write(event)
+                await reply.flushed()
+            reply.end()
         finally:
             self._broadcast.leave(watcher)
-        if watcher.slow:
-            response.force_close()
-        return response
+        return reply
 
-    async def explain(self, request: web.Request) -> web.Response:
+    async def explain(self, request: HttpRequest) -> Response:
         """Every candidate's cost at the decision for a request."""
         self._operator.allow(request)
-        key = request.match_info["key"]
+        key = request.parameters["key"]
         if found := await self._broadcast.explain(key):
             return _json(found)
         text = (
@@ -90,7 +92,7 @@ class LiveEndpoints:
         )
         raise GatewayError(404, "request_not_found", text, param="key")
 
-    async def trie(self, request: web.Request) -> web.Response:
+    async def trie(self, request: HttpRequest) -> Response:
         """A node of the prefix index, and what is below it: `way` (keys, with dots), `depth`, `children`."""
         self._operator.allow(request)
         query = request.query
@@ -145,13 +147,14 @@ def _node(drawn: Drawn) -> dict[str, Any]:
     }
 
 
-def _json(value: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=_HEADERS)
+def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), headers=_HEADERS)
 
 
-def _give_up_soon(request: web.Request, stall_s: float) -> None:
+def _give_up_soon(request: HttpRequest, stall_s: float) -> None:
     """Of a reader that reads nothing little is to wait in the kernel, and for stall_s: then the connection is gone."""
-    taken = request.transport.get_extra_info("socket") if request.transport else None
+    transport = request.connection.transport
+    taken = transport.get_extra_info("socket") if transport else None
     if taken is not None and taken.family != socket.AF_UNIX:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux

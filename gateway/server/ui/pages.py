@@ -19,9 +19,9 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from aiohttp import web
-
 from gateway.errors import GatewayError
+from gateway.server.http.request import HttpRequest
+from gateway.server.routing import Response, Route, get
 
 ROOT: Final = "/warmroute/ui"
 INDEX: Final = "index.html"
@@ -65,26 +65,27 @@ class Page:
 class Pages:
     """See the top of this file; `routes` mounts the handlers."""
 
-    def routes(self) -> list[web.RouteDef]:
-        return [web.get(ROOT, self.redirect), web.get(ROOT + "/{name:.*}", self.page)]
+    def routes(self) -> list[Route]:
+        return [get(ROOT, self.redirect), get(ROOT + "/{name:.*}", self.page)]
 
-    async def redirect(self, _request: web.Request) -> web.Response:
+    async def redirect(self, _request: HttpRequest) -> Response:
         """To where relative names of files are right, also behind a proxy that adds a path in front."""
-        return web.Response(status=308, headers={**_HEADERS, "Location": "ui/"})
+        return Response(status=308, headers={**_HEADERS, "Location": "ui/"})
 
-    async def page(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"] or INDEX
+    async def page(self, request: HttpRequest) -> Response:
+        name = request.parameters["name"] or INDEX
         page = self._pages.get(name)
         if page is None:
             raise GatewayError(404, "not_found", f"The live page has no file {name[:100]!r}; it begins at {ROOT}/.")
-        zipped = _takes_gzip(request.headers.get("Accept-Encoding", ""))
+        zipped = _takes_gzip(request.fields.joined("Accept-Encoding"))
         etag, body = (f"{page.etag}-gzip", page.packed) if zipped else (page.etag, page.body)
         headers = {**_HEADERS, "ETag": f'"{etag}"', "Vary": "Accept-Encoding"}
-        if any(each.value in (etag, "*") for each in request.if_none_match or ()):
-            return web.Response(status=304, headers=headers)
+        known = [each.strip().removeprefix("W/") for each in request.fields.joined("If-None-Match").split(",")]
+        if f'"{etag}"' in known or "*" in known:
+            return Response(status=304, headers=headers)
         if zipped:
             headers["Content-Encoding"] = "gzip"
-        return web.Response(body=body, headers={**headers, "Content-Type": page.content_type})
+        return Response(body, content_type=page.content_type, headers=headers)
 
     @cached_property
     def _pages(self) -> dict[str, Page]:

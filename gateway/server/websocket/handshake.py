@@ -7,10 +7,9 @@ import binascii
 import hashlib
 from typing import Final
 
-from aiohttp import HttpVersion11, web
-from multidict import CIMultiDictProxy
-
 from gateway.errors import GatewayError, bad_request
+from gateway.server.http.request import HttpRequest
+from gateway.server.http.request_head import HeaderFields
 
 VERSION: Final = "13"
 WRONG_VERSION: Final = 426
@@ -19,23 +18,20 @@ _KEY_BYTES: Final = 16
 _CREDENTIALS: Final = "openai-insecure-api-key."  # in which browsers' programs send their key: no name of a protocol
 
 
-def wants_websocket(request: web.Request) -> bool:
-    headers = request.headers
-    tokens = ",".join(headers.getall("Connection", ())).lower().split(",")
-    return (
-        request.method == "GET"
-        and request.version >= HttpVersion11
-        and headers.get("Upgrade", "").lower() == "websocket"
-        and "upgrade" in [token.strip() for token in tokens]
-    )
+def wants_websocket(request: HttpRequest) -> bool:
+    if request.method != "GET" or not request.head.http11:
+        return False
+    fields = request.fields
+    tokens = fields.joined("Connection").lower().split(",")
+    return (fields.get("Upgrade") or "").lower() == "websocket" and "upgrade" in [token.strip() for token in tokens]
 
 
-def accepting(headers: CIMultiDictProxy[str]) -> bytes:
+def accepting(fields: HeaderFields) -> bytes:
     """The head that accepts a handshake, without extensions. Raises GatewayError 400 or 426."""
-    if headers.get("Sec-WebSocket-Version", "").strip() != VERSION:
+    if (fields.get("Sec-WebSocket-Version") or "").strip() != VERSION:
         text = f"The gateway speaks version {VERSION} of the WebSocket protocol."
         raise GatewayError(WRONG_VERSION, "websocket_version", text)
-    key = headers.get("Sec-WebSocket-Key", "").strip()
+    key = (fields.get("Sec-WebSocket-Key") or "").strip()
     try:
         whole = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
     except (binascii.Error, ValueError):
@@ -44,7 +40,7 @@ def accepting(headers: CIMultiDictProxy[str]) -> bytes:
         raise bad_request(f"Sec-WebSocket-Key has to be {_KEY_BYTES} bytes in base64.")
     accept = base64.b64encode(hashlib.sha1(key.encode("ascii") + _GUID, usedforsecurity=False).digest())
     lines = [b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Accept: " + accept, b"Server: warmroute"]
-    offered = [token.strip() for token in ",".join(headers.getall("Sec-WebSocket-Protocol", ())).split(",")]
+    offered = [token.strip() for token in fields.joined("Sec-WebSocket-Protocol").split(",")]
     if chosen := next((token for token in offered if _is_token(token)), ""):
         lines.append(b"Sec-WebSocket-Protocol: " + chosen.encode("ascii"))  # a browser fails if none of its own is chosen
     return b"HTTP/1.1 101 Switching Protocols\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"

@@ -24,7 +24,7 @@ from gateway.errors import GatewayError
 from gateway.request.background.whole_events import WholeEvents
 from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
 from gateway.request.kept.recent import Lane, Newest
-from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.request import HttpRequest
 from gateway.server.websocket.frames import text_frame
 from gateway.server.websocket.message_socket import MessageSocket
 from gateway.upstream.client import Source
@@ -45,10 +45,10 @@ class Opening:
     lines: for replicas.
     """
 
-    def __init__(self, request: AiohttpRequest) -> None:
+    def __init__(self, request: HttpRequest) -> None:
         self.request = request
         self.caller = request.caller()
-        pairs = [pair for pair in request.inner.raw_headers if not pair[0].lower().startswith((_HANDSHAKE, b"content-type"))]
+        pairs = [pair for pair in request.head.headers if not pair[0].lower().startswith((_HANDSHAKE, b"content-type"))]
         self.lines = b"%bContent-Type: application/json\r\n" % upstream_headers(pairs)
 
 

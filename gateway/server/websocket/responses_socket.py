@@ -29,12 +29,12 @@ from gateway.parser.parsing import Parsing
 from gateway.request.kept.recent import Newest, RecentResponses
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
-from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.request import HttpRequest
 from gateway.server.websocket.frames import GOING_AWAY, text_frame
 from gateway.server.websocket.handshake import accepting
 from gateway.server.websocket.message_request import MessageRequest, Opening, message_of
 from gateway.server.websocket.message_socket import Message, MessageSocket
-from gateway.server.websocket.takeover import UpgradedResponse
+from gateway.server.websocket.takeover import UpgradedReply
 
 RESPONSES_PATH: Final = "/v1/responses"
 MAX_LANES: Final = 32
@@ -51,26 +51,26 @@ class ResponsesSockets:
         self.running = running
         self.recent = RecentResponses()
 
-    async def serve(self, request: AiohttpRequest) -> UpgradedResponse:
+    async def serve(self, request: HttpRequest) -> UpgradedReply:
         """Until the connection has ended. Raises GatewayError if there is to be none, ConnectionError if the client left."""
-        headers = request.inner.headers
-        require_origin(self.live.cors_origins, headers.get("Origin"))
+        fields = request.fields
+        require_origin(self.live.cors_origins, fields.get("Origin"))
         if self.running.draining:
             raise shutting_down()
         await self.lifecycle.require_welcome(request)
-        head = accepting(headers)
+        head = accepting(fields)
         conversation = Conversation(self, request)
-        if not conversation.socket.take_over(request.inner, head):
+        if not conversation.socket.take_over(request, head):
             conversation.close()
             raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
         await conversation.run()
-        return UpgradedResponse()
+        return UpgradedReply()
 
 
 class Conversation:
     """One connection."""
 
-    def __init__(self, server: ResponsesSockets, request: AiohttpRequest) -> None:
+    def __init__(self, server: ResponsesSockets, request: HttpRequest) -> None:
         loop = asyncio.get_running_loop()
         account = request.lease.account
         self.socket = MessageSocket(loop, server.live, account, self._is_busy, self._refused_unread)

@@ -1,8 +1,8 @@
-"""A client's connection after an upgrade: its bytes no longer go to aiohttp.
+"""A client's connection after an upgrade.
 
-The transport is given another protocol (`set_protocol`), with either server; the one that it had, which counts the connection
-and charges what its client does not read, goes on to hear of that and of the end. What a client has sent behind its request,
-before it was answered, is with aiohttp, and lost: RFC 6455 has clients wait for the answer, and one that has not is refused.
+The transport is given another protocol (`set_protocol`); the one that it had, which counts the connection and charges what its
+client does not read, goes on to hear of that and of the end. RFC 6455 has clients wait for the answer to their handshake: one
+that has sent anything before is refused.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol, cast
 
-from aiohttp import web
-
+from gateway.request.client import ClientReply
+from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import Source
 
 LAST_S: Final = 5.0  # for a client to close its side, and to read what is written, after the last byte
 
 
 class Before(Protocol):
-    """The protocol that a transport had: `http.connection.ClientConnection` or `fallback.server.Door`."""
+    """The protocol that a transport had: `http.connection.ClientConnection`."""
 
     @property
     def sent_early(self) -> bool:
@@ -44,12 +44,12 @@ class Upgraded(asyncio.Protocol):
         self._waiters = list[asyncio.Future[None]]()
         self._last: asyncio.TimerHandle | None = None
 
-    def take_over(self, request: web.Request, head: bytes) -> bool:
+    def take_over(self, request: HttpRequest, head: bytes) -> bool:
         """Answer the request with this head, and have the bytes that follow. False: the client has sent some already.
 
         Raises ConnectionResetError if it has left.
         """
-        transport = request.transport
+        transport = request.connection.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client left")
         before = cast(Before, transport.get_protocol())
@@ -133,14 +133,5 @@ class Upgraded(asyncio.Protocol):
                 waiter.set_result(None)
 
 
-class UpgradedResponse:
-    """What a handler returns to aiohttp whose connection was upgraded and has ended: aiohttp has nothing more to write."""
-
-    keep_alive: Final = False
-    body: Final = None
-
-    async def prepare(self, _request: web.BaseRequest) -> None:
-        """Nothing to do."""
-
-    async def write_eof(self) -> None:
-        """Nothing to do."""
+class UpgradedReply(ClientReply):
+    """The reply on a connection that was upgraded and has ended: there is nothing more to write."""

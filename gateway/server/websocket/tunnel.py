@@ -21,10 +21,10 @@ from gateway.errors import bad_request, shutting_down
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
-from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.request import HttpRequest
 from gateway.server.websocket.boundaries import Boundaries
 from gateway.server.websocket.frames import GOING_AWAY, INTERNAL_ERROR, close_frame
-from gateway.server.websocket.takeover import Upgraded, UpgradedResponse
+from gateway.server.websocket.takeover import Upgraded, UpgradedReply
 from gateway.server.websocket.usage_tap import UsageTap
 from gateway.upstream.client import ReplicaAnswer, Source
 from gateway.upstream.headers import upstream_headers
@@ -44,7 +44,7 @@ class Tunnels:
         self._lifecycle = lifecycle
         self._running = running
 
-    async def serve(self, request: AiohttpRequest) -> UpgradedResponse | ClientReply:
+    async def serve(self, request: HttpRequest) -> ClientReply:
         """Until the connection has ended; any other answer than a 101 is returned. Raises as `Lifecycle.serve`."""
         require_origin(self._live.cors_origins, request.headers.get("Origin"))
         if self._running.draining:
@@ -56,13 +56,13 @@ class Tunnels:
         if reply.plain:
             return reply.plain
         await reply.ended()
-        return UpgradedResponse()
+        return UpgradedReply()
 
 
 class UpgradeRequest(ClientRequest):
-    """A request for an upgrade that goes to a replica. opening: the same as aiohttp has read it."""
+    """A request for an upgrade that goes to a replica. opening: the same as the connection has read it."""
 
-    def __init__(self, opening: AiohttpRequest, running: Running) -> None:
+    def __init__(self, opening: HttpRequest, running: Running) -> None:
         super().__init__(opening.method, opening.path, opening.target, opening.headers, opening.lease)
         self.upgrades = True
         self.opening = opening
@@ -72,7 +72,7 @@ class UpgradeRequest(ClientRequest):
         return self.opening.caller()
 
     def upstream_headers(self) -> bytes:
-        pairs = [pair for pair in self.opening.inner.raw_headers if pair[0].lower() != _EXTENSIONS]
+        pairs = [pair for pair in self.opening.head.headers if pair[0].lower() != _EXTENSIONS]
         return upstream_headers(pairs)
 
     @property
@@ -113,7 +113,7 @@ class TunnelReply(ClientReply):
             self.begun = True
             return
         socket = TunnelSocket(asyncio.get_running_loop(), self)
-        if not socket.take_over(self._request.opening.inner, b"%b%b\r\n" % (_HEAD, headers)):
+        if not socket.take_over(self._request.opening, b"%b%b\r\n" % (_HEAD, headers)):
             raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
         self._socket = socket
         self.begun = True

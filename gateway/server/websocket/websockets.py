@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiohttp import web
-
 from gateway.errors import GatewayError
 from gateway.request.client import ClientReply
 from gateway.request.lifecycle import Lifecycle
-from gateway.server.http.aiohttp_request import AiohttpRequest
+from gateway.server.http.request import HttpRequest
 from gateway.server.websocket.handshake import VERSION, WRONG_VERSION, wants_websocket
 from gateway.server.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
-from gateway.server.websocket.takeover import UpgradedResponse
 from gateway.server.websocket.tunnel import TUNNELED, Tunnels
 
 _VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
@@ -27,11 +24,11 @@ class WebSockets:
         self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=lifecycle.parsing, running=running)
         self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running)
 
-    def wanted(self, request: web.Request) -> bool:
+    def wanted(self, request: HttpRequest) -> bool:
         """Whether `serve` is for this request."""
         return wants_websocket(request) and (request.path == RESPONSES_PATH or request.path in TUNNELED)
 
-    async def serve(self, request: AiohttpRequest) -> UpgradedResponse | ClientReply:
+    async def serve(self, request: HttpRequest) -> ClientReply:
         """Until the connection has ended, or the answer is another one. Raises ConnectionError."""
         begun = self._lifecycle.clock()
         try:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.app import Surroundings, compose
 from gateway.commands.cli import main
@@ -23,7 +22,7 @@ from gateway.config.schema import Config, PoolConfig
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from tests.gateway.cluster.store.conftest import sharing
-from tests.gateway.conftest import LOGGED, config_over, eventually, running, serving_runner
+from tests.gateway.conftest import LOGGED, config_over, eventually, listening, running, serving_runner
 from tests.support.fakes import FakeReplica
 from tests.support.redis import RedisServer, serving
 
@@ -93,15 +92,9 @@ async def test_whether_it_shares_with_other_gateways(capsys: Capture) -> None:
 
 async def test_by_a_unix_socket(capsys: Capture, tmp_path: Path) -> None:
     path = str(tmp_path / "admin.sock")
-    async with FakeReplica() as one, running(one) as run:
-        runner = side_runner(run.gateway.served, ADMIN)
-        await runner.setup()
-        try:
-            await web.UnixSite(runner, path).start()
-            code, out, _ = await said(capsys, "status", "--admin", f"unix:{path}")
-            assert (code, one.name in out) == (0, True)
-        finally:
-            await runner.cleanup()
+    async with FakeReplica() as one, running(one) as run, listening(side_runner(run.gateway.served, ADMIN), path) as url:
+        code, out, _ = await said(capsys, "status", "--admin", url)
+        assert (code, one.name in out) == (0, True)
 
 
 async def test_a_drain_goes_to_each_gateway(capsys: Capture) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -19,7 +18,7 @@ from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.gateway.identity.conftest import PRICES, bearer, keyed, made
 from tests.gateway.request.background.test_runs import Slow
 from tests.gateway.request.kept.test_recall import kept_in
-from tests.gateway.server.websocket.test_responses_socket import CREATE, WHOLE, exchange, fallback, handshake
+from tests.gateway.server.websocket.test_responses_socket import CREATE, WHOLE, exchange, handshake
 from tests.gateway.server.websocket.test_tunnel import RealtimeReplica, dial, echo
 from tests.support.fakes import FakeReplica, FakeRequest, answers, models, streams
 
@@ -91,10 +90,9 @@ async def test_no_path_is_open(tmp_path: Path, path: str) -> None:
 # -- WebSockets
 
 
-@pytest.mark.parametrize("server", [running, fallback])
-async def test_no_websocket_is_opened_without_a_key(tmp_path: Path, server: Any) -> None:
+async def test_no_websocket_is_opened_without_a_key(tmp_path: Path) -> None:
     keys = {"url": f"sqlite:///{tmp_path}/keys.sqlite"}
-    async with FakeReplica([WHOLE]) as replica, server(replica, keys=keys) as run:
+    async with FakeReplica([WHOLE]) as replica, running(replica, keys=keys) as run:
         _, key = await made(run)
         assert (await exchange(run, handshake(run)))[0] == 401
         assert (await exchange(run, handshake(run, Authorization="Bearer wr-no")))[0] == 401

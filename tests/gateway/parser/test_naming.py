@@ -6,11 +6,9 @@ import io
 import json
 from typing import Any
 
-import aiohttp
 import pytest
 
 from tests.gateway.conftest import Running, running
-from tests.gateway.server.test_fallback import moved
 from tests.support.fakes import FakeReplica, http, models, writes
 
 OTHER_POOL = models("whisper", "rerank")
@@ -107,17 +105,3 @@ async def test_what_is_tokenized_is_not_believed_to_be_cached() -> None:
     async with FakeReplica([DONE]) as replica, running(replica) as run:
         await run.post(prompt, "/tokenize")
         assert (await run.post(prompt, "/warmroute/route"))[2]["reason"] == "cold"
-
-
-async def test_where_aiohttp_has_moved_it_is_the_same() -> None:
-    body, headers = audio("whisper-1")
-    async with (
-        FakeReplica([DONE], listing=OTHER_POOL) as replica,
-        moved(replica, model_aliases={"whisper-*": "whisper"}) as run,
-    ):
-        data = aiohttp.BytesPayload(body)
-        async with run.session.post(f"{run.url}/v1/audio/transcriptions", data=data, headers=headers) as answer:
-            assert answer.status == 200
-        assert replica.requests[-1].body == body.replace(b"whisper-1", b"whisper")
-        async with run.session.post(f"{run.url}/rerank", json={"model": "whisper-1"}) as answer:
-            assert answer.status == 200

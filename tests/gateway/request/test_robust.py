@@ -526,7 +526,6 @@ async def test_expect_is_answered_before_the_body() -> None:
 
 
 async def test_other_expectations_are_refused() -> None:
-    """aiohttp answers them with a text of its own, and with a traceback if they are not UTF-8."""
     async with FakeReplica() as replica, running(replica) as run:
         for value in (b"something", b"\x90e"):
             async with dial(run) as (reader, writer):

@@ -110,7 +110,7 @@ async def test_with_a_key_operators_are_those_who_show_it_wherever_they_are() ->
         assert not any("k-1" in str(request.headers) for request in one.requests[-2:]), "the key is not passed on"
 
 
-async def test_requests_that_aiohttp_reads_are_judged_the_same() -> None:
+async def test_requests_with_unusual_heads_are_judged_the_same() -> None:
     async with FakeReplica() as one, running(one) as run:
         assert b"X-Warmroute-Replica" in await raw(run, b"HTTP/1.1", b"Host: localhost\r\nExpect: 100-continue\r\n")
         for head in (

@@ -13,7 +13,6 @@ from gateway.config.parse import ConfigError
 from gateway.config.source import load
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import BODY, Running, running
-from tests.gateway.server.test_fallback import Run, moved
 from tests.support.fakes import FakeReplica, answers, http, streams, writes
 
 PAGE, OTHER = "https://chat.example.org", "https://evil.example.org"
@@ -25,7 +24,7 @@ def asks(origin: str = PAGE, method: str = "POST", names: str = "authorization,c
     return {"Origin": origin, "Access-Control-Request-Method": method, "Access-Control-Request-Headers": names}
 
 
-async def sent(run: Running | Run, method: str, path: str, origin: str | None, **options: Any) -> tuple[int, Any]:
+async def sent(run: Running, method: str, path: str, origin: str | None, **options: Any) -> tuple[int, Any]:
     """(status, headers)."""
     headers = {"Origin": origin} if origin else {}
     async with run.session.request(method, run.url + path, headers=headers, **options) as answer:
@@ -38,7 +37,7 @@ def reads(headers: Mapping[str, str]) -> bool:
     return headers.get(ALLOW) in (PAGE, "*")
 
 
-async def check_all_ways(run: Running | Run, replica: FakeReplica) -> None:
+async def check_all_ways(run: Running, replica: FakeReplica) -> None:
     """Plain requests, chunked ones, streams, errors, and what the gateway answers by itself."""
     for origin, allowed in ((PAGE, True), (OTHER, False), (None, False)):
         ways: list[tuple[int, str, str, dict[str, Any]]] = [
@@ -69,13 +68,6 @@ async def iter_of(data: bytes) -> Any:
 async def test_pages_of_the_origin_read_whatever_the_way() -> None:
     async with FakeReplica() as replica, running(replica, cors_origins=[PAGE, "tauri://localhost"]) as run:
         await check_all_ways(run, replica)
-
-
-async def test_where_aiohttp_has_moved_it_is_the_same() -> None:
-    async with FakeReplica() as replica, moved(replica, cors_origins=[PAGE]) as run:
-        await check_all_ways(run, replica)
-        async with run.session.options(run.url + CHAT, headers=asks()) as answer:
-            assert (answer.status, answer.headers[ALLOW]) == (204, PAGE)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", MODELS, f"{MODELS}/m", FILES, "/tokenize", "/v1/x"])

@@ -16,7 +16,6 @@ from gateway.parser.parsing import INLINE_BYTES
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import BODY, Running, running
 from tests.gateway.request.test_dialects import message, response
-from tests.gateway.server.test_fallback import moved
 from tests.support.fakes import FakeReplica, answers, http, models, streams, writes
 
 ALIASES = {"claude-*": "qwen", "gpt": "llama"}
@@ -180,11 +179,3 @@ async def test_a_list_of_no_models_has_no_first_one() -> None:
     async with FakeReplica(listing=models()) as replica, running(replica, model_aliases=ALIASES) as run:
         status, _, body = await run.get("/v1/models", headers=ANTHROPIC)
         assert (status, json.loads(body)) == (200, {"data": [], "has_more": False, "first_id": None, "last_id": None})
-
-
-async def test_where_aiohttp_has_moved_it_is_the_same() -> None:
-    async with fleet() as replica, moved(replica, model_aliases=ALIASES) as run:
-        assert (await run.post(ASKED))[0] == 200
-        assert replica.requests[-1].json["model"] == "qwen"
-        async with run.session.get(f"{run.url}/v1/models/claude-x", headers=ANTHROPIC) as answer:
-            assert (await answer.json())["type"] == "model"

@@ -17,7 +17,7 @@ from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
 from gateway.server.endpoints import side_runner
 from gateway.upstream.client import Call
 from gateway.upstream.resolver import Resolver
-from tests.gateway.conftest import BODY, Running, eventually, running, started
+from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.upstream.test_resolver import NameServer
 from tests.support.fakes import FakeReplica, FakeRequest, answers, models, streams
 
@@ -145,19 +145,13 @@ async def test_the_admin_listener_has_the_pages_of_state_and_not_the_api() -> No
 
 
 async def test_the_error_of_the_listener_for_prometheus_names_what_it_serves() -> None:
-    async with FakeReplica() as one, running(one) as run:
-        runner = side_runner(run.gateway.served, "metrics")
-        await runner.setup()
-        try:
-            url = await started(runner)
-            async with run.session.get(f"{url}/warmroute/replicas") as answer:
-                error = (await answer.json())["error"]
-            assert (answer.status, error["code"]) == (404, "not_found")
-            assert "metrics listener (metrics_listen) serves /metrics, /health and /ready" in error["message"]
-            async with run.session.get(f"{url}/metrics") as answer:
-                assert answer.status == 200
-        finally:
-            await runner.cleanup()
+    async with FakeReplica() as one, running(one) as run, listening(side_runner(run.gateway.served, "metrics")) as url:
+        async with run.session.get(f"{url}/warmroute/replicas") as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (404, "not_found")
+        assert "metrics listener (metrics_listen) serves /metrics, /health and /ready" in error["message"]
+        async with run.session.get(f"{url}/metrics") as answer:
+            assert answer.status == 200
 
 
 async def test_metrics_on_the_admin_listener_ask_for_the_key_as_operator_endpoints_do() -> None:

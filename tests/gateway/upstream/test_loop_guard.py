@@ -55,7 +55,7 @@ async def test_a_replica_sees_which_gateways_a_request_has_passed_and_nothing_el
         own = run.gateway.served.lifecycle.loops.id
         await run.post()
         await run.post(headers={"X-Warmroute-Via": chain(2)})
-        await run.post(headers=[("X-Warmroute-Via", chain(1)), ("X-Warmroute-Via", "forged")])  # read by aiohttp
+        await run.post(headers=[("X-Warmroute-Via", chain(1)), ("X-Warmroute-Via", "forged")])
         assert [request.headers["x-warmroute-via"] for request in one.requests] == [
             own,
             f"{chain(2)}, {own}",

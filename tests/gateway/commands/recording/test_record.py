@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from gateway.app import Surroundings, compose
 from gateway.commands.cli import main
@@ -27,7 +26,7 @@ from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from gateway.telemetry.recording import QUIET_S
 from router.simulation.recorded import Recording, read
 from tests.gateway.cluster.workers.conftest import star
-from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
+from tests.gateway.conftest import LOGGED, Running, config_over, eventually, listening, running, serving_runner
 from tests.support.fakes import FakeReplica, answers, status, streams
 
 TEXTS = ["the quick brown fox " * 60, "jumps over the lazy dog " * 60, "and does it again " * 60]
@@ -178,12 +177,11 @@ async def test_nothing_is_kept_unless_somebody_asks_and_it_ends_by_itself(tmp_pa
 async def operators_at(path: Path, replica: FakeReplica, ahead_s: float = 0.0) -> AsyncIterator[Running]:
     """A gateway whose operators' listener is at a path, where another one was before. ahead_s: its clock, of ours."""
     gateway = compose(config_over(replica), LOGGED, Surroundings(clock=lambda: time.monotonic() + ahead_s))
-    async with serving_runner(gateway, clients_runner(gateway.served)) as run:
-        admin = side_runner(gateway.served, ADMIN)
-        await admin.setup()
-        await web.UnixSite(admin, str(path)).start()
+    async with (
+        serving_runner(gateway, clients_runner(gateway.served)) as run,
+        listening(side_runner(gateway.served, ADMIN), str(path)),
+    ):
         yield run
-        await admin.cleanup()
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 1e5, -100.0])

@@ -13,7 +13,7 @@ from tests.gateway.request.background.test_runs import Slow, begin, ended
 from tests.gateway.request.kept.test_recall import kept_in
 from tests.gateway.request.tracing.test_traces import NOT_SAMPLED, PARENT, SAMPLED, TRACE, named
 from tests.gateway.server.websocket import test_tunnel as tunnel
-from tests.gateway.server.websocket.test_responses_socket import SERVERS, WHOLE, Server, answer, dial, send
+from tests.gateway.server.websocket.test_responses_socket import WHOLE, answer, dial, send
 from tests.support.collector import Collector
 from tests.support.fakes import FakeReplica, status
 from tests.support.fakes import answers as chat
@@ -39,10 +39,9 @@ WAYS = pytest.mark.parametrize(
 )
 
 
-@SERVERS
 @WAYS
-async def test_requests_over_http(server: Server, on: bool, parent: str) -> None:
-    """On the fast path, through aiohttp (in chunks; another path), and translated."""
+async def test_requests_over_http(on: bool, parent: str) -> None:
+    """Plain, in chunks, on another path, and translated."""
 
     async def chunks() -> Any:
         yield CHAT
@@ -50,7 +49,7 @@ async def test_requests_over_http(server: Server, on: bool, parent: str) -> None
     headers = {"traceparent": parent, "tracestate": STATE, "Content-Type": "application/json"}
     message = json.dumps({**json.loads(CHAT), "max_tokens": 5}).encode()
     async with Collector() as collector, FakeReplica([chat(), chat(), chat(), status(404, "Not Found"), chat()]) as one:
-        async with server(one, tracing=collector.tracing(sample=0) if on else OFF) as run:
+        async with running(one, tracing=collector.tracing(sample=0) if on else OFF) as run:
             for path, data in (
                 ("/v1/chat/completions", CHAT),
                 ("/v1/chat/completions", chunks()),
@@ -65,12 +64,11 @@ async def test_requests_over_http(server: Server, on: bool, parent: str) -> None
         assert {request.headers["tracestate"] for request in one.requests} == {STATE}
 
 
-@SERVERS
 @WAYS
-async def test_messages_of_a_websocket(server: Server, on: bool, parent: str) -> None:
+async def test_messages_of_a_websocket(on: bool, parent: str) -> None:
     async with Collector() as collector, FakeReplica([WHOLE]) as one:
         tracing = collector.tracing(sample=0) if on else OFF
-        async with server(one, tracing=tracing) as run, dial(run, additional_headers={"traceparent": parent}) as client:
+        async with running(one, tracing=tracing) as run, dial(run, additional_headers={"traceparent": parent}) as client:
             for _ in range(2):
                 await send(client)
                 assert (await answer(client))[-1]["type"] == "response.completed"
@@ -78,12 +76,11 @@ async def test_messages_of_a_websocket(server: Server, on: bool, parent: str) ->
         checked([request.headers["traceparent"] for request in one.requests], collector, parent, on=on)
 
 
-@SERVERS
 @WAYS
-async def test_a_session_of_a_websocket(server: Server, on: bool, parent: str) -> None:
+async def test_a_session_of_a_websocket(on: bool, parent: str) -> None:
     async with Collector() as collector, tunnel.RealtimeReplica(tunnel.echo).up() as replica:
         tracing, headers = collector.tracing(sample=0) if on else OFF, {"traceparent": parent}
-        async with server(replica.url, tracing=tracing) as run, tunnel.dial(run, additional_headers=headers) as client:
+        async with running(replica.url, tracing=tracing) as run, tunnel.dial(run, additional_headers=headers) as client:
             await client.send("a")
             assert await client.recv() == "a"
         checked([request.headers["traceparent"] for request in replica.seen], collector, parent, on=on)

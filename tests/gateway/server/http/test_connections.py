@@ -1,4 +1,4 @@
-"""Plain requests go past aiohttp, all others through it, a connection may bring both: the seam that `client.py` names."""
+"""A connection: requests of every framing in any cutting, its ends, and its bounds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.request.client import ClientRequest
-from gateway.server.bounds import MAX_UNCHARGED
-from gateway.server.http.aiohttp_request import AiohttpRequest
-from gateway.server.http.connection import ClientConnection
+from gateway.errors import GatewayError
+from gateway.server.http.connection import MAX_PIPELINED, MAX_UNCHARGED
 from gateway.server.http.connections import ClientServer
-from gateway.server.http.fast_path import MAX_PIPELINED
-from gateway.server.http.plain_request import MAX_FIELDS, MAX_HEAD_BYTES, PlainRequest, read_head
+from gateway.server.http.request import HttpRequest
+from gateway.server.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES, read_head
 from gateway.upstream.http1 import Answer
 from tests.gateway.conftest import eventually
 from tests.gateway.servers import serving
@@ -37,12 +34,11 @@ GET = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
 CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"
 
 
-async def echo(request: ClientRequest) -> Any:
-    """Answers with the request's way (plain or aiohttp), its path and its body."""
+async def echo(request: HttpRequest) -> Any:
+    """Answers with the request's method, its path and its body."""
     body = await request.read(max_bytes=1 << 20, within_s=60, opaque=False)
     reply = request.reply(keep_alive=True, patience_s=5)
-    way = b"plain" if isinstance(request, PlainRequest) else b"aiohttp"
-    text = b"%b %b %b" % (way, request.path.encode(), body)
+    text = b"%b %b %b" % (request.method.encode(), request.path.encode(), body)
     reply.begin(200, b"", length=len(text), first=text)
     return reply
 
@@ -73,32 +69,31 @@ async def ask(
             await asyncio.sleep(pause_s)  # a client that takes its time: what is sent at once would be read at once
             if in_turn:
                 await read(number)
-                await eventually(lambda: all(each.idle for each in in_turn.connections))  # aiohttp is done with it, too
+                await eventually(lambda: all(each.idle for each in in_turn.connections))
         await read(answers)
     writer.close()
     return found
 
 
 @pytest.mark.parametrize(
-    ("pieces", "ways"),
+    ("pieces", "answers"),
     [
-        ([post(b"a")], ["plain"]),
-        ([post(b"a"), post(b"b"), post(b"c")], ["plain"] * 3),
-        ([post(b"a") + post(b"b") + post(b"c")], ["plain"] * 3),
-        ([post(b"a" * 9)[:-4], b"aaa", b"a" + post(b"b")], ["plain"] * 2),
-        ([GET, post(b"a"), GET, post(b"b")], ["aiohttp", "plain"] * 2),
-        ([post(b"a", path="/v1/embeddings"), post(b"b")], ["aiohttp", "plain"]),
-        ([post(b"a"), CHUNKED, post(b"b")], ["plain", "aiohttp", "aiohttp"]),
-        ([post(b"a", "Connection: keep-alive"), post(b"")], ["plain", "aiohttp"]),
-        ([post(b"a")[:30], post(b"a")[30:], post(b"b")], ["aiohttp", "aiohttp"]),
-        ([GET + GET[:9], GET[9:], post(b"b")], ["aiohttp"] * 3),
-        ([GET + post(b"a"), post(b"b")], ["aiohttp"] * 3),
+        ([post(b"a"), post(b"b"), post(b"c")], [b"POST a", b"POST b", b"POST c"]),
+        ([post(b"a") + post(b"b") + post(b"c")], [b"POST a", b"POST b", b"POST c"]),
+        ([post(b"a" * 9)[:-4], b"aaa", b"a" + post(b"b")], [b"POST aaaaaaaaa", b"POST b"]),
+        ([GET, post(b"a"), GET, post(b"b")], [b"GET ", b"POST a", b"GET ", b"POST b"]),
+        ([post(b"a"), CHUNKED, post(b"b")], [b"POST a", b"POST hi", b"POST b"]),
+        ([post(b"a", "Connection: keep-alive"), post(b"")], [b"POST a", b"POST "]),
+        ([post(b"a")[:30], post(b"a")[30:], post(b"b")], [b"POST a", b"POST b"]),
+        ([GET + GET[:9], GET[9:], post(b"b")], [b"GET ", b"GET ", b"POST b"]),
+        ([GET + CHUNKED[:-9], CHUNKED[-9:] + post(b"b")], [b"GET ", b"POST hi", b"POST b"]),
+        ([b"\r\n" + GET + b"\r\n\r\n" + post(b"a")], [b"GET ", b"POST a"]),
     ],
 )
-async def test_which_way_requests_go(pieces: list[bytes], ways: list[str]) -> None:
+async def test_requests_of_every_framing_on_one_connection(pieces: list[bytes], answers: list[bytes]) -> None:
     async with serving(echo) as (front, port):
-        found = await ask(port, pieces, len(ways), in_turn=front if len(pieces) == len(ways) else None, pause_s=0.05)
-    assert [body.split()[0].decode() for body in found] == ways
+        found = await ask(port, pieces, len(answers), in_turn=front if len(pieces) == len(answers) else None, pause_s=0.05)
+    assert [b" ".join(body.split(b" ")[::2]) for body in found] == answers
 
 
 @settings(max_examples=40)
@@ -116,39 +111,94 @@ async def test_any_cutting_gives_the_same_answers(requests: list[bytes], data: s
 @pytest.mark.parametrize(
     "data",
     [
-        post(b"a", version="1.0"),
         post(b"a", method="post"),
-        post(b"a", "Expect: 100-continue"),
-        post(b"a", "Connection: close"),
-        post(b"a", "connection: keep-alive, x"),
+        post(b"a", method="X" * 30),
+        post(b"a", version="2.0"),
+        post(b"a", version="1.2"),
+        post(b"a", "Expect: more"),
         post(b"a", "Transfer-Encoding: chunked"),
-        post(b"a", "Content-Encoding: gzip"),
-        post(b"a", "Upgrade: h2c"),
         post(b"a", "content-length: 1"),
-        post(b"a", "X: 1", "x: 2"),
+        post(b"a", "CONTENT-LENGTH: 1"),
+        post(b"a").replace(b"Content-Length: 1", b"Content-LENGTH: 1\r\nContent-LENGTH: 1"),
+        post(b"a", "Host: i"),
+        post(b"a", "Content-Type: a", "content-type: a"),
         post(b"a", "X : 1"),
-        post(b"a", "X:"),
-        post(b"a", "X:  1"),
-        post(b"a", "X: 1 "),
-        post(b"a", "X: \t1"),
-        post(b"a", "X: \xe9"),
+        post(b"a", ": 1"),
+        post(b"a", "X: \x00"),
+        post(b"a", "X: a\rb"),
+        post(b"a", "X: a\nb"),
         post(b"a", " folded"),
         post(b"a", "X"),
         post(b"a", *(f"X{number}: 1" for number in range(MAX_FIELDS))),
         post(b"a", "X: " + "1" * MAX_HEAD_BYTES),
-        post(b"a").replace(b"Host: h\r\n", b""),
         post(b"a").replace(b"Length: 1", b"Length: +1"),
         post(b"a").replace(b"Length: 1", b"Length: 1, 1"),
+        post(b"a").replace(b"Length: 1", b"Length: 1\t"),
+        post(b"a").replace(b"Length: 1", b"Length:"),
+        post(b"a").replace(b"Length: 1", b"Length: 1000000000000"),
         post(b"a").replace(b"Length: 1\r\n", b"Length: 1\r\n 1\r\n"),
         post(b"a").replace(b"\r\n", b"\n"),
-        b"\r\n" + post(b"a"),
+        CHUNKED.replace(b"chunked", b"chunked\t"),
+        CHUNKED.replace(b"chunked", b"chunked, chunked"),
+        CHUNKED.replace(b"chunked", b"chunked\r\nTransfer-Encoding: chunked"),
+        CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        post(b"a").replace(b"Host: h\r\n", b""),
+        post(b"a", "User-Agent: a", "User-Agent: b"),
         post(b"a", path="x"),
-        post(b"a", path="/\xff"),
-        b"",
+        post(b"a", path="/\xe9"),
+        post(b"a", path="", method="GET "),
+        post(b"a", method="BREW"),
+        post(b"a", path="/a#b"),
+        post(b"a", path="/a/../b"),
+        post(b"a", path="/%2e%2E/b"),
+        post(b"a", path="ftp://h/a"),
+        post(b"a", path="a:1", method="CONNECT"),
+        post(b"a", path="/ b"),
+        b"\x16\x03\x01\x02\x00\x01\x00",
     ],
 )
-def test_what_is_not_plain(data: bytes) -> None:
+def test_what_is_refused(data: bytes) -> None:
+    with pytest.raises(GatewayError):
+        read_head(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "method", "target", "path"),
+    [
+        (post(b"a", version="1.0"), "POST", CHAT, CHAT),
+        (post(b"a", "X:", "x:  1", "Y: 1 ", "Z: \t1", "E: \xe9"), "POST", CHAT, CHAT),
+        (post(b"a", version="1.0").replace(b"Host: h\r\n", b""), "POST", CHAT, CHAT),
+        (post(b"a", path="http://h/v1/x?y"), "POST", "/v1/x?y", "/v1/x"),
+        (post(b"a", path="HTTPS://h"), "POST", "/", "/"),
+        (post(b"a", path="/%41?%42"), "POST", "/%41?%42", "/A"),
+        (post(b"a", path="/a..b/...?../"), "POST", "/a..b/...?../", "/a..b/..."),
+        (post(b"a", path="*", method="OPTIONS"), "OPTIONS", "*", "*"),
+    ],
+)
+def test_unusual_heads(data: bytes, method: str, target: str, path: str) -> None:
+    for length in (b"Content-Length", b"CONTENT-LENGTH"):
+        begun = read_head(data.replace(b"Content-Length", length))
+        assert begun
+        assert (begun.head.method, begun.head.target, begun.head.path, begun.length) == (method, target, path, 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"P", b"POST", b"POST /", post(b"")[:-1], post(b"")[:-4]])
+def test_what_is_not_whole(data: bytes) -> None:
     assert read_head(data) is None
+
+
+def test_headers_that_come_twice() -> None:
+    begun = read_head(post(b"a", "X: 1", "x: 2", "Y: 3"))
+    assert begun
+    fields = begun.head.fields
+    assert (fields.get("X"), fields.joined("x"), fields.joined("Y"), fields.joined("Z")) == ("1", "1,2", "3", "")
+    assert (fields.repeats("X"), fields.repeats("Y"), fields.distinct, "y" in fields, "z" in fields) == (
+        True,
+        False,
+        False,
+        True,
+        False,
+    )
 
 
 def test_a_plain_head() -> None:
@@ -166,7 +216,7 @@ async def test_the_client_leaves() -> None:
     """Its handler is cancelled, whether it waits for the body or for the answer."""
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def handler(request: PlainRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         begun.set()
         try:
             await request.read(max_bytes=1 << 20, within_s=60, opaque=False)
@@ -190,7 +240,7 @@ async def test_the_client_leaves() -> None:
 
 
 async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
-    async def slow(request: PlainRequest) -> Any:
+    async def slow(request: HttpRequest) -> Any:
         await asyncio.sleep(0.3)
         return await echo(request)
 
@@ -198,12 +248,12 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(b"a"))
         async with asyncio.timeout(40):
-            assert (await reader.read()).endswith(b"plain /v1/chat/completions a")
+            assert (await reader.read()).endswith(b"POST /v1/chat/completions a")
         writer.close()
 
 
 async def test_the_last_answer_closes_the_connection() -> None:
-    async def last(request: PlainRequest) -> Any:
+    async def last(request: HttpRequest) -> Any:
         reply = request.reply(keep_alive=False, patience_s=5)
         reply.begin(200, b"", length=0)
         return reply
@@ -221,7 +271,7 @@ async def test_a_closed_connection_whose_client_does_not_read_ends(keep_alive: b
     """Too little is left of the answer to wait for the client before the connection is closed."""
     unsent = 0
 
-    async def handler(request: PlainRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         nonlocal unsent
         reply = request.reply(keep_alive=keep_alive, patience_s=5)
         reply.begin(200, b"", length=None)
@@ -244,13 +294,13 @@ async def test_an_http_1_0_client_that_does_not_read_the_end_of_its_answer_is_re
     """Its answer has no length: a plain end would look like that of a complete answer."""
     unsent = 0
 
-    async def handler(request: AiohttpRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         nonlocal unsent
-        transport = request.inner.transport
+        transport = request.connection.transport
         assert transport
         reply = request.reply(keep_alive=False, patience_s=5)
         reply.begin(200, b"", length=None)
-        while not (unsent := transport.get_write_buffer_size()):  # type: ignore[attr-defined]
+        while not (unsent := transport.get_write_buffer_size()):
             reply.write(b"x" * 1000)
         reply.end()
         return reply
@@ -267,20 +317,11 @@ async def test_an_http_1_0_client_that_does_not_read_the_end_of_its_answer_is_re
         writer.close()
 
 
-async def test_a_body_that_is_too_large_is_refused_by_aiohttp() -> None:
-    async def handler(request: ClientRequest) -> Any:
-        assert isinstance(request, AiohttpRequest)
-        return web.Response(status=413)
-
-    async with serving(handler) as (_, port):
-        await ask(port, [post(b"x" * ((1 << 20) + 1))], 1)
-
-
 async def test_what_comes_behind_a_request_is_bounded() -> None:
     """The connection is not read while much waits behind a request, and what waits is served after it."""
     go = asyncio.Event()
 
-    async def handler(request: PlainRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         await go.wait()
         return await echo(request)
 
@@ -288,36 +329,30 @@ async def test_what_comes_behind_a_request_is_bounded() -> None:
     async with serving(handler) as (front, port):
         body = b"x" * MAX_PIPELINED
         asking = asyncio.create_task(ask(port, [post(body) * many], many))
-        await eventually(lambda: front.connections and front.connections[0]._fast._held)
+        await eventually(lambda: front.connections and front.connections[0]._held)
         go.set()
-        assert await asking == [b"plain /v1/chat/completions " + body] * many
+        assert await asking == [b"POST /v1/chat/completions " + body] * many
 
 
-async def test_aiohttp_has_what_the_seam_needs() -> None:
+async def test_what_waits_in_the_write_buffer_of_a_connection_is_bounded() -> None:
     async with serving(echo) as (front, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET)
         await reader.readuntil(b"\r\n\r\n")
-        connection = front.connections[0]
-        assert isinstance(connection, ClientConnection)
+        (connection,) = front.connections
         assert connection.transport
-        assert connection.transport.get_write_buffer_limits()[1] == MAX_UNCHARGED
-        await eventually(lambda: connection.waiter and not connection.waiter.done())
-        assert not connection.messages
-        assert (connection.closes, connection.closes_at_once) == (False, False)
-        assert connection.idle_until > asyncio.get_running_loop().time()
-        assert connection._keepalive_handle is not None
+        assert connection.transport.get_write_buffer_limits()[1] == MAX_UNCHARGED  # type: ignore[attr-defined]
         writer.close()
-        with contextlib.suppress(ConnectionError):
-            await reader.read()
 
 
 async def test_an_idle_connection_does_not_keep_its_last_answer() -> None:
     body = bytes(range(256)) * 4096
     before = sys.getrefcount(body)
 
-    async def answer(_request: ClientRequest) -> web.Response:
-        return web.Response(body=body)
+    async def answer(request: HttpRequest) -> Any:
+        reply = request.reply(keep_alive=True, patience_s=5)
+        reply.begin(200, b"", length=len(body), first=body)
+        return reply
 
     async with serving(answer) as (_, port):
         ends = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
@@ -328,3 +363,46 @@ async def test_an_idle_connection_does_not_keep_its_last_answer() -> None:
         await eventually(lambda: sys.getrefcount(body) == before)
         for _, writer in ends:
             writer.close()
+
+
+async def test_a_client_that_expects_a_100_gets_it_once_and_only_if_its_body_is_missing() -> None:
+    data = post(b"abcdef", "Expect: 100-continue")
+    async with serving(echo) as (_, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert await reader.readuntil(b"abcdef")
+        writer.write(data[:-6])
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for piece in (b"abc", b"def"):
+            writer.write(piece)
+            await asyncio.sleep(0.01)  # so that it comes by itself
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"get / HTTP/1.1", b"GET / HTTP/1.1\n", b"GET /" + b"x" * 9000])
+async def test_what_is_no_http_is_answered_before_a_head_is_complete(data: bytes) -> None:
+    """A connection of TLS, for one."""
+    async with serving(echo) as (front, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        line = await reader.readline()
+        assert line.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+        assert b"\r\nConnection: close\r\n" in await reader.read()
+        writer.close()
+        await eventually(lambda: not front.connections)
+
+
+async def test_a_head_that_takes_too_long_ends_the_connection() -> None:
+    """However many of its bytes come meanwhile."""
+    async with serving(echo, idle_s=0.2) as (front, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET[:-3])
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"X" if front.connections else b"")
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ConnectionError):  # if its last byte has met the end
+            assert reading.result() == b""
+        writer.close()

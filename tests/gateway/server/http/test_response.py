@@ -1,4 +1,4 @@
-"""The seam with aiohttp's server that `response.py` names: if a release moves it, this fails, not a user's request."""
+"""Answers: their framing, what a slow client makes of them, and how they break off."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any, cast
 
 import pytest
 import uvloop
-from aiohttp import HttpVersion10, HttpVersion11, web
 
-from gateway.server.http.aiohttp_request import AiohttpRequest
-from gateway.server.http.connection import ClientConnection
+from gateway.server.http.request import HttpRequest
 from gateway.server.http.response import Dates, HttpReply
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.http1 import Answer
 from tests.gateway.servers import serving
 from tests.support.compiled import uncompiled
 
-Handler = Callable[[web.Request], Awaitable[Any]]
+Handler = Callable[[HttpRequest], Awaitable[Any]]
 
 
 async def ask(port: int, data: bytes) -> bytes:
@@ -38,7 +36,7 @@ def bare(data: bytes) -> list[bytes]:
 
 
 def replies(length: int | None, *parts: bytes, status: int = 200, first: bytes = b"", keep: bool = True) -> Handler:
-    async def handler(request: AiohttpRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         reply = request.reply(keep_alive=keep, patience_s=5)
         reply.begin(status, b"x-a: 1\r\n", length=length, first=first)
         for part in parts:
@@ -83,7 +81,7 @@ async def test_every_framing(handler: Handler, request_bytes: bytes, expected: l
 @pytest.mark.parametrize("length", [None, 9])
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_an_answer_that_breaks_off_does_not_look_whole(length: int | None, version: bytes) -> None:
-    async def handler(request: AiohttpRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         reply = request.reply(keep_alive=True, patience_s=5)
         reply.begin(200, b"", length=length, first=b"hello")
         await asyncio.sleep(0)
@@ -104,11 +102,11 @@ def test_an_answer_is_broken_off_though_its_client_has_just_left(run: Callable[[
     """The connection is closed already, and nothing can be set on it."""
     cut = asyncio.Event()
 
-    async def handler(request: AiohttpRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         reply = request.reply(keep_alive=True, patience_s=5)
         reply.begin(200, b"", length=None, first=b"hello")
-        assert request.inner.transport
-        request.inner.transport.abort()
+        assert request.connection.transport
+        request.connection.transport.abort()
 
         def later() -> None:
             reply.cut()
@@ -131,7 +129,6 @@ def test_an_answer_is_broken_off_though_its_client_has_just_left(run: Callable[[
 
 
 async def test_a_connection_carries_many_answers() -> None:
-    """`keep_alive` is what aiohttp asks a handler's result for; without it the second request would not be answered."""
     async with serving(replies(None, b"a")) as (_, port):
         data = await ask(port, CLOSE.replace(b"close", b"x") * 2 + CLOSE)
     found = []
@@ -147,33 +144,6 @@ async def test_an_old_client_may_ask_to_keep_its_connection() -> None:
         data = await ask(port, b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + b"GET / HTTP/1.0\r\n\r\n")
     assert data.count(b"HTTP/1.1 200 OK") == 2
     assert data.count(b"Connection: keep-alive") == data.count(b"Connection: close") == 1
-
-
-@uncompiled
-async def test_aiohttp_calls_prepare_and_then_write_eof_once() -> None:
-    calls = []
-
-    class Spy(HttpReply):
-        async def prepare(self, request: web.BaseRequest) -> None:
-            calls.append("prepare")
-            await super().prepare(request)
-
-        async def write_eof(self) -> None:
-            calls.append("write_eof")
-            await super().write_eof()
-
-    async def handler(client_request: AiohttpRequest) -> Any:
-        request = client_request.inner
-        assert (request.version, type(request.protocol)) == (HttpVersion11, ClientConnection)
-        assert HttpVersion10 < HttpVersion11
-        assert request.transport is not None
-        reply = Spy(request.protocol, cast(Any, request.transport), http11=True, to_head=False, keep_alive=False, patience_s=1)
-        reply.begin(200, b"", length=0)
-        return reply
-
-    async with serving(handler) as (_, port):
-        await ask(port, CLOSE)
-    assert calls == ["prepare", "write_eof"]
 
 
 class Source:
@@ -194,10 +164,9 @@ MUCH = b"x" * (16 << 20)
 
 @uncompiled
 async def test_the_source_is_held_back_while_the_client_does_not_read() -> None:
-    """The transport pauses aiohttp's protocol (`pause_writing`), and its `writer.drain` waits for the same."""
     source, written = Source(), asyncio.Event()
 
-    async def handler(request: AiohttpRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         reply = request.reply(keep_alive=False, patience_s=60)
         reply.feed_from(cast(ReplicaAnswer, source))
         reply.begin(200, b"", length=len(MUCH), first=MUCH)
@@ -226,10 +195,8 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
             super().cut()
             cut.set()
 
-    async def handler(request: AiohttpRequest) -> Any:
-        inner = request.inner
-        transport = cast(Any, inner.transport)
-        reply = Cut(inner.protocol, transport, http11=True, to_head=False, keep_alive=True, patience_s=0.05)
+    async def handler(request: HttpRequest) -> Any:
+        reply = Cut(request.connection, http11=True, to_head=False, keep_alive=True, patience_s=0.05)
         reply.begin(200, b"", length=len(MUCH), first=MUCH)
         assert repr(reply) == "<HttpReply begun, plain>"
         return reply
@@ -247,7 +214,7 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
 async def test_a_client_that_left_is_noticed_at_the_next_write() -> None:
     raised = asyncio.get_running_loop().create_future()
 
-    async def handler(request: AiohttpRequest) -> Any:
+    async def handler(request: HttpRequest) -> Any:
         reply = request.reply(keep_alive=True, patience_s=1)
         reply.begin(200, b"", length=5)
         reply.cut()

@@ -20,7 +20,7 @@ from gateway.server.ui.broadcast import MOST_WATCHERS, RECENT, Broadcast
 from gateway.server.ui.live import LiveEndpoints
 from gateway.telemetry.live.feed import BURST, QUIET_S
 from tests.gateway.cluster.workers.conftest import star
-from tests.gateway.conftest import BODY, Running, eventually, running, started
+from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.support.fakes import FakeReplica, answers, models, status, streams
 
 ENDPOINTS = ["/warmroute/live", "/warmroute/live/events", "/warmroute/live/requests/a:1", "/warmroute/trie"]
@@ -222,9 +222,7 @@ async def test_one_that_reads_nothing_is_disconnected_and_its_place_is_free() ->
         served = run.gateway.served
         watched = LiveEndpoints(served.operator, run.gateway.local, broadcast, stall_s=0.5)
         runner = side_runner(dataclasses.replace(served, watched=watched), ADMIN)
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        address = (await started(runner)).removeprefix("http://").split(":")
+        address = (await stack.enter_async_context(listening(runner))).removeprefix("http://").split(":")
         sock = stack.enter_context(socket.socket())
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((address[0], int(address[1])))

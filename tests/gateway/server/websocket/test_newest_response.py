@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection
 from tests.gateway.conftest import eventually, running
 from tests.gateway.request.kept.test_recall import forgetful, kept_in, replica, texts
 from tests.gateway.request.test_dialects import COMPLETED, CREATED, DELTA, events
-from tests.gateway.server.websocket.test_responses_socket import answer, dial, fallback, nothing_held, receive
+from tests.gateway.server.websocket.test_responses_socket import answer, dial, nothing_held, receive
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, http, models, status, streams
 
 Stored = pytest.mark.parametrize("kept", [False, True], ids=["off", "store"])
@@ -80,13 +80,6 @@ async def test_replicas_that_speak_chat_only() -> None:
         asked = [message["content"] for message in one.requests[-1].json["messages"]]
         assert json.dumps(asked).count("hello") == 2
         assert [asked[0], asked[2], asked[4]] == ["a", "b", "c"]
-
-
-async def test_on_the_other_server() -> None:
-    async with replica() as one, fallback(one) as run, dial(run) as client:
-        first = await turn(client, "a")
-        await turn(client, "b", first["id"])
-        assert texts(one.requests[-1].json) == ["a", "to a", "b"]
 
 
 async def test_the_official_client() -> None:

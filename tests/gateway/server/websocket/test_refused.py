@@ -18,9 +18,7 @@ from tests.gateway.request.test_dialects import CREATED, DELTA, events
 from tests.gateway.server.websocket.test_frames import masked
 from tests.gateway.server.websocket.test_responses_socket import (
     CREATE,
-    SERVERS,
     WHOLE,
-    Server,
     answer,
     closed,
     dial,
@@ -79,9 +77,8 @@ async def test_a_refused_message(text: str, code: int, request_lines: Lines) -> 
     [(b"\x81\x02hi", 400), (masked(2, b"x"), 400), (masked(1, b"\xff"), 400), (b"\x81\xff" + b"\xff" * 12, 413)],
     ids=["unmasked", "binary", "no text", "too long"],
 )
-@SERVERS
-async def test_a_message_that_cannot_be_read(server: Server, data: bytes, code: int, request_lines: Lines) -> None:
-    async with FakeReplica() as replica, server(replica) as run, dial(run) as client:
+async def test_a_message_that_cannot_be_read(data: bytes, code: int, request_lines: Lines) -> None:
+    async with FakeReplica() as replica, running(replica) as run, dial(run) as client:
         client.transport.write(data)
         await closed(client)
         await eventually(lambda: run.gateway.served.memory.held == 0)
@@ -144,9 +141,8 @@ async def test_messages_over_the_limit_and_at_the_end(request_lines: Lines) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/realtime"])
-@SERVERS
-async def test_a_refused_handshake(server: Server, path: str, request_lines: Lines) -> None:
-    async with FakeReplica() as replica, server(replica) as run:
+async def test_a_refused_handshake(path: str, request_lines: Lines) -> None:
+    async with FakeReplica() as replica, running(replica) as run:
 
         async def opens(**headers: str) -> tuple[int, bytes]:
             asks = handshake(run, X_Request_Id="mine", **headers)

@@ -1,4 +1,4 @@
-"""Responses' WebSocket mode through a whole gateway, on both servers: clients are `websockets`, and the official one."""
+"""Responses' WebSocket mode through a whole gateway: clients are `websockets`, and the official one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -18,11 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.protocol import State
 
-from gateway.app import Surroundings, compose
-from gateway.server.aiohttp_seam import Seam
-from gateway.server.endpoints import clients_runner
 from gateway.server.websocket.responses_socket import MAX_LANES, MAX_QUEUED
-from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
+from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.dialects.events.test_named import named
 from tests.gateway.request.test_dialects import COMPLETED, CREATED, DELTA, counted, events, response
 from tests.gateway.server.websocket.test_frames import masked
@@ -38,26 +35,6 @@ NAMES = [
     "response.completed",
 ]
 CREATE: dict[str, Any] = {"type": "response.create", "model": "m", "input": "hi", "store": False}
-
-
-@contextlib.asynccontextmanager
-async def fallback(*replicas: FakeReplica | str, **config: Any) -> AsyncIterator[Running]:
-    """A gateway whose aiohttp has moved."""
-    gateway = compose(config_over(*replicas, **config), LOGGED, Surroundings(seam=Seam(lambda: ["RequestHandler._waiter"])))
-    runner = clients_runner(gateway.served)
-    async with serving_runner(gateway, runner) as run:
-        server = await asyncio.get_running_loop().create_server(runner.protocols, "127.0.0.1", 0)
-        run.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        run.client.base_url = f"{run.url}/v1"
-        try:
-            yield run
-        finally:
-            server.close()
-            await server.wait_closed()
-
-
-SERVERS = pytest.mark.parametrize("server", [running, fallback])
-Server = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
 
 
 def dial(run: Running, **options: Any) -> connect:
@@ -99,11 +76,10 @@ async def nothing_held(run: Running) -> None:
     await eventually(lambda: run.gateway.served.memory.held == 0 and run.gateway.served.connections.open == 0)
 
 
-@SERVERS
-async def test_a_message_is_a_request(server: Server, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_a_message_is_a_request(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     """Routed, metered and logged as any other, with the headers of the request that opened the connection."""
     headers = {"Authorization": "Bearer k", "X-Tenant-Id": "t", "Session-Id": "s", "X-Request-Id": "mine", "OpenAI-Beta": "x"}
-    async with FakeReplica(script=[WHOLE]) as replica, server(replica) as run:
+    async with FakeReplica(script=[WHOLE]) as replica, running(replica) as run:
         async with dial(run, additional_headers=headers) as client:
             await send(client, stream=False)
             messages = await answer(client)
@@ -131,9 +107,8 @@ async def test_a_message_is_a_request(server: Server, request_lines: Callable[[]
     ]
 
 
-@SERVERS
-async def test_the_official_client(server: Server) -> None:
-    async with FakeReplica(script=[WHOLE]) as replica, server(replica) as run, run.client.responses.connect() as client:
+async def test_the_official_client() -> None:
+    async with FakeReplica(script=[WHOLE]) as replica, running(replica) as run, run.client.responses.connect() as client:
         for _ in range(2):
             await client.response.create(model="m", input="hi")
             seen = []
@@ -146,9 +121,8 @@ async def test_the_official_client(server: Server) -> None:
             assert seen == NAMES
 
 
-@SERVERS
-async def test_the_official_client_raises_at_an_error(server: Server) -> None:
-    async with FakeReplica() as replica, server(replica) as run, run.client.responses.connect() as client:
+async def test_the_official_client_raises_at_an_error() -> None:
+    async with FakeReplica() as replica, running(replica) as run, run.client.responses.connect() as client:
         await client.response.create(model="nobody", input="hi")
         with pytest.raises(openai.OpenAIError, match="model_not_found"):
             await client.dispatch_events()
@@ -326,11 +300,10 @@ async def test_there_are_only_so_many_lanes() -> None:
         await nothing_held(run)
 
 
-@SERVERS
-async def test_ten_thousand_messages_at_once(server: Server) -> None:
+async def test_ten_thousand_messages_at_once() -> None:
     """Those that may wait are answered in their order; all others are refused at once."""
     hold, count = asyncio.Event(), 10_000
-    async with FakeReplica(script=[events(CREATED, DELTA, COMPLETED, then=hold)]) as replica, server(replica) as run:
+    async with FakeReplica(script=[events(CREATED, DELTA, COMPLETED, then=hold)]) as replica, running(replica) as run:
         async with dial(run, max_queue=None) as client:
             sending = asyncio.create_task(_send_all(client, count))
             refused = 0
@@ -353,10 +326,9 @@ async def _send_all(client: ClientConnection, count: int) -> None:
         await send(client, input=str(number))
 
 
-@SERVERS
-async def test_a_message_of_the_largest_size(server: Server) -> None:
+async def test_a_message_of_the_largest_size() -> None:
     """And one that is a byte longer, which closes the connection."""
-    async with FakeReplica(script=[WHOLE]) as replica, server(replica, limits={"body_mb": 2, "drain_timeout_s": 1}) as run:
+    async with FakeReplica(script=[WHOLE]) as replica, running(replica, limits={"body_mb": 2, "drain_timeout_s": 1}) as run:
         async with dial(run) as client:
             frame = json.dumps({**CREATE, "input": ""})
             text = "x" * ((2 << 20) - len(frame))
@@ -401,10 +373,9 @@ async def test_a_client_that_leaves_cancels_its_requests(request_lines: Callable
     assert [line["status"] for line in request_lines()] == [499, 499]
 
 
-@SERVERS
-async def test_a_client_that_closes_in_mid_answer_gets_its_close_back(server: Server) -> None:
+async def test_a_client_that_closes_in_mid_answer_gets_its_close_back() -> None:
     hold = asyncio.Event()
-    async with FakeReplica(script=[events(CREATED, DELTA, then=hold)]) as replica, server(replica) as run:
+    async with FakeReplica(script=[events(CREATED, DELTA, then=hold)]) as replica, running(replica) as run:
         async with dial(run) as client:
             await send(client)
             await receive(client)
@@ -419,17 +390,15 @@ async def test_a_client_that_closes_in_mid_answer_gets_its_close_back(server: Se
     [(b"\x81\x02hi", 1002), (masked(2, b"x"), 1003), (masked(1, b"\xff"), 1007), (b"\x81\xff" + b"\xff" * 12, 1009)],
     ids=["unmasked", "binary", "no text", "too long"],  # the masks are random
 )
-@SERVERS
-async def test_what_breaks_a_rule_closes_the_connection(server: Server, data: bytes, code: int) -> None:
-    async with FakeReplica() as replica, server(replica) as run, dial(run) as client:
+async def test_what_breaks_a_rule_closes_the_connection(data: bytes, code: int) -> None:
+    async with FakeReplica() as replica, running(replica) as run, dial(run) as client:
         client.transport.write(data)
         assert (await closed(client))[0] == code
         await nothing_held(run)
 
 
-@SERVERS
-async def test_half_a_frame_and_then_the_end(server: Server) -> None:
-    async with FakeReplica() as replica, server(replica) as run:
+async def test_half_a_frame_and_then_the_end() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
         client = await dial(run)
         client.transport.write(masked(1, b"x" * 1000)[:500])
         await eventually(lambda: run.gateway.served.memory.held >= 400)
@@ -437,9 +406,8 @@ async def test_half_a_frame_and_then_the_end(server: Server) -> None:
         await nothing_held(run)
 
 
-@SERVERS
-async def test_pings_are_answered_and_very_many_do_no_harm(server: Server) -> None:
-    async with FakeReplica(script=[WHOLE]) as replica, server(replica) as run, dial(run, ping_interval=None) as client:
+async def test_pings_are_answered_and_very_many_do_no_harm() -> None:
+    async with FakeReplica(script=[WHOLE]) as replica, running(replica) as run, dial(run, ping_interval=None) as client:
         async with asyncio.timeout(20):
             await (await client.ping(b"here"))
         client.transport.write(masked(9, b"") * 200_000)
@@ -447,8 +415,7 @@ async def test_pings_are_answered_and_very_many_do_no_harm(server: Server) -> No
         assert types(await answer(client)) == NAMES
 
 
-@SERVERS
-async def test_a_client_that_does_not_read_holds_its_replica_back(server: Server) -> None:
+async def test_a_client_that_does_not_read_holds_its_replica_back() -> None:
     """And is dropped after a while; what waits for it is bounded."""
     block = b"data: " + json.dumps({"type": "x", "text": "y" * 60_000}).encode() + b"\n\n"
     sent = 0
@@ -461,7 +428,7 @@ async def test_a_client_that_does_not_read_holds_its_replica_back(server: Server
             await writer.drain()
             sent += len(block)
 
-    async with FakeReplica(script=[floods]) as replica, server(replica, timeouts={"idle_s": 1}) as run:
+    async with FakeReplica(script=[floods]) as replica, running(replica, timeouts={"idle_s": 1}) as run:
         client = await raw_socket(run)
         client.sendall(masked(1, json.dumps(CREATE).encode()))
         await eventually(lambda: sent and run.gateway.served.connections.open == 0)
@@ -509,9 +476,8 @@ async def exchange(run: Running, data: bytes) -> tuple[int, bytes]:
     return int(head.split()[1]), head
 
 
-@SERVERS
-async def test_the_handshake(server: Server) -> None:
-    async with FakeReplica() as replica, server(replica, cors_origins=["https://good.example"]) as run:
+async def test_the_handshake() -> None:
+    async with FakeReplica() as replica, running(replica, cors_origins=["https://good.example"]) as run:
         status_, head = await exchange(run, handshake(run))
         assert status_ == 101
         assert b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in head  # RFC 6455's own example
@@ -531,16 +497,14 @@ async def test_the_handshake(server: Server) -> None:
         await nothing_held(run)
 
 
-@SERVERS
-async def test_web_pages_are_refused_by_default(server: Server) -> None:
-    async with FakeReplica() as replica, server(replica) as run:
+async def test_web_pages_are_refused_by_default() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
         with pytest.raises(InvalidStatus, match="403"):
             await dial(run, origin=run.url)
 
 
-@SERVERS
-async def test_a_head_that_comes_in_pieces(server: Server) -> None:
-    async with FakeReplica() as replica, server(replica) as run:
+async def test_a_head_that_comes_in_pieces() -> None:
+    async with FakeReplica() as replica, running(replica) as run:
         host, _, port = run.url.removeprefix("http://").partition(":")
         head = handshake(run)
         for cut in (-1, -3, -40):
@@ -554,12 +518,11 @@ async def test_a_head_that_comes_in_pieces(server: Server) -> None:
             await nothing_held(run)
 
 
-@SERVERS
-async def test_an_idle_connection_is_closed(server: Server) -> None:
+async def test_an_idle_connection_is_closed() -> None:
     """While nothing runs, and after that."""
     hold = asyncio.Event()
     script = [events(CREATED, DELTA, COMPLETED, then=hold)]
-    async with FakeReplica(script=script) as replica, server(replica, limits={"client_idle_s": 0.4}) as run:
+    async with FakeReplica(script=script) as replica, running(replica, limits={"client_idle_s": 0.4}) as run:
         async with dial(run) as client:
             assert await closed(client) == (1000, "idle for 0.4 s")
         async with dial(run, ping_interval=None) as client:
@@ -609,12 +572,11 @@ def quiet(hold: asyncio.Event) -> Behaviour:
     return behave
 
 
-@SERVERS
-async def test_a_gateway_that_goes_down(server: Server) -> None:
+async def test_a_gateway_that_goes_down() -> None:
     """Idle connections are closed at once; what runs, and what waits behind it, ends before."""
     hold = asyncio.Event()
     script = [events(CREATED, DELTA, COMPLETED, then=hold), WHOLE]
-    async with FakeReplica(script=script) as replica, server(replica) as run, dial(run) as idle, dial(run) as busy:
+    async with FakeReplica(script=script) as replica, running(replica) as run, dial(run) as idle, dial(run) as busy:
         await send(busy, stream_id="a")
         await send(busy, stream_id="a", input="second")
         await receive(busy)

@@ -1,4 +1,4 @@
-"""/v1/realtime through a whole gateway, on both servers: clients and replicas are `websockets`, and the official client."""
+"""/v1/realtime through a whole gateway: clients and replicas are `websockets`, and the official client."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from websockets.http11 import Request, Response
 
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.server.websocket.test_responses_socket import (
-    SERVERS,
-    Server,
     closed,
     exchange,
-    fallback,
     handshake,
     nothing_held,
 )
@@ -63,11 +60,10 @@ def dial(run: Running, query: str = "?model=m", **options: Any) -> connect:
     return connect(run.url.replace("http", "ws") + "/v1/realtime" + query, proxy=None, **options)
 
 
-@SERVERS
-async def test_what_is_said_passes_both_ways(server: Server, request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_what_is_said_passes_both_ways(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     """Texts and bytes, not compressed; one line in the log, one lease, closed at the end."""
     headers = {"Authorization": "Bearer k", "X-Request-Id": "mine", "X-Warmroute-Admin-Key": "secret"}
-    async with RealtimeReplica(echo, subprotocols=["realtime"]).up() as replica, server(replica.url) as run:
+    async with RealtimeReplica(echo, subprotocols=["realtime"]).up() as replica, running(replica.url) as run:
         async with dial(run, additional_headers=headers, subprotocols=["realtime"]) as client:
             assert client.subprotocol == "realtime"
             assert client.response
@@ -110,10 +106,9 @@ async def test_the_official_client() -> None:
 
 
 @pytest.mark.parametrize("bad", [status(503), dies])
-@SERVERS
-async def test_a_handshake_that_fails_is_tried_elsewhere(server: Server, bad: Behaviour) -> None:
+async def test_a_handshake_that_fails_is_tried_elsewhere(bad: Behaviour) -> None:
     one, good, turns = FakeReplica(script=[bad]), RealtimeReplica(echo), {"policy": "round_robin"}
-    async with one, good.up(), server(one, good.url, routing=turns) as run:
+    async with one, good.up(), running(one, good.url, routing=turns) as run:
         for _ in range(4):
             async with dial(run) as client:
                 await client.send("hello")
@@ -123,9 +118,8 @@ async def test_a_handshake_that_fails_is_tried_elsewhere(server: Server, bad: Be
         await nothing_held(run)
 
 
-@SERVERS
-async def test_an_engine_without_it_answers_for_itself(server: Server) -> None:
-    async with FakeReplica(script=[status(404, "no such path")]) as replica, server(replica) as run:
+async def test_an_engine_without_it_answers_for_itself() -> None:
+    async with FakeReplica(script=[status(404, "no such path")]) as replica, running(replica) as run:
         with pytest.raises(InvalidStatus) as refused:
             await dial(run)
         assert refused.value.response.status_code == 404
@@ -137,8 +131,7 @@ async def test_an_engine_without_it_answers_for_itself(server: Server) -> None:
         await nothing_held(run)
 
 
-@SERVERS
-async def test_a_replica_that_dies_closes_the_connection(server: Server) -> None:
+async def test_a_replica_that_dies_closes_the_connection() -> None:
     """Behind its last whole frame; without one, the connection is cut."""
 
     async def session(connection: ServerConnection) -> None:
@@ -148,7 +141,7 @@ async def test_a_replica_that_dies_closes_the_connection(server: Server) -> None
         await asyncio.sleep(0)
         connection.transport.abort()
 
-    async with RealtimeReplica(session).up() as replica, server(replica.url) as run:
+    async with RealtimeReplica(session).up() as replica, running(replica.url) as run:
         async with dial(run) as client:
             await client.send("die")
             assert await closed(client) == (1011, "the connection to the replica has ended")
@@ -158,12 +151,11 @@ async def test_a_replica_that_dies_closes_the_connection(server: Server) -> None
         await nothing_held(run)
 
 
-@SERVERS
-async def test_a_replica_that_closes(server: Server) -> None:
+async def test_a_replica_that_closes() -> None:
     async def session(connection: ServerConnection) -> None:
         await connection.close(4001, "enough")
 
-    async with RealtimeReplica(session).up() as replica, server(replica.url) as run, dial(run) as client:
+    async with RealtimeReplica(session).up() as replica, running(replica.url) as run, dial(run) as client:
         assert await closed(client) == (4001, "enough")
         await nothing_held(run)
 
@@ -185,8 +177,7 @@ async def test_a_client_that_leaves_ends_the_replicas_side(request_lines: Callab
     assert [line["status"] for line in request_lines()] == [499]
 
 
-@pytest.mark.parametrize("server", [running, fallback])
-async def test_nothing_passes_for_too_long(server: Server) -> None:
+async def test_nothing_passes_for_too_long() -> None:
     """No fault of the replica's; what a client says counts as well."""
     heard = asyncio.Event()
 
@@ -196,7 +187,7 @@ async def test_nothing_passes_for_too_long(server: Server) -> None:
 
     silent = {"idle_s": 0.6}
     replica_ = RealtimeReplica(session, ping_interval=None)
-    async with replica_.up() as replica, server(replica.url, timeouts=silent) as run, dial(run, ping_interval=None) as client:
+    async with replica_.up() as replica, running(replica.url, timeouts=silent) as run, dial(run, ping_interval=None) as client:
         for _ in range(4):
             await asyncio.sleep(0.3)  # time is what this is about
             await client.send("here")
@@ -210,8 +201,7 @@ async def test_nothing_passes_for_too_long(server: Server) -> None:
         assert "warmroute_broken_responses_total" not in str(await run.metrics())
 
 
-@SERVERS
-async def test_a_side_that_does_not_read_holds_the_other_one_back(server: Server) -> None:
+async def test_a_side_that_does_not_read_holds_the_other_one_back() -> None:
     go, total = asyncio.Event(), 40
 
     async def session(connection: ServerConnection) -> None:
@@ -219,7 +209,7 @@ async def test_a_side_that_does_not_read_holds_the_other_one_back(server: Server
         await echo(connection)
 
     plain = RealtimeReplica(session, max_size=None, compression=None)
-    async with plain.up() as replica, server(replica.url) as run:
+    async with plain.up() as replica, running(replica.url) as run:
         async with dial(run, max_size=None, compression=None, ping_interval=None) as client:
             block = b"x" * (1 << 20)
 
@@ -238,10 +228,9 @@ async def test_a_side_that_does_not_read_holds_the_other_one_back(server: Server
         await nothing_held(run)
 
 
-@SERVERS
-async def test_a_gateway_that_goes_down(server: Server) -> None:
+async def test_a_gateway_that_goes_down() -> None:
     """The session has the drain time; then it is closed."""
-    async with RealtimeReplica(echo).up() as replica, server(replica.url) as run, dial(run) as client:
+    async with RealtimeReplica(echo).up() as replica, running(replica.url) as run, dial(run) as client:
         hurry = asyncio.Event()
         over = asyncio.create_task(run.gateway.served.running.wait(30, hurry))
         await eventually(lambda: run.gateway.served.running.draining)
@@ -254,9 +243,8 @@ async def test_a_gateway_that_goes_down(server: Server) -> None:
         await over
 
 
-@SERVERS
-async def test_web_pages_and_early_bytes_are_refused(server: Server) -> None:
-    async with RealtimeReplica(echo).up() as replica, server(replica.url) as run:
+async def test_web_pages_and_early_bytes_are_refused() -> None:
+    async with RealtimeReplica(echo).up() as replica, running(replica.url) as run:
         asks = handshake(run).replace(b"/v1/responses", b"/v1/realtime?model=m")
         assert (await exchange(run, asks))[0] == 101
         assert (await exchange(run, asks + b"\x81\x80mask"))[0] == 400

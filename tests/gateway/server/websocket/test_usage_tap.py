@@ -15,7 +15,6 @@ from gateway.dialects.usage import Usage
 from gateway.server.websocket.boundaries import MAX_FRAMES, Boundaries
 from gateway.server.websocket.usage_tap import MAX_EVENT, UsageTap, usage_of
 from tests.gateway.conftest import eventually, running
-from tests.gateway.server.websocket.test_responses_socket import SERVERS, Server
 from tests.gateway.server.websocket.test_tunnel import RealtimeReplica, dial
 
 
@@ -143,10 +142,9 @@ async def session(connection: ServerConnection) -> None:
         await connection.send(text(done(100, 20, 40)).decode())
 
 
-@SERVERS
-async def test_a_session_is_metered_and_priced(server: Server, request_lines: Any) -> None:
+async def test_a_session_is_metered_and_priced(request_lines: Any) -> None:
     prices = {"m": {"input": 1.0, "cached_input": 0.5, "output": 2.0}}
-    async with RealtimeReplica(session).up() as replica, server(replica.url, prices=prices) as run:
+    async with RealtimeReplica(session).up() as replica, running(replica.url, prices=prices) as run:
         async with dial(run) as client:
             for _ in range(2):
                 await client.send("go")

@@ -1,0 +1,112 @@
+"""The gateway's own endpoints: which handler a request goes to, and what it answers.
+
+request ──► Routes: the first with its path and method ──► handler ──► Response, or a reply that it has begun itself
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.dialects.openai.errors import error_body
+from gateway.errors import GatewayError, internal_error
+from gateway.request.client import ClientReply
+from gateway.server.http.request import HttpRequest
+
+log = logging.getLogger("warmroute.gateway")
+
+JSON: Final = "application/json"
+PARAMETER: Final = re.compile(r"\{([a-z_]+)(?::([^}]+))?\}")  # of a path
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+@dataclass(slots=True)
+class Response:
+    """A whole answer. headers: beside those that all answers have."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[HttpRequest], Awaitable[Response | ClientReply]]
+Writer = Callable[[HttpRequest, Response], ClientReply]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """methods: empty: all. path: with parameters, {name} for one segment or {name:PATTERN}."""
+
+    methods: tuple[str, ...]
+    path: str
+    handler: Handler
+
+
+def get(path: str, handler: Handler, *, head: bool = True) -> Route:
+    """head: HEAD as well."""
+    return Route(("GET", "HEAD") if head else ("GET",), path, handler)
+
+
+def post(path: str, handler: Handler) -> Route:
+    return Route(("POST",), path, handler)
+
+
+def delete(path: str, handler: Handler) -> Route:
+    return Route(("DELETE",), path, handler)
+
+
+def any_method(path: str, handler: Handler) -> Route:
+    return Route((), path, handler)
+
+
+class Routes:
+    """The endpoints of one port. nothing_at: the error for a path that there is none for."""
+
+    def __init__(self, routes: Sequence[Route], write: Writer, nothing_at: Callable[[str], GatewayError]) -> None:
+        self._write = write
+        self._nothing_at = nothing_at
+        self._routes = [(re.compile(_pattern(route.path)), route) for route in routes]
+
+    async def serve(self, request: HttpRequest) -> ClientReply:
+        """Raises ConnectionError if the client has left; any other error is an answer, in OpenAI's error format."""
+        try:
+            answer = await self._handler(request)(request)
+        except GatewayError as error:
+            answer = error_response(error)
+        except ConnectionError:
+            raise
+        except Exception:  # outermost handler: a bug fails its own request only
+            log.exception("unhandled error", extra={"path": request.path})
+            answer = error_response(internal_error())
+        return self._write(request, answer) if isinstance(answer, Response) else answer
+
+    def _handler(self, request: HttpRequest) -> Handler:
+        """O(routes). Raises GatewayError 404 or 405."""
+        allowed = set[str]()
+        for pattern, route in self._routes:
+            if found := pattern.fullmatch(request.path):
+                if not route.methods or request.method in route.methods:
+                    request.parameters = found.groupdict()
+                    return route.handler
+                allowed.update(route.methods)
+        if allowed:
+            raise GatewayError(405, "method_not_allowed", f"{request.path} takes {', '.join(sorted(allowed))}.")
+        raise self._nothing_at(request.path)
+
+
+def _pattern(path: str) -> str:
+    """A regular expression."""
+    parts, at = list[str](), 0
+    for found in PARAMETER.finditer(path):
+        parts += [re.escape(path[at : found.start()]), f"(?P<{found[1]}>{found[2] or '[^/]+'})"]
+        at = found.end()
+    return "".join([*parts, re.escape(path[at:])])
+
+
+def error_response(error: GatewayError) -> Response:
+    headers = _NO_HEADERS if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    return Response(error_body(error), error.status, headers=headers)
