@@ -384,7 +384,9 @@ async def test_all_ways_in_are_traced(collector: Collector) -> None:
     """A plain request, a chunked body, another path, and WebSockets."""
 
     async def chunks() -> Any:
-        yield b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
+        yield b'{"model": "m", "messages": [{"role"'
+        await eventually(lambda: run.gateway.served.memory.held)
+        yield b': "user", "content": "hi"}]}'
 
     async with FakeReplica() as one, running(one, tracing=collector.tracing(sample=0)) as run:
         headers = {"traceparent": SAMPLED}

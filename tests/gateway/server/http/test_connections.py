@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -362,3 +363,46 @@ async def test_an_idle_connection_does_not_keep_its_last_answer() -> None:
         await eventually(lambda: sys.getrefcount(body) == before)
         for _, writer in ends:
             writer.close()
+
+
+async def test_a_client_that_expects_a_100_gets_it_once_and_only_if_its_body_is_missing() -> None:
+    data = post(b"abcdef", "Expect: 100-continue")
+    async with serving(echo) as (_, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert await reader.readuntil(b"abcdef")
+        writer.write(data[:-6])
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        for piece in (b"abc", b"def"):
+            writer.write(piece)
+            await asyncio.sleep(0.01)  # so that it comes by itself
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"get / HTTP/1.1", b"GET / HTTP/1.1\n", b"GET /" + b"x" * 9000])
+async def test_what_is_no_http_is_answered_before_a_head_is_complete(data: bytes) -> None:
+    """A connection of TLS, for one."""
+    async with serving(echo) as (front, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        line = await reader.readline()
+        assert line.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+        assert b"\r\nConnection: close\r\n" in await reader.read()
+        writer.close()
+        await eventually(lambda: not front.connections)
+
+
+async def test_a_head_that_takes_too_long_ends_the_connection() -> None:
+    """However many of its bytes come meanwhile."""
+    async with serving(echo, idle_s=0.2) as (front, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET[:-3])
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():
+            writer.write(b"X" if front.connections else b"")
+            await asyncio.sleep(0.01)
+        with contextlib.suppress(ConnectionError):  # if its last byte has met the end
+            assert reading.result() == b""
+        writer.close()
