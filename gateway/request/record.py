@@ -5,23 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.meter import Bill
-from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
-from gateway.features.keys.grant import NO_TENANT
-from gateway.features.keys.limits.limiter import Reservation
-from gateway.features.savings.counterfactual import Placed
-from gateway.features.tracing.trace import Trace
 from router import Booking
 
 UNKNOWN: Final = "unknown"
+NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 # An id has to differ from all others, not to be a secret.
 _BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
 _numbers = itertools.count(1)
@@ -59,20 +54,15 @@ class SettledRequest:
     with estimates for what it did not. bill: made before a plain answer went out, else by an observer; breakpoint: by an
     observer.
     translated: the replica was asked in chat.
-    passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
-    reached replicas of those before.
-    placed: where other policies would have sent it, None: nobody asks.
-    barred: pools that its key may not use, where it has a list of them: no fallback leads there.
-    stays: it could not be given the name that another pool has for its model.
+    passed: the pools that could not serve it; then pool: the one that it went to in the end.
     asked: some replica was, or was to be reached at least.
     alias: the name that the client has used for the model, "" if that was the model's own.
     cancelled: its client has asked for its end, so that it has none of its own is no error.
     client: the address of one that was refused for its key, of IPv6 the network.
-    code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools. trace: None: it is not traced.
+    code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools.
     unread: a session (101) may have used tokens that its `usage` lacks.
-    key: the id of the client's API key, "" without one. reservation: of what its limits allow, None: there are none.
-    outline, salt: of the prompt, where somebody wants them.
-    live: the number of its row for watchers, 0: none yet, -1: it gets none; live_since: when it got it, in Unix seconds.
+    key: the id of the client's API key, "" without one.
+    slots: what features keep of it (`slots.py`), None: nothing. fields: further ones of its line in the log, by features.
     endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
@@ -80,7 +70,6 @@ class SettledRequest:
     answered = 0
     asked = False
     available_cached_tokens = 0
-    barred: tuple[str, ...] = ()
     bill: Bill | None = None
     booking: Booking | None = None
     breakpoint = ""
@@ -95,33 +84,26 @@ class SettledRequest:
     error = ""
     estimated_prompt_tokens = 0
     failed_attempts: tuple[dict[str, str], ...] = ()
+    fields: dict[str, Any] | None = None
     first_byte: float | None = None
     generates = False
     key = ""
     label = UNKNOWN
     last_byte: float | None = None
-    live = 0
-    live_since = 0.0
     metered = False
     model = ""
     ok = False
-    outline: Outline = ()
     passed: tuple[str, ...] = ()
-    placed: Placed | None = None
     pool = ""
     predicted_cached_tokens = 0
     queued_s = 0.0
     reason = ""
     replica = ""
-    reservation: Reservation | None = None
     resumed = 0
-    salt = ""
-    sent = 0
+    slots: dict[Any, Any] | None = None
     status = 500
-    stays = False
     stream = False
     tenant = NO_TENANT
-    trace: Trace | None = None
     translated = False
     unread = False
     usage: Usage | None = None
@@ -131,11 +113,6 @@ class SettledRequest:
         self.path = path
         self.endpoint = endpoint_of(path)
         self.begun = begun
-
-    def enter(self, phase: str, clock: Callable[[], float]) -> None:
-        """A phase begins, which is noted if the request is traced."""
-        if self.trace is not None:
-            self.trace.enter(phase, clock())
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

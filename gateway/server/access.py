@@ -23,8 +23,6 @@ from aiohttp import HttpVersion11, web
 from gateway.config.addresses import is_loopback
 from gateway.config.live import Live
 from gateway.errors import GatewayError
-from gateway.features.websocket.message_request import MessageRequest
-from gateway.features.websocket.tunnel import UpgradeRequest
 from gateway.request.client import ClientRequest
 from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.plain_request import PlainRequest
@@ -107,10 +105,7 @@ def is_direct(request: ClientRequest) -> bool:
         if head.direct is None:
             head.direct = fields_are_direct(head.fields.raw)
         return head.direct
-    if isinstance(request, MessageRequest):
-        request = request.opening.request
-    elif isinstance(request, UpgradeRequest):
-        request = request.opening
+    request = request.opened_by or request
     if not isinstance(request, AiohttpRequest) or not request.local:
         return False
     inner = request.inner

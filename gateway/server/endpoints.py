@@ -6,20 +6,17 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
+from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, internal_error, too_many_connections
-from gateway.features.keys.endpoints import KeyEndpoints
-from gateway.features.live_page.live import LiveEndpoints
-from gateway.features.live_page.pages import Pages
-from gateway.features.websocket.websockets import WebSockets
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
@@ -29,6 +26,7 @@ from gateway.server.aiohttp_seam import Runner, Seam
 from gateway.server.errors import error_response
 from gateway.server.fallback.request import adapt
 from gateway.server.fallback.server import PublicRunner, held_by
+from gateway.server.http.aiohttp_request import AiohttpRequest
 from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
 from gateway.server.operator import Operator
@@ -52,18 +50,35 @@ _PARAMETER: Final = re.compile(r"\{[^}]*\}")  # of a route's path
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 AnyRunner = Runner | PublicRunner
+Route = web.RouteDef
+Routes = Callable[[], list[Route]]
+Endpoints = Callable[[Operator, LocalControl, ControlPlane], list[Route]]
+
+
+class Sockets(Protocol):
+    """Serves WebSockets of clients."""
+
+    def wanted(self, request: web.Request) -> bool:
+        """Whether `serve` is for this request."""
+
+    async def serve(self, request: AiohttpRequest) -> object:
+        """Until the connection has ended, or the answer is another one. Raises ConnectionError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The parts behind the applications. memory, connections: limits on clients. seam: whether there is a fast path."""
+    """The parts behind the applications. endpoints: for operators, by features; pages: of the admin listener alone. sockets:
+    makes what serves WebSockets, None: nothing does. memory, connections: limits on clients. seam: whether there is a fast
+    path.
+    """
 
     live: Live
     lifecycle: Lifecycle
     models: Models
     operator: Operator
-    keys: KeyEndpoints
-    watched: LiveEndpoints
+    endpoints: list[web.RouteDef]
+    pages: list[Routes]
+    sockets: Callable[[], Sockets] | None
     status: Status
     running: Running
     memory: Budget
@@ -72,7 +87,7 @@ class Served:
 
 
 _SERVED = web.AppKey("served", Served)
-_SOCKETS = web.AppKey("sockets", WebSockets)
+_SOCKETS = web.AppKey("sockets", Sockets)
 
 
 def clients_runner(served: Served) -> AnyRunner:
@@ -122,7 +137,8 @@ def _runner(
 
 def clients_app(served: Served) -> web.Application:
     app = _application(served, _API)
-    app[_SOCKETS] = WebSockets(served.lifecycle)
+    if served.sockets is not None:
+        app[_SOCKETS] = served.sockets()
     _add_operator(app)
     app.router.add_routes(
         [
@@ -141,13 +157,13 @@ def side_app(served: Served, name: str) -> web.Application:
     app.router.add_routes(served.status.routes(for_all=name != ADMIN))
     if name == ADMIN:
         _add_operator(app)
-        if served.live.config.ui:
-            app.router.add_routes(Pages().routes())
+        for page in served.pages:
+            app.router.add_routes(page())
     return app
 
 
 def _add_operator(app: web.Application) -> None:
-    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].keys.routes(), *app[_SERVED].watched.routes()]
+    routes = [*app[_SERVED].operator.routes(), *app[_SERVED].endpoints]
     app.router.add_routes(routes)
     served = ", ".join(f"{route.method} {_PARAMETER.sub('NAME', route.path)}" for route in routes)
     app[_OPERATORS] = f"operators have {served}."
@@ -173,8 +189,9 @@ async def _finish_headers(request: web.Request, response: web.StreamResponse) ->
 async def _forward(request: web.Request) -> Any:
     """Returns a `ClientReply` or an `UpgradedResponse`, which stand in for a `web.StreamResponse` (see `http/response.py`)."""
     served = request.app[_SERVED]
-    if request.app[_SOCKETS].wanted(request):
-        return await request.app[_SOCKETS].serve(adapt(request))
+    sockets = request.app.get(_SOCKETS)
+    if sockets is not None and sockets.wanted(request):
+        return await sockets.serve(adapt(request))
     return cors.preflight(request, served.live) or await served.lifecycle.serve(adapt(request))
 
 

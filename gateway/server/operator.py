@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
 from typing import Any, Final
 
 import msgspec
@@ -35,21 +34,19 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
-from gateway.features.doctor.examiner import Examiner
-from gateway.features.doctor.watch import WATCH_S
-from gateway.features.fallback_pools.chain import foreseen
-from gateway.features.fallback_pools.renaming import find_outside, rename
-from gateway.features.responses.keeping import Keeping
 from gateway.fleet.directory import Target
 from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Extensions
+from gateway.request.phases.reading import find_outside
 from gateway.request.phases.scopes import prompt_of, scope_of
+from gateway.request.record import SettledRequest
 from gateway.server.access import ON_ADMIN_LISTENER, Access
 from gateway.server.fallback.request import adapt
 from gateway.server.replica_rows import ReplicaRows
-from gateway.telemetry.exposition import SingleFlight
 from router import Candidate
 
 MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
@@ -68,9 +65,9 @@ class Operator:
         parsing: Parsing,
         control: ControlPlane,
         access: Access,
-        kept: Keeping,
+        extensions: Extensions,
     ) -> None:
-        """local: this process; control: all of them. kept: writes out histories."""
+        """local: this process; control: all of them. extensions: what features do to requests."""
         self._live = live
         self._dialects = dialects
         self._fleet = local.fleet
@@ -80,10 +77,8 @@ class Operator:
         self._parsing = parsing
         self._control = control
         self._access = access
-        self._kept = kept
+        self._extensions = extensions
         self._clock = local.clock
-        self._examiner = Examiner()
-        self._examinations = SingleFlight(self._examine)
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -95,7 +90,6 @@ class Operator:
             web.post("/warmroute/route", self.route),
             web.get("/warmroute/sharing", self.sharing),
             web.get("/warmroute/recording", self.recording),
-            web.get("/warmroute/doctor", self.doctor),
         ]
 
     async def replicas(self, request: web.Request) -> web.Response:
@@ -142,21 +136,6 @@ class Operator:
             "pages": [msgspec.Raw(page) for page in pages],
         }
         return web.Response(body=msgspec.json.encode(about), content_type="application/json")
-
-    async def doctor(self, request: web.Request) -> web.Response:
-        """Where the prefixes of what has been asked lately break, and why. The first question begins the watch.
-
-        All who ask while an examination runs get that one's answer.
-        """
-        self.allow(request)
-        return web.Response(body=await self._examinations.get(), content_type="application/json")
-
-    async def _examine(self) -> bytes:
-        watched = await self._control.seen()
-        begun = [each.since for each in watched if each.since is not None]
-        watched_s = round(max(0.0, self._clock() - min(begun)), 1) if begun else None
-        about = {"watched_s": watched_s, "watches_for_s": WATCH_S}
-        return await self._examiner.examine(about, self._live.prices, watched, time.time())
 
     async def add(self, request: web.Request) -> web.Response:
         """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
@@ -272,12 +251,16 @@ class Operator:
         """
         self.allow(request)
         client_request = adapt(request)
-        raw, caller = await self._raw_body(client_request), client_request.caller()
+        raw = await self._raw_body(client_request)
         dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
-        api = await self._parse(dialect, client_request, raw, caller)
-        if self._kept.concerns(client_request, dialect, api):
-            api, _ = await self._kept.begin(client_request, dialect, api, caller)
-        way, target = await self._goes_to(dialect, client_request, api, caller)
+        exchange = Exchange(client_request, dialect, SettledRequest("", client_request.path, self._clock()))
+        exchange.caller = caller = client_request.caller()
+        exchange.api = await self._parse(dialect, client_request, raw, caller)
+        for preparer in self._extensions.preparers:
+            if preparer.concerns(exchange):
+                await preparer.prepare(exchange)
+        api = exchange.api
+        way, target = await self._goes_to(exchange)
         target.require()
         number = caller.number(client_request.lease.account.client)
         prompt = prompt_of(self._live, api, caller, target.label, number)
@@ -308,16 +291,10 @@ class Operator:
             await find_outside(request, api, aliases)
         return api
 
-    async def _goes_to(self, dialect: Dialect, request: ClientRequest, api: ApiRequest, caller: Caller) -> tuple[str, Target]:
-        """The way to the pool that would take the request, as in `foreseen`, and its place there; the request names that
-        pool's model then. One that cannot be given that name stays in its own pool, as it would if it were sent.
-        """
-        own = self._fleet.target(api.model, api.alias)
-        way, target = foreseen(self._fleet, own, self._clock())
-        if target.model == api.model:
-            return way, target
-        renamed = await rename(self._parsing, dialect, request, api, target.model, scope_of(self._live, caller))
-        return (way, target) if renamed else ("", own)
+    async def _goes_to(self, exchange: Exchange) -> tuple[str, Target]:
+        """The way to the pool that would take the request, and its place there; the request names that pool's model then."""
+        own, elsewhere = self._fleet.target(exchange.api.model, exchange.api.alias), self._extensions.elsewhere
+        return await elsewhere.foreseen(exchange, own) if elsewhere is not None else ("", own)
 
     def _allow_url(self, replica: AddedReplica) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""

@@ -19,9 +19,10 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from gateway.app import Gateway, Surroundings, compose
+from gateway.app import Gateway, compose
 from gateway.config.schema import Config
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from gateway.telemetry.log_output import Output

@@ -14,9 +14,10 @@ from typing import ClassVar
 import orjson
 import pytest
 
-from gateway.app import Gateway, Surroundings, compose
+from gateway.app import Gateway, compose
 from gateway.cluster.messages import Drain
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.table import DIALECTS, Dialects

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final
+
+from gateway.dialects.prompt.segments import Outline
 from gateway.features.doctor.watch import Seen, Watch
 from gateway.fleet.directory import Fleet
+from gateway.request.exchange import Exchange
 from gateway.request.record import SettledRequest
+from gateway.request.slots import Slot
+
+_PROMPT: Final = Slot[tuple[Outline, str]]("doctor")  # its outline, its salt
+_NONE: Final[tuple[Outline, str]] = ((), "")
 
 
 class DoctorWatch:
@@ -14,24 +23,31 @@ class DoctorWatch:
         self._fleet = fleet
         self._watch = watch
 
+    def chosen(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
+        """Keep of the request what its record lacks."""
+        api = exchange.api
+        if api.outline or api.salt:
+            _PROMPT.set(exchange.record, (api.outline, api.salt))
+
     def __call__(self, request: SettledRequest) -> None:
         booking = request.booking
         if not self._watch.on or booking is None or not request.metered or request.answered != 200:
             return
         prompt, decision, usage = booking.prompt, booking.decision, request.usage
         counted = usage if request.countable else None
+        outline, salt = _PROMPT.get(request) or _NONE
         self._watch.saw(
             Seen(
                 time=request.begun,
                 model=request.model,
-                salt=request.salt,
+                salt=salt,
                 tenant=request.tenant,
                 session=prompt.session,
                 keys=prompt.keys,
                 units=prompt.units,
                 block=prompt.block_units,
                 exact=not prompt.scale,
-                outline=request.outline,
+                outline=outline,
                 replica=request.replica,
                 prompt_tokens=counted.prompt if counted else None,
                 cached_tokens=counted.cached if counted else None,

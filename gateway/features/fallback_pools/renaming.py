@@ -8,23 +8,13 @@ in the body (that the client did not ask for usage, the object that the request 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
-from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
+from gateway.admission.memory import MemoryLease, parsing
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.parser.naming import name_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.client import ClientRequest
-
-
-async def find_outside(request: ClientRequest, api: ApiRequest, aliases: Aliases | None) -> None:
-    """The model's name in a form, or in the query. Raises GatewayError 413 or 503."""
-    size = len(api.body)
-    with parsing(request.lease, size) if aliases and size >= LARGE_BODY else nullcontext():  # an alias takes a copy
-        content_type = request.headers.get("Content-Type") or ""
-        request.target = await name_outside(api, content_type, request.target, aliases)
+from gateway.request.phases.reading import find_outside
 
 
 async def rename(

@@ -23,6 +23,7 @@ from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import Expired, Item, ItemReader, RunEnd, StoredResponse, TooLarge, Unknown
 from gateway.features.responses.background.objects import UNANSWERED
+from gateway.request.exchange import AnswerTap
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str
     return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
 
 
-class Turn:
+class Turn(AnswerTap):
     """One request's part in a history.
 
     before: items before its own, the oldest first, joined by commas each. told: what the client reads of it. own: its own
@@ -93,8 +94,9 @@ class Turn:
         """What finds the answer in its stream. If it has to be kept, that holds its end back: `ended` is to follow."""
         return KeptReader(inner, self.told, None if self.own is not None else self.remember)
 
-    async def ended(self, reader: KeptReader) -> bytes:
+    async def ended(self, reader: StreamReader) -> bytes:
         """Keep a stream's answer; returns its end, which was held back for that."""
+        assert isinstance(reader, KeptReader)
         stored = await self.keep(reader.response)
         if not stored and self.remember:
             self.remember(reader.response)
@@ -106,13 +108,13 @@ class Turn:
         self.stored = await self._histories.keep(self._owner, self, response)
         return self.stored
 
-    async def kept(self, answer: bytes) -> bytes:
+    async def whole(self, body: bytes) -> bytes:
         """`keep` of a whole plain answer; returns what the client reads. What is no response stays as it is."""
-        stored = await self.keep(answer)
+        stored = await self.keep(body)
         try:
-            return self.told.edited(answer, stored=stored)
+            return self.told.edited(body, stored=stored)
         except (ValueError, IndexError):
-            return answer
+            return body
 
     def __repr__(self) -> str:
         return f"<Turn after {len(self.before)} pieces>"

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 from gateway.accounting.money import dollars
 from gateway.errors import CLIENT_LEFT
 from gateway.features.tracing.span import CLIENT, SERVER, Span, Value
-from gateway.features.tracing.trace import ADMIT, CHOOSE, DELIVER, Attempt, Choice, Trace
+from gateway.features.tracing.trace import Attempt, Choice, Trace
+from gateway.request.notes import ADMIT, CHOOSE, DELIVER
 from gateway.request.record import SettledRequest
 
 OPERATIONS: Final[Mapping[str, str]] = {

@@ -6,13 +6,13 @@ from typing import Final
 
 from aiohttp import web
 
+from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.features.websocket.handshake import VERSION, WRONG_VERSION, wants_websocket
 from gateway.features.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
 from gateway.features.websocket.takeover import UpgradedResponse
 from gateway.features.websocket.tunnel import TUNNELED, Tunnels
 from gateway.request.client import ClientReply
-from gateway.request.lifecycle import Lifecycle
 from gateway.server.http.aiohttp_request import AiohttpRequest
 
 _VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
@@ -21,10 +21,10 @@ _VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
 class WebSockets:
     """Of one gateway. Their requests go through its lifecycle, and see its configuration and its end."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        live, running = lifecycle.live, lifecycle.running
+    def __init__(self, core: Core) -> None:
+        live, running, lifecycle = core.live, core.running, core.lifecycle
         self._lifecycle = lifecycle
-        self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=lifecycle.parsing, running=running)
+        self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=core.parsing, running=running)
         self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running)
 
     def wanted(self, request: web.Request) -> bool:

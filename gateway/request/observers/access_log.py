@@ -43,10 +43,10 @@ def _estimates(used: Consumed) -> dict[str, Any]:
     return line
 
 
-def _waited_and_traced(request: SettledRequest) -> dict[str, Any]:
+def _waited_and_noted(request: SettledRequest) -> dict[str, Any]:
     """What few requests have."""
     waited = {"queued_s": _microseconds(request.queued_s)} if request.queued_s else {}
-    return waited if request.trace is None else {**waited, "trace_id": request.trace.trace_id}
+    return {**waited, **(request.fields or {})}
 
 
 def _line(request: SettledRequest) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if used and used.estimated:
         line |= _estimates(used)
-    if request.queued_s or request.trace is not None:
-        line |= _waited_and_traced(request)
+    if request.queued_s or request.fields:
+        line |= _waited_and_noted(request)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written
     if request.breakpoint:

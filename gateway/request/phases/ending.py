@@ -9,14 +9,11 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.accounting.consumed import NOTHING_PREDICTED, Consumed, consumed
-from gateway.admission.pool_queue import Permit
-from gateway.dialects.api_request import ApiRequest
 from gateway.errors import CLIENT_LEFT
-from gateway.features.diagnostics.diagnoses import Diagnoses
 from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.request.attempts import Attempts
-from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
+from gateway.request.extensions import Extensions
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.record import SettledRequest
 from gateway.request.running import Running
@@ -32,38 +29,40 @@ class Ending:
         self,
         attempts: Attempts,
         objects: ReplicaObjects,
-        diagnoses: Diagnoses,
+        extensions: Extensions,
         running: Running,
         observers: list[Observer],
         clock: Callable[[], float],
     ) -> None:
         self._attempts = attempts
         self._objects = objects
-        self._diagnoses = diagnoses
+        self._extensions = extensions
         self._running = running
         self._observers = observers
         self._clock = clock
 
-    def delivered(self, exchange: Exchange, answer: ReplicaAnswer, caller: Caller, record: SettledRequest) -> None:
+    def delivered(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """The answer went out, whole or not."""
+        record = exchange.record
         record.status = answer.status
         if answer.status < 400 and not exchange.delivered.error:
             record.ok = record.complete = True
             self._attempts.completed(exchange)
         if exchange.attempts.object:
-            self._objects.answered(exchange, caller)
-        if exchange.api.diagnosis:
-            self._diagnoses.delivered(exchange, caller, self._clock())
+            self._objects.answered(exchange)
+        for delivered in self._extensions.delivered:
+            delivered(exchange)
 
-    def left(self, request: ClientRequest, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
+    def left(self, exchange: Exchange, left: BaseException) -> None:
         """The client has left, or has cancelled it, or all requests are to end."""
-        if exchange is not None:
+        record = exchange.record
+        if exchange.booked:
             record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
-        if request.cancelled:
+        if exchange.request.cancelled:
             record.status, record.cancelled = 200, True
             return
         record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
-        if exchange is None:
+        if not exchange.booked:
             return
         record.error = exchange.attempts.error or record.error
         delivered = exchange.delivered
@@ -73,21 +72,14 @@ class Ending:
         elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
             record.status, record.error = delivered.status, reported.message
 
-    def settle(
-        self,
-        record: SettledRequest,
-        api: ApiRequest | None,
-        exchange: Exchange | None,
-        permit: Permit | None,
-        task: asyncio.Task[object],
-    ) -> None:
+    def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """Release what the request has held, complete the record, and give it to the observers."""
-        if permit:
-            permit.release()
+        record = exchange.record
+        exchange.leave_queue()
         self._running.leave(task)
-        if api is not None:
-            api.drop()
-        if exchange is not None:
+        if exchange.parsed:
+            exchange.api.drop()
+        if exchange.booked:
             waits = exchange.attempts.elsewhere is not None or exchange.booking.lease.closed  # for another pool
             self._attempts.not_elsewhere(exchange)  # the client has left before that pool had it
             exchange.attempts.drop_refusal()

@@ -16,9 +16,10 @@ import aiohttp
 import openai
 import pytest
 
-from gateway.app import Gateway, Surroundings, compose, serve
+from gateway.app import Gateway, compose, serve
 from gateway.cluster.side_sockets import side_sockets
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.fallback.server import WRITTEN_AHEAD
 from tests.gateway.conftest import BODY, LOGGED, eventually

@@ -17,10 +17,11 @@ import aiohttp
 import openai
 import pytest
 
-from gateway.app import Gateway, Surroundings, compose, serve
+from gateway.app import Gateway, compose, serve
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.cluster.syn_filter import drop_new
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.request.running import ROUND_S, ROUNDS, Running
 from gateway.server.shutdown import stop_accepting
 from tests.gateway.conftest import BODY, LOGGED, eventually

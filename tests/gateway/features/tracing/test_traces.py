@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.table import ENDPOINTS
+from gateway.features.tracing.exporter import Exporter
 from gateway.features.tracing.spans import MAX_CHARS, OPERATIONS
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.collector import Collector, Received
@@ -373,7 +374,7 @@ async def test_off_the_headers_pass_as_they_came() -> None:
     async with FakeReplica() as one, running(one) as run:
         await ask(run, traceparent=SAMPLED, tracestate="a=1,,b=2")
         await ask(run, traceparent=odd)
-        assert run.gateway.exporter is None
+        assert run.gateway.part(Exporter) is None
         first, second = one.requests
     assert first.headers["traceparent"] == SAMPLED
     assert first.headers["tracestate"] == "a=1,,b=2"

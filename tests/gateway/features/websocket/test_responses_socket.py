@@ -18,7 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.protocol import State
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
+from gateway.core import Surroundings
 from gateway.features.websocket.responses_socket import MAX_LANES, MAX_QUEUED
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import clients_runner

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.commands.cli import main
+from gateway.core import Surroundings
 from gateway.features.recording.command import record
 from gateway.features.recording.recording import QUIET_S
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
@@ -162,7 +163,7 @@ async def test_nothing_is_kept_unless_somebody_asks_and_it_ends_by_itself(tmp_pa
     async with FakeReplica() as one:
         gateway = compose(config_over(one), LOGGED, Surroundings(clock=lambda: time.monotonic() + now))
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
-            observers, kept = gateway.served.lifecycle.observers, gateway.local.recording
+            observers, kept = gateway.observers, gateway.local.recording
             before = list(observers)
             await run.post()
             async with recording(run.admin_url, tmp_path / "a.jsonl"):

@@ -1,0 +1,25 @@
+"""The prefix doctor: sees nothing until an operator asks."""
+
+from __future__ import annotations
+
+from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.core import Core
+from gateway.features.doctor.endpoints import DoctorEndpoints
+from gateway.features.doctor.observer import DoctorWatch
+from gateway.features.doctor.watch import Watch
+from gateway.server.endpoints import Route
+from gateway.server.operator import Operator
+
+
+def install(core: Core) -> None:
+    watch = Watch(core.parsing.outliner)
+    seen = DoctorWatch(core.fleet, watch)
+    core.extensions.chosen.append(seen.chosen)
+    core.observers.append(seen)
+    core.work.sweeps.append(watch.expire)
+
+    def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:
+        return DoctorEndpoints(operator, control, core.live, core.clock).routes()
+
+    core.endpoints.append(endpoints)
+    core.put(watch)
