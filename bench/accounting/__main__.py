@@ -47,12 +47,16 @@ def records(count: int) -> list[SettledRequest]:
     found = []
     for number in range(count):
         made = SettledRequest(f"wr-0123456789abcdef-{number}", "/v1/chat/completions", 1.0)
-        made.label = made.model = "qwen3-coder-30b"
-        made.tenant, made.pool, made.replica = f"tenant-{number % _TENANTS}", "default", "10.0.0.1:8000"
-        made.status, made.stream, made.first_byte, made.ended = 200, True, 1.2, 3.5
-        made.predicted_cached_tokens, made.available_cached_tokens = 900, 950
-        made.consumed = Consumed(Usage(1200, 150, 900))
-        made.bill = Bill(300_000_000, 90_000_000, 225_000_000, 810_000_000)
+        made.subject.label = made.subject.model = "qwen3-coder-30b"
+        made.sender.tenant, made.placement.pool, made.placement.replica = (
+            f"tenant-{number % _TENANTS}",
+            "default",
+            "10.0.0.1:8000",
+        )
+        made.status, made.subject.stream, made.answer.first_byte, made.ended = 200, True, 1.2, 3.5
+        made.placement.predicted_cached_tokens, made.placement.available_cached_tokens = 900, 950
+        made.spent.consumed = Consumed(Usage(1200, 150, 900))
+        made.spent.bill = Bill(300_000_000, 90_000_000, 225_000_000, 810_000_000)
         found.append(made)
     return found
 

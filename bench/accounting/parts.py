@@ -45,14 +45,16 @@ def records(count: int) -> list[SettledRequest]:
     booking, found = _booking(), list[SettledRequest]()
     for number in range(count):
         made = SettledRequest(f"wr-0123456789abcdef-{number}", "/v1/chat/completions", 1.0)
-        made.label = made.model = MODEL
-        made.tenant, made.pool, made.replica = f"tenant-{number % TENANTS}", "default", _NAME
-        made.status = made.answered = 200
-        made.stream = made.complete = made.ok = made.generates = made.metered = made.countable = True
-        made.first_byte, made.last_byte, made.ended = 1.2, 3.4, 3.5
-        made.predicted_cached_tokens, made.available_cached_tokens = _CACHED, _CACHED + 50
-        made.usage = Usage(_PROMPT, _OUTPUT, _CACHED)
-        made.consumed = Consumed(made.usage)
+        made.subject.label = made.subject.model = MODEL
+        made.sender.tenant, made.placement.pool, made.placement.replica = f"tenant-{number % TENANTS}", "default", _NAME
+        made.status = made.answer.answered = 200
+        made.subject.stream = made.answer.complete = made.answer.ok = made.subject.generates = made.subject.metered = (
+            made.subject.countable
+        ) = True
+        made.answer.first_byte, made.answer.last_byte, made.ended = 1.2, 3.4, 3.5
+        made.placement.predicted_cached_tokens, made.placement.available_cached_tokens = _CACHED, _CACHED + 50
+        made.spent.usage = Usage(_PROMPT, _OUTPUT, _CACHED)
+        made.spent.consumed = Consumed(made.spent.usage)
         made.booking = booking
         found.append(made)
     return found

@@ -231,7 +231,7 @@ class Attempts:
         attempts.trial = None
         attempts.note_end(failure.reason, failure.message, self._clock())
         if not failure.blameless:
-            self._metrics.broken_responses.add((exchange.record.label, replica))
+            self._metrics.broken_responses.add((exchange.record.subject.label, replica))
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 

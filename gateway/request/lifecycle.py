@@ -133,7 +133,7 @@ class Lifecycle:
         begun: reading of the clock. Raises ConnectionError if the client has left; what happened is logged all the same.
         """
         exchange = self._begin(request, begun)
-        exchange.record.tenant = tenant_label(self.callers.known(request).tenant)
+        exchange.record.sender.tenant = tenant_label(self.callers.known(request).tenant)
         try:
             return self.replies.refuse(exchange, error, lines)
         finally:

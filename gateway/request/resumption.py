@@ -250,7 +250,7 @@ class Resumption:
             error_for_client = ours.with_traceback(None)  # that refers to this frame
         attempted = attempts.resumptions or len(attempts.failed) > tried
         result = "good" if error_for_client is None else "failed" if attempted else "impossible"
-        self._metrics.resumed.add((exchange.record.label, result))
+        self._metrics.resumed.add((exchange.record.subject.label, result))
         return error_for_client
 
     async def _continue(self, exchange: Exchange, reply: ClientReply, kept: Kept, error: GatewayError) -> GatewayError | None:

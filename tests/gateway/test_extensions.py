@@ -154,8 +154,9 @@ async def test_a_dialect_is_routed_metered_and_has_its_own_errors() -> None:
     assert [bytes(reply.body) for reply in answers if isinstance(reply, BytesReply)] == [b'{"echo":"hi","tokens":7}'] * 2
     assert isinstance(refused, BytesReply)
     assert (refused.status, bytes(refused.body)) == (400, b'{"oops":"\'say\' is needed."}')
-    assert [request.usage for request in settled] == [Usage(7, 1, 0)] * 2 + [None]
-    assert settled[1].predicted_cached_tokens > settled[0].predicted_cached_tokens == 0, "the second goes to the first's cache"
+    assert [request.spent.usage for request in settled] == [Usage(7, 1, 0)] * 2 + [None]
+    first, second = settled[0].placement, settled[1].placement
+    assert second.predicted_cached_tokens > first.predicted_cached_tokens == 0, "the second goes to the first's cache"
     assert tokens["m", "replica.memory:1", "miss"] == 14
 
 
@@ -172,8 +173,14 @@ async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_el
         await gateway.served.lifecycle.serve(BytesRequest(chat(), CHAT, X_Tenant_Id="acme"))
         await gateway.served.lifecycle.serve(BytesRequest(b"", CHAT))
     first, second = settled
-    assert (first.status, first.ok, first.tenant, first.model, first.usage) == (200, True, "acme", "m", Usage(100, 3, 64))
-    assert (second.status, second.ok, second.replica) == (400, False, "")
+    assert (first.status, first.answer.ok, first.sender.tenant, first.subject.model, first.spent.usage) == (
+        200,
+        True,
+        "acme",
+        "m",
+        Usage(100, 3, 64),
+    )
+    assert (second.status, second.answer.ok, second.placement.replica) == (400, False, "")
     assert first.ended >= first.begun
 
 

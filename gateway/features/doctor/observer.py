@@ -31,29 +31,29 @@ class DoctorWatch:
 
     def __call__(self, request: SettledRequest) -> None:
         booking = request.booking
-        if not self._watch.on or booking is None or not request.metered or request.answered != 200:
+        if not self._watch.on or booking is None or not request.subject.metered or request.answer.answered != 200:
             return
-        prompt, decision, usage = booking.prompt, booking.decision, request.usage
-        counted = usage if request.countable else None
+        prompt, decision, usage = booking.prompt, booking.decision, request.spent.usage
+        counted = usage if request.subject.countable else None
         outline, salt = _PROMPT.get(request) or _NONE
         self._watch.saw(
             Seen(
                 time=request.begun,
-                model=request.model,
+                model=request.subject.model,
                 salt=salt,
-                tenant=request.tenant,
+                tenant=request.sender.tenant,
                 session=prompt.session,
                 keys=prompt.keys,
                 units=prompt.units,
                 block=prompt.block_units,
                 exact=not prompt.scale,
                 outline=outline,
-                replica=request.replica,
+                replica=request.placement.replica,
                 prompt_tokens=counted.prompt if counted else None,
                 cached_tokens=counted.cached if counted else None,
                 available_tokens=decision.available_tokens,
                 reason=decision.reason,
                 ups=tuple([state.name for state in self._fleet.replicas if state.live]),
-                first_byte=request.first_byte,
+                first_byte=request.answer.first_byte,
             )
         )

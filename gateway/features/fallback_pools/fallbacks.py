@@ -83,8 +83,8 @@ class Fallbacks(Elsewhere):
         if exchange.booked:
             exchange.booking.close(Outcome(False, None, None), self._clock())
         self._metrics.fallbacks.add((target.pool, further.pool, reason))
-        record.passed += (target.pool,)
-        record.pool = further.pool
+        record.placement.passed += (target.pool,)
+        record.placement.pool = further.pool
         return further
 
     async def foreseen(self, exchange: Exchange, target: Target) -> tuple[str, Target]:
@@ -96,7 +96,7 @@ class Fallbacks(Elsewhere):
 
     def _next(self, exchange: Exchange, target: Target, *, well: bool = False) -> Target | None:
         """The pool after that of `target` which the caller may use."""
-        passed, grant = exchange.record.passed, exchange.caller.grant
+        passed, grant = exchange.record.placement.passed, exchange.caller.grant
         if grant is not None and grant.pools:
             passed += tuple([pool.name for pool in self._fleet.pools if not grant.allows_pool(pool.name)])
         return next_pool(self._fleet, target, passed, self._clock(), well=well)
@@ -104,8 +104,8 @@ class Fallbacks(Elsewhere):
     def _current(self, exchange: Exchange) -> Target | None:
         """The target that could not serve the request."""
         api, record = exchange.api, exchange.record
-        if record.passed:
-            return self._fleet.target_in(record.pool, api.model, record.label)
+        if record.placement.passed:
+            return self._fleet.target_in(record.placement.pool, api.model, record.subject.label)
         try:
             return self._fleet.target(api.model)
         except GatewayError:  # no pool serves this model
@@ -120,7 +120,7 @@ class Fallbacks(Elsewhere):
         except GatewayError:  # no room to parse it again, say: the failure that it was is the better answer
             return False
         if former != further.model:
-            record.alias = record.alias or former
+            record.subject.alias = record.subject.alias or former
         return True
 
     async def _named(self, exchange: Exchange, further: Target) -> bool:

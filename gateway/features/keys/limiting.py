@@ -85,10 +85,10 @@ class LimitSettling:
         self._keys = keys
 
     def __call__(self, request: SettledRequest) -> None:
-        reservation, used, bill = RESERVATION.get(request), request.consumed, request.bill
+        reservation, used, bill = RESERVATION.get(request), request.spent.consumed, request.spent.bill
         if reservation is None:
             return
         uncached = used.usage.prompt - used.cached if used is not None else 0
         output = used.usage.completion if used is not None else 0
         money = bill.total if bill is not None else 0
-        reservation.settle(uncached, output, money, self._keys.moment(), served=request.asked)
+        reservation.settle(uncached, output, money, self._keys.moment(), served=request.placement.asked)

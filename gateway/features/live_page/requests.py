@@ -129,43 +129,44 @@ def _row(request: SettledRequest, since: float) -> Row:
         "id": name(request.id),
         "state": "running",
         "time": since,
-        "endpoint": request.endpoint,
-        "model": name(request.model),
-        "tenant": request.tenant,
-        "api_key": request.key,
-        "stream": request.stream,
+        "endpoint": request.subject.endpoint,
+        "model": name(request.subject.model),
+        "tenant": request.sender.tenant,
+        "api_key": request.sender.key,
+        "stream": request.subject.stream,
         "head": keys[:HEAD_BYTES].hex(),
         "blocks": len(keys) // HEAD_BYTES,
     }
 
 
 def _ended(request: SettledRequest, since: float) -> Row:
-    used, bill, first = request.consumed, request.bill, request.first_byte
+    placement, answer, spent = request.placement, request.answer, request.spent
+    used, bill, first = spent.consumed, spent.bill, answer.first_byte
     attempts = [
-        {key: name(str(value)) for key, value in attempt.items()} for attempt in request.failed_attempts[:MOST_ATTEMPTS]
+        {key: name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MOST_ATTEMPTS]
     ]
     ended: dict[str, Any] = {
         "state": "ended",
-        "pool": name(request.pool),
-        "replica": name(request.replica),
-        "reason": request.reason,
+        "pool": name(placement.pool),
+        "replica": name(placement.replica),
+        "reason": placement.reason,
         "status": request.status,
         "code": request.code,
         "error": request.error[:ERROR_CHARS].encode("utf-8", "replace").decode(),
-        "estimated_prompt_tokens": request.estimated_prompt_tokens,
-        "predicted_cached_tokens": request.predicted_cached_tokens,
+        "estimated_prompt_tokens": placement.estimated_prompt_tokens,
+        "predicted_cached_tokens": placement.predicted_cached_tokens,
         "prompt_tokens": used.usage.prompt if used else None,
         "cached_tokens": used.cached if used else None,
         "completion_tokens": used.usage.completion if used else None,
         "estimated": used.estimated if used else "",
         "ttft_s": None if first is None else max(0.0, first - request.begun),
-        "queued_s": request.queued_s,
+        "queued_s": placement.queued_s,
         "seconds": max(0.0, request.ended - request.begun),
         "cost_usd": dollars(bill.total) if bill else None,
         "saved_usd": dollars(bill.saved) if bill else None,
-        "resumed": request.resumed,
+        "resumed": answer.resumed,
         "failed_attempts": attempts,
-        "fallback": name(" -> ".join((*request.passed, request.pool))) if request.passed else "",
+        "fallback": name(" -> ".join((*placement.passed, placement.pool))) if placement.passed else "",
         "cancelled": request.cancelled,
     }
     return {**_row(request, since), **ended}

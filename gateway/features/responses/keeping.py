@@ -41,23 +41,23 @@ class Keeping:
 
         lifecycle: serves what runs in the background. Raises GatewayError.
         """
-        api, record = exchange.api, exchange.record
+        api, record, subject = exchange.api, exchange.record, exchange.record.subject
         elsewhere = self._begin(exchange)
         if exchange.dialect.kept_here:
             answer = await self._recall.answer(exchange.request, api, exchange.caller, elsewhere=elsewhere)
         else:
             self._require_allowed(exchange, lifecycle)
-            record.model, record.generates, record.metered = api.model, False, False  # its run is logged by itself
+            subject.model, subject.generates, subject.metered = api.model, False, False  # its run is logged by itself
             answer = await self._recall.start(exchange.request, api, exchange.caller, lifecycle.serve, elsewhere=elsewhere)
         if answer is None:
-            record.generates = record.metered = api.metered
+            subject.generates = subject.metered = api.metered
             return None
         if isinstance(answer, Following):
             reply = await self._follow(exchange, answer)
         else:
             record.status, body = answer
             reply = self._replies.begin(exchange, record.status, body, JSON_LINE)
-        record.ok = record.complete = not record.error
+        record.answer.ok = record.answer.complete = not record.error
         return reply
 
     def _begin(self, exchange: Exchange) -> bool:
@@ -84,7 +84,7 @@ class Keeping:
     async def _follow(self, exchange: Exchange, following: Following) -> ClientReply:
         """The events of a run, until it has ended."""
         record = exchange.record
-        record.status, record.stream = 200, True
+        record.status, record.subject.stream = 200, True
         reply = self._replies.begin(exchange, 200, None, STREAM_LINES)
 
         def failed(error: GatewayError) -> bytes:

@@ -37,15 +37,15 @@ class Admitting:
         api, record, grant = exchange.api, exchange.record, exchange.caller.grant
         if exchange.notes is not None:
             exchange.notes.enter(ADMIT, self._clock())
-        record.model = api.model
+        record.subject.model = api.model
         if grant is not None and further is None:
             # A replica's own run in the background (`stores`) has no usage yet; what a session has used is counted at its end.
-            counted = (api.metered and not api.stores) or not record.generates or exchange.request.upgrades
-            known = record.endpoint != OTHER_ENDPOINT and record.endpoint not in BATCHES
+            counted = (api.metered and not api.stores) or not record.subject.generates or exchange.request.upgrades
+            known = record.subject.endpoint != OTHER_ENDPOINT and record.subject.endpoint not in BATCHES
             grant.require_endpoint(record.path, known=known, counted=counted)
             grant.require_model(api.model)
         target = exchange.target = self._fleet.renewed(further) if further else self._target(api, grant)
-        record.label = target.label
+        record.subject.label = target.label
         extensions = self._extensions
         if further is None:
             if grant is not None:
@@ -80,8 +80,8 @@ class Admitting:
         """A slot, after a wait for it. most: the highest priority it may have. Raises GatewayError 400 or 429."""
         begun, record = self._clock(), exchange.record
         try:
-            return await exchange.target.wait(record.tenant, exchange.request.headers.get(PRIORITY_HEADER), most)
+            return await exchange.target.wait(record.sender.tenant, exchange.request.headers.get(PRIORITY_HEADER), most)
         finally:
             waited_s = self._clock() - begun
-            record.queued_s += waited_s
+            record.placement.queued_s += waited_s
             self._metrics.queue_seconds.observe((exchange.target.pool,), waited_s)

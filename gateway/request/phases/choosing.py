@@ -62,8 +62,8 @@ class Choosing:
         self._metrics.routing_seconds.observe((), self._clock() - begun)
         self._metrics.routing.add((self._router.policy_name, decision.reason))
         exchange.book(booking)
-        record.reason = decision.reason
-        record.estimated_prompt_tokens = decision.prompt_tokens
+        record.placement.reason = decision.reason
+        record.placement.estimated_prompt_tokens = decision.prompt_tokens
         if explainers and ranking is not None:
             for explainer in explainers:
                 explainer.explain(exchange, self._router.policy_name, ranking)

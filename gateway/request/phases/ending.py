@@ -46,7 +46,7 @@ class Ending:
         record = exchange.record
         record.status = answer.status
         if answer.status < 400 and not exchange.delivered.error:
-            record.ok = record.complete = True
+            record.answer.ok = record.answer.complete = True
             self._attempts.completed(exchange)
         if exchange.attempts.object:
             self._objects.answered(exchange)
@@ -57,7 +57,7 @@ class Ending:
         """The client has left, or has cancelled it, or all requests are to end."""
         record = exchange.record
         if exchange.booked:
-            record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
+            record.answer.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
         if exchange.request.cancelled:
             record.status, record.cancelled = 200, True
             return
@@ -68,7 +68,7 @@ class Ending:
         delivered = exchange.delivered
         if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # it had everything
             record.status, record.error = delivered.status, exchange.attempts.error
-            record.complete = record.ok and delivered.status < 400
+            record.answer.complete = record.answer.ok and delivered.status < 400
         elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
             record.status, record.error = delivered.status, reported.message
 
@@ -85,7 +85,7 @@ class Ending:
             exchange.attempts.drop_refusal()
             _complete(record, exchange)
             if waits:
-                record.consumed = None  # all attempts in the pools before have failed
+                record.spent.consumed = None  # all attempts in the pools before have failed
         self.unread(record)
 
     def unread(self, record: SettledRequest) -> None:
@@ -96,21 +96,22 @@ class Ending:
 
 def _complete(record: SettledRequest, exchange: Exchange) -> None:
     """What attempts and delivery have found."""
+    placement, answer, spent = record.placement, record.answer, record.spent
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-    record.pool, record.replica = record.pool or exchange.target.pool, chosen.replica  # a fallback has named its pool
-    record.predicted_cached_tokens = chosen.matched_tokens
-    record.available_cached_tokens = exchange.booking.decision.available_tokens
-    record.failed_attempts = attempts.failed
-    record.asked = record.asked or attempts.asked
-    record.answered = delivered.status
-    record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
-    record.usage, record.resumed, record.bill = exchange.usage, delivered.resumed, delivered.bill
-    if record.answered == SWITCHING and delivered.reply:
-        record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
-        record.countable = False  # the sum of several prompts
-    record.consumed = _consumed(record, exchange)
+    placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has named its pool
+    placement.predicted_cached_tokens = chosen.matched_tokens
+    placement.available_cached_tokens = exchange.booking.decision.available_tokens
+    placement.failed_attempts = attempts.failed
+    placement.asked = placement.asked or attempts.asked
+    answer.answered = delivered.status
+    answer.first_byte, answer.last_byte = delivered.first_byte, delivered.last_byte
+    spent.usage, answer.resumed, spent.bill = exchange.usage, delivered.resumed, delivered.bill
+    if answer.answered == SWITCHING and delivered.reply:
+        spent.usage, answer.unread = delivered.reply.usage, delivered.reply.unread
+        record.subject.countable = False  # the sum of several prompts
+    spent.consumed = _consumed(record, exchange)
     answers = exchange.answers.inner if isinstance(exchange.answers, AdaptedAnswers) else exchange.answers
-    record.translated = answers is not exchange.dialect
+    answer.translated = answers is not exchange.dialect
     if not record.cancelled:
         record.error = record.error or delivered.error or attempts.error
 
@@ -119,9 +120,10 @@ def _consumed(record: SettledRequest, exchange: Exchange) -> Consumed | None:
     """What is to be paid for. A client that leaves before the answer's first byte has had its prompt computed; an answer that
     is an error has consumed nothing.
     """
-    if record.answered == SWITCHING:
-        return consumed(record.usage, NOTHING_PREDICTED, 0, whole=True) if record.usage else None
-    left = not record.answered and (record.status == CLIENT_LEFT or record.cancelled)
-    if not record.metered or not (record.answered == 200 or left):
+    answer, usage = record.answer, record.spent.usage
+    if answer.answered == SWITCHING:
+        return consumed(usage, NOTHING_PREDICTED, 0, whole=True) if usage else None
+    left = not answer.answered and (record.status == CLIENT_LEFT or record.cancelled)
+    if not record.subject.metered or not (answer.answered == 200 or left):
         return None
-    return exchange.consumed(record.usage, whole=record.complete or exchange.delivered.done_sent)
+    return exchange.consumed(usage, whole=answer.complete or exchange.delivered.done_sent)

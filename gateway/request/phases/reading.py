@@ -56,9 +56,9 @@ class Reading:
         """Whose it is, and whether there is something at its path. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
         request, record = exchange.request, exchange.record
         exchange.caller = caller = self._callers.of(request)
-        record.tenant = tenant_label(caller.tenant)
+        record.sender.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:
-            record.key = caller.grant.id
+            record.sender.key = caller.grant.id
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
@@ -89,9 +89,10 @@ class Reading:
             api.refers = dialect.refers(record.path)
             if not api.model and (known := self._objects.find(api.refers, exchange.caller)):
                 api.model = known[1]
-        record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
-        record.alias = api.alias
-        record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
+        subject = record.subject
+        subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
+        posts = request.method == "POST"
+        subject.generates = api.metered or (posts and generates(subject.endpoint, has_prompt=api.has_prompt))
 
     async def _read(self, exchange: Exchange) -> bytes:
         limits = self._live.config.limits

@@ -46,8 +46,8 @@ class Replies:
         lines = JSON_LINE + lines
         if dialect.id_header:
             lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
-        if error.status in (UNAUTHORIZED, FORBIDDEN) or (error.status == TOO_MANY and record.key):
-            record.client = exchange.request.lease.account.client  # for whoever looks for somebody who guesses
+        if error.status in (UNAUTHORIZED, FORBIDDEN) or (error.status == TOO_MANY and record.sender.key):
+            record.sender.client = exchange.request.lease.account.client  # for whoever looks for somebody who guesses
         if error.status == UNAUTHORIZED:
             lines += b"WWW-Authenticate: Bearer\r\n"
         if error.retry_after_s is not None:
