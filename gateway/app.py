@@ -35,7 +35,6 @@ from gateway.server.shutdown import stop_accepting
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
 from gateway.tasks import unless
-from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.request_log import RequestLog
 
 _SWEEP_S = 1.0
@@ -65,10 +64,10 @@ class Gateway(Core):
         first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
         if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
             first_probes.result()  # it raises nothing but a bug
-        late, work = LoopLag(self.metrics.event_loop_lag_seconds, self.clock), self.work
+        work = self.work
         for start in work.starts:
             await start()
-        own = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run(), late.run()]
+        own = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
         tasks = [first_probes, *map(asyncio.create_task, [*own, *(task() for task in work.tasks)])]
         try:
             await self.local.membership.first_found(self.around.first_probes_s)

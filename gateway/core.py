@@ -52,6 +52,7 @@ from gateway.request.settle import Observer, observers_of
 from gateway.server.access import Access
 from gateway.server.aiohttp_seam import Seam
 from gateway.server.endpoints import Endpoints, Routes, Sockets
+from gateway.telemetry.loop_lag import LoopLag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.client import UpstreamClient
@@ -139,6 +140,7 @@ class Core:
         self.observers = [*observers_of(self.fleet, self.meter, self.metrics, requests), *around.observers]
         self.callers = Callers()
         self.work = Work()
+        self.work.tasks.append(LoopLag(self.metrics.event_loop_lag_seconds, self.clock).run)
         self.gauges: list[Callable[[], None]] = [self.metrics.set_process_gauges]
         self.endpoints: list[Endpoints] = []
         self.pages: list[Routes] = []

@@ -13,9 +13,7 @@ from gateway.server.operator import Operator
 
 def install(core: Core) -> None:
     watch = Watch(core.parsing.outliner)
-    seen = DoctorWatch(core.fleet, watch)
-    core.extensions.chosen.append(seen.chosen)
-    core.observers.append(seen)
+    DoctorWatch(core.fleet, watch, core.extensions, core.observers)
     core.work.sweeps.append(watch.expire)
 
     def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:

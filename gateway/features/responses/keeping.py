@@ -100,7 +100,9 @@ class Keeping:
         Raises GatewayError 404 for a path that a replica may take for one of ours, past the check whose the object is.
         """
         if exchange.dialect.strict:
-            return self._recall.concerns(exchange.request, exchange.api)
+            api = exchange.api
+            keeps = self._recall.on and (api.keeps or bool(api.refers) or api.references)
+            return keeps or exchange.request.recent is not None
         if self._recall.on and is_disguised(exchange.request.target):
             text = "Paths of responses and conversations have no empty segments, no slash at their end and no encoded slashes."
             raise GatewayError(404, "not_found", text)

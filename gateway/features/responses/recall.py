@@ -99,10 +99,6 @@ class Recall:
         whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
         return whole, done
 
-    def concerns(self, request: ClientRequest, api: ApiRequest) -> bool:
-        """Whether a request has a history, or may become one."""
-        return request.recent is not None or (self.on and (api.keeps or bool(api.refers) or api.references))
-
     async def start(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
     ) -> Answer | Following | None:
