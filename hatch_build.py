@@ -26,6 +26,7 @@ PACKAGES = ("router", "gateway", "replica")
 # (telemetry/logs: a compiled logging.Handler that is freed leaves its weak references behind, and the next garbage collection
 # follows them.)
 PLAIN = (
+    "gateway/features/doctor/endpoints.py",
     "gateway/features/doctor/examiner.py",
     "gateway/features/ledger/batches.py",
     "gateway/features/ledger/ledger.py",
@@ -38,6 +39,7 @@ PLAIN = (
     "gateway/admission/pool_queue.py",
     "gateway/__main__.py",
     "gateway/app.py",
+    "gateway/core.py",
     "gateway/cluster/accepted.py",
     "gateway/cluster/commands.py",
     "gateway/cluster/listeners.py",
@@ -89,6 +91,7 @@ PLAIN = (
     "gateway/tasks.py",
     "gateway/parser/process.py",
     "gateway/parser/wire.py",
+    "gateway/request/slots.py",
     "gateway/server/aiohttp_seam.py",
     "gateway/server/endpoints.py",
     "gateway/server/fallback/server.py",

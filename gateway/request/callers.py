@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from gateway.errors import GatewayError
 from gateway.request.client import Caller, ClientRequest, Headers
+from router.native import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Callers:
     """See the top of this file. looks_up: whether requests have to be given to `look_up` before `of`."""
 

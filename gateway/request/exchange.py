@@ -36,6 +36,7 @@ from gateway.upstream.client import Call, ReplicaAnswer
 from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
+from router.native import mypyc_attr
 
 _OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that no engine has put in words
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
@@ -145,6 +146,7 @@ class Delivered:
         self.bill: Bill | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AnswerTap:
     """A part of the gateway that a good answer passes on its way to the client."""
 

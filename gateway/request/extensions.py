@@ -6,7 +6,8 @@
 
 Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty one costs a
 truth test. What of it raises GatewayError ends the request with that answer. A feature keeps its own state in a slot
-(`slots.py`), adds notes (`notes.py`) or taps of the answer (`exchange.py`) to an exchange, and reads them in an observer.
+(`slots.py`), adds notes (`notes.py`) or a tap of the answer (`exchange.py`) to an exchange, and reads them in an observer. The
+base classes take subclasses that are not compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.fleet.directory import Target
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from router import Candidate
+from router.native import mypyc_attr
 
 Phase = Callable[[Exchange], None]
 Wanted = Callable[[Exchange], bool]
@@ -50,6 +52,7 @@ class Preparer:
         self.prepare = prepare
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Explainer:
     """A reader of decisions with the price of every candidate, which costs a second ranking."""
 
@@ -62,6 +65,7 @@ class Explainer:
         raise NotImplementedError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Elsewhere:
     """Where requests go that their own pool cannot serve."""
 

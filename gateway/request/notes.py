@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.fleet.state import ReplicaState
 from gateway.upstream.client import Call
+from router.native import mypyc_attr
 
 RECEIVE: Final = "receive"
 PARSE: Final = "parse"
@@ -18,6 +19,7 @@ CHOOSE: Final = "choose"
 DELIVER: Final = "deliver"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Notes:
     """See the top of this file. now: readings of the gateway's clock, in seconds."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from router.native import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Rights:
     """See the top of this file. id: what logs and the ledger name the caller by. priority: the highest one that its requests
     may have. models, pools: the lists of those that it may use; empty: all.
     """
 
-    __slots__ = ()
+    __slots__ = ("id", "models", "pools", "priority")
 
     id: str
     priority: int

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -24,7 +24,11 @@ from gateway.dialects.table import DIALECTS, Dialects
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 from gateway.fleet.membership import Member
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Answerer
 from gateway.request.record import SettledRequest
+from gateway.request.slots import Slot
 from gateway.upstream.headers import Address
 from tests.gateway.conftest import LOGGED, eventually
 from tests.support.in_memory import Answer, BytesReply, BytesRequest, MemoryDials, framed, replica
@@ -182,6 +186,50 @@ async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_el
     )
     assert (second.status, second.answer.ok, second.placement.replica) == (400, False, "")
     assert first.ended >= first.begun
+
+
+# -- what features add to a request's life
+
+
+async def test_features_act_at_the_places_of_a_request_and_keep_their_state_in_slots() -> None:
+    seen, slot, settled = list[str](), Slot[str]("toy"), list[SettledRequest]()
+
+    def note(place: str) -> Callable[[Exchange], None]:
+        return lambda _exchange: seen.append(place)
+
+    def begun(exchange: Exchange) -> None:
+        seen.append("begun")
+        if exchange.request.headers.get("X-Slot"):
+            slot.set(exchange.record, "kept")
+
+    def entering(exchange: Exchange) -> None:
+        seen.append("entering")
+        if exchange.api.model == "m" and exchange.caller.tenant == "nobody":
+            raise GatewayError(418, "teapot", "Not for nobody.")
+
+    async def own(exchange: Exchange) -> ClientReply | None:
+        seen.append("answer")
+        return gateway.replies.begin(exchange, 203, b"mine", b"") if exchange.caller.tenant == "mine" else None
+
+    async with composed(replica(completion), Surroundings(observers=[settled.append])) as gateway:
+        table = gateway.extensions
+        table.begun.append(begun)
+        table.answerers.append(Answerer(lambda exchange: bool(exchange.caller.tenant), own))
+        table.entering.append(entering)
+        table.chosen.append(lambda _exchange, live, _now: seen.append(f"chosen of {len(live)}"))
+        table.delivered.append(note("delivered"))
+        for tenant, status in (("", 200), ("nobody", 418), ("mine", 203)):
+            headers = {"X_Tenant_Id": tenant, **({} if tenant else {"X_Slot": "yes"})}
+            reply = await gateway.lifecycle.serve(BytesRequest(chat(), CHAT, **headers))
+            assert isinstance(reply, BytesReply)
+            assert reply.status == status, reply.body
+    assert seen == [
+        *("begun", "entering", "chosen of 1", "delivered"),
+        *("begun", "answer", "entering"),
+        *("begun", "answer"),
+    ]
+    assert [slot.get(record) for record in settled] == ["kept", None, None]
+    assert settled[1].slots is None, "a request of which no feature keeps anything has no storage for that"
 
 
 # -- a member source

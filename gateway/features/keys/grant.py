@@ -31,12 +31,8 @@ class Grant(Rights):
         "_beginnings",
         "_names",
         "expires_at",
-        "id",
         "limits",
-        "models",
         "number",
-        "pools",
-        "priority",
         "revoked",
         "tenant",
     )
