@@ -222,7 +222,7 @@ async def test_one_that_reads_nothing_is_disconnected_and_its_place_is_free() ->
         broadcast = Broadcast(run.gateway.local, run.gateway.control, time.time, every_s=0.001)
         served = run.gateway.served
         watched = LiveEndpoints(served.operator, run.gateway.local, broadcast, stall_s=0.5)
-        runner = side_runner(dataclasses.replace(served, watched=watched), ADMIN)
+        runner = side_runner(dataclasses.replace(served, endpoints=watched.routes()), ADMIN)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         address = (await started(runner)).removeprefix("http://").split(":")

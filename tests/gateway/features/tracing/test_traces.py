@@ -417,7 +417,7 @@ async def test_an_engines_error_in_a_stream_is_not_quoted(collector: Collector) 
 
 @documented
 def test_the_page_names_every_attribute() -> None:
-    spans = (ROOT / "gateway" / "request" / "tracing" / "spans.py").read_text("utf-8")
+    spans = (ROOT / "gateway" / "features" / "tracing" / "spans.py").read_text("utf-8")
     written = re.findall(r'"((?:gen_ai|warmroute|http|server|error)\.[\w.]+)"', spans)
     page = (ROOT / "docs" / "observability.md").read_text("utf-8")
     named_there = set(re.findall(r"`((?:gen_ai|warmroute|http|server|error)\.[\w.]+)`", page))
