@@ -48,9 +48,9 @@ def records(count: int) -> list[SettledRequest]:
         made.subject.label = made.subject.model = MODEL
         made.sender.tenant, made.placement.pool, made.placement.replica = f"tenant-{number % TENANTS}", "default", _NAME
         made.status = made.answer.answered = 200
-        made.subject.stream = made.answer.complete = made.answer.ok = made.subject.generates = made.subject.metered = (
-            made.subject.countable
-        ) = True
+        made.answer.complete = made.answer.ok = True
+        subject = made.subject
+        subject.stream = subject.generates = subject.metered = subject.countable = True
         made.answer.first_byte, made.answer.last_byte, made.ended = 1.2, 3.4, 3.5
         made.placement.predicted_cached_tokens, made.placement.available_cached_tokens = _CACHED, _CACHED + 50
         made.spent.usage = Usage(_PROMPT, _OUTPUT, _CACHED)
@@ -93,9 +93,9 @@ class Limited:
                 raise RuntimeError("the key is not known")
             grant.require_valid(time.time())
             reservation = self._limiter.enter(grant.id, grant.limits, self._moment())
-            bill = self._meter.bill(request.model, Consumed(Usage(_PROMPT, reservation.output, _CACHED)))
+            bill = self._meter.bill(request.subject.model, Consumed(Usage(_PROMPT, reservation.output, _CACHED)))
             reservation.expect(_PROMPT - _CACHED, min(_MONEY, bill.total) if bill else 0, self._moment())
-            spent = request.bill.total if request.bill is not None else 0
+            spent = request.spent.bill.total if request.spent.bill is not None else 0
             reservation.settle(_PROMPT - _CACHED, _OUTPUT, spent, self._moment())
 
     def _moment(self) -> Moment:

@@ -23,11 +23,14 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from gateway.accounting.meter import Meter
+from gateway.config.live import Live
 from gateway.config.schema import Config, KeysConfig, OidcConfig, PoolConfig
 from gateway.errors import GatewayError
-from gateway.features.keys.callers import Callers
+from gateway.features.keys.callers import KeyHolders
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.keys import Keys
+from gateway.features.keys.limiting import Limiting
 from gateway.features.keys.secret import digest_of, new_id, new_key
 from gateway.features.keys.tokens.jwks import PublicKey, keys_of
 from gateway.features.keys.tokens.tokens import Tokens
@@ -82,10 +85,11 @@ class Signer:
         return jwt.encode(claims, self._keys[algorithm], algorithm, {"kid": algorithm})
 
 
-async def callers_with(signer: Signer) -> tuple[Callers, str]:
+async def callers_with(signer: Signer) -> tuple[KeyHolders, str]:
     """And one of the keys."""
     oidc = (OidcConfig(ISSUER, ("a",), "tenant"),)
-    keys = Keys(Config((PoolConfig(()),), keys=KeysConfig(oidc=oidc)), Metrics(), time.time, time.monotonic)
+    config, metrics = Config((PoolConfig(()),), keys=KeysConfig(oidc=oidc)), Metrics()
+    keys = Keys(config, metrics, time.time, time.monotonic)
 
     async def fetch(_issuer: OidcConfig) -> list[PublicKey]:
         return keys_of(signer.public())
@@ -97,10 +101,11 @@ async def callers_with(signer: Signer) -> tuple[Callers, str]:
         id_ = new_id()
         key = new_key(id_)
         keys.ring.put(Grant(id_, "acme"), ((digest_of(key), 0.0),))
-    return Callers(keys, Metrics()), key
+    limiting = Limiting(keys, Meter(Live(config), metrics, time.time), metrics)
+    return KeyHolders(keys, limiting, metrics), key
 
 
-def microseconds(callers: Callers, look: Look, lookups: int) -> float:
+def microseconds(callers: KeyHolders, look: Look, lookups: int) -> float:
     """CPU of one."""
     presented = [f"Bearer {look(number)}" for number in range(lookups)]
     asking: Any = Asking()
@@ -117,7 +122,7 @@ def wrong(key: str, right: int) -> Look:
     return lambda number: f"{key[:right]}{number:0{len(key) - right}d}"
 
 
-def table(callers: Callers, cases: Mapping[str, tuple[Look, int]], rounds: int) -> None:
+def table(callers: KeyHolders, cases: Mapping[str, tuple[Look, int]], rounds: int) -> None:
     found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, (look, lookups) in cases.items():
