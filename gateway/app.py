@@ -1,69 +1,26 @@
-"""The composition root: the one place that knows all parts and puts them together, and the program around them.
+"""The composition root: the core with the features that the configuration wants, its server, and the program around them.
 
-config -> metrics, router -> fleet, upstream -> attempts, delivery -> lifecycle -> reload -> operators, status -> served
+Core (`core.py`) ──► features (`features/table.py`) ──► lifecycle ──► this process and its control plane ──► served
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounting.meter import Meter
-from gateway.admission.connection_limit import ConnectionLimit
-from gateway.admission.memory import Budget
-from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.cluster.commands import LocalControl
 from gateway.cluster.listeners import addresses_of, open_listeners, url_of
-from gateway.cluster.membership import Membership, SourcesOf
-from gateway.cluster.process import budget_bytes, connection_limit, warn_of_connections
+from gateway.cluster.membership import Membership
+from gateway.cluster.process import warn_of_connections
 from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
-from gateway.cluster.topics import Topics
-from gateway.config.listen import OFF
-from gateway.config.live import Live
-from gateway.config.schema import Config, RoutingConfig
-from gateway.config.source import Source
-from gateway.dialects.table import Dialects
-from gateway.features.diagnostics.diagnoses import Diagnoses
-from gateway.features.discovery.table import sources_of
-from gateway.features.doctor.endpoints import DoctorEndpoints
-from gateway.features.fallback_pools.fallbacks import Fallbacks
-from gateway.features.histories.histories import Histories
-from gateway.features.histories.items import KeptItems
-from gateway.features.histories.lazy import LazyStore
-from gateway.features.keys.callers import Callers
-from gateway.features.keys.endpoints import KeyEndpoints
-from gateway.features.keys.keys import Keys
-from gateway.features.keys.tokens.fetching import Fetcher
-from gateway.features.keys.tokens.tokens import Tokens
-from gateway.features.ledger.ledger import Ledger
-from gateway.features.live_page.broadcast import Broadcast
-from gateway.features.live_page.live import LiveEndpoints
-from gateway.features.recording.endpoints import RecordingEndpoints
-from gateway.features.responses.recall import Recall
-from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
-from gateway.features.runs.following import Followers
-from gateway.features.runs.runs import Runs
-from gateway.features.sharing.endpoints import SharingEndpoints
-from gateway.features.sharing.single_process import single_process
-from gateway.features.tracing.exporter import Exporter
+from gateway.config.schema import Config
+from gateway.core import Core, Surroundings, lifecycle_of
+from gateway.features.table import install_all
 from gateway.features.workers.handover import Receiver
-from gateway.fleet.directory import FIRST_PROBES_S, Fleet
-from gateway.observing import Observing
-from gateway.parser.parsing import Parsing
-from gateway.parser.process import ParserProcess
-from gateway.request.attempts import Attempts
-from gateway.request.delivery import Delivery
-from gateway.request.lifecycle import Lifecycle
-from gateway.request.resumption import Resumption
-from gateway.request.running import Running
-from gateway.request.settle import Observer
-from gateway.server.access import Access
 from gateway.server.endpoints import SHUTDOWN_S, Served, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
 from gateway.server.http.connections import ClientServer
@@ -72,93 +29,24 @@ from gateway.server.operator import Operator
 from gateway.server.side_listeners import serving
 from gateway.server.status import Status
 from gateway.tasks import unless
-from gateway.telemetry.loop_lag import LoopLag
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.request_log import RequestLog
-from gateway.upstream.client import UpstreamClient
-from gateway.upstream.headers import Address
-from gateway.upstream.loop_guard import LoopGuard
-from gateway.upstream.pool import Connector
-from gateway.upstream.resolver import Resolver
-from router import Router
 
 _SWEEP_S = 1.0
 _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a gateway gets from outside of its configuration.
+class Gateway(Core):
+    """One running gateway: its core with its features, what its server serves, and what goes on beside the requests.
 
-    source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers. resolver: of
-    the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
-    connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a process that knows
-    those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the sources of replicas that
-    a configuration asks for. wall_clock: Unix seconds, of what is kept. first_probes_s: how long a start waits for the
-    replicas' first answers.
+    Tests look inside through it.
     """
 
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
-    source: Source[Config] | None = None
-    control_plane: Callable[[LocalControl], ControlPlane] = single_process
-    resolver: Resolver | None = None
-    loops: LoopGuard | None = None
-    dials: Callable[[Address], Connector] | None = None
-    dialects: Dialects = field(default_factory=Dialects)
-    observers: Sequence[Observer] = ()
-    members: SourcesOf = sources_of
-    first_probes_s: float = FIRST_PROBES_S
-
-
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """One running gateway: what its server serves, and what goes on beside the requests. Tests look inside through it."""
-
-    around: Surroundings
-    live: Live
-    metrics: Metrics
-    router: Router
-    fleet: Fleet
-    upstream: UpstreamClient
-    parsing: Parsing
-    attempts: Attempts
-    recall: Recall
-    keys: Keys | None
     local: LocalControl
-    control: ControlPlane
     served: Served
-    observing: Observing
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self.around.clock
-
-    @property
-    def ledger(self) -> Ledger | None:
-        return self.observing.ledger
-
-    @property
-    def exporter(self) -> Exporter | None:
-        """Of traces; None: there are none."""
-        return self.observing.exporter
-
-    @property
-    def state(self) -> LazyStore | None:
-        return self.recall.store
-
-    @property
-    def runs(self) -> Runs:
-        return self.recall.runs
-
-    @property
-    def config(self) -> Config:
-        """The one in force."""
-        return self.live.config
 
     def begin_leaving(self) -> None:
         """It will go down; until then it serves whatever comes."""
-        self.served.running.begin_leaving()
+        self.running.begin_leaving()
 
     @asynccontextmanager
     async def background(self) -> AsyncIterator[None]:
@@ -169,225 +57,94 @@ class Gateway:
         first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
         if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
             first_probes.result()  # it raises nothing but a bug
-        late = LoopLag(self.metrics.event_loop_lag_seconds, self.clock)
-        work = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run(), late.run()]
-        if self.state:
-            work += [self.state.run(), self.runs.run()]
-        if self.ledger:
-            work.append(self.ledger.run())
-        if self.keys:
-            await self.keys.begin()
-            work += self.keys.work(self.control)
-        tasks = [first_probes, *map(asyncio.create_task, work)]
-        if self.exporter:
-            self.exporter.start()
+        work = self.work
+        for start in work.starts:
+            await start()
+        own = [self.fleet.run(self.upstream), self._sweep(), self.local.run(), self.control.run()]
+        tasks = [first_probes, *map(asyncio.create_task, [*own, *(task() for task in work.tasks)])]
         try:
-            await self._begun()
+            await self.local.membership.first_found(self.around.first_probes_s)
+            for begin in work.begins:
+                await begin()
             yield
         finally:
-            await self.runs.close()
+            for finish in work.finishes:
+                await finish()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.upstream.close()
-            if self.state:
-                await self.state.close()
-            if self.ledger:
-                await self.ledger.close()
-            if self.keys:
-                await self.keys.close()
+            for close in work.closes:
+                await close()
             await self.parsing.process.close()
-            if self.exporter:
-                await self.exporter.close()
-
-    async def _begun(self) -> None:
-        """What the first requests need is there, or has had its time."""
-        await self.local.membership.first_found(self.around.first_probes_s)
-        if self.ledger:
-            await self.ledger.begun()
 
     async def _sweep(self) -> None:
         """Forget what is past its time also while no request comes, and replicas that have left."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self.observing.watch.expire(self.clock())
             while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
                 await asyncio.sleep(_SLICE_S)
-            self.observing.recording.sweep(self.clock())
-            self.observing.live_view.sweep(self.clock())
+            for sweep in self.work.sweeps:
+                sweep(self.clock())
             for url in self.fleet.forget_departed():
                 self.upstream.forget(url)
 
 
 def compose(config: Config, requests: RequestLog, around: Surroundings | None = None) -> Gateway:
-    around = around or Surroundings()
-    clock, loops = around.clock, around.loops or LoopGuard()
-    live, metrics, chance, routing = Live(config), Metrics(), random.Random(), config.routing
-    router = _router_of(routing, chance)
-    fleet = Fleet(config, router, metrics, chance, clock)
-    upstream = UpstreamClient(live, around.resolver, fleet.connection_closed, loops, around.dials)
-    parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
-    running, access = Running(), Access(live)
-    memory, connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
-    attempts = Attempts(fleet=fleet, upstream=upstream, parsing=parsing, metrics=metrics, clock=clock, chance=chance)
-    resumption = Resumption(live=live, attempts=attempts, parsing=parsing, metrics=metrics, clock=clock)
-    observing = Observing(live, metrics, requests, fleet, router, around.wall_clock, around.observers)
-    observing.begin_watch(parsing.outliner, fleet)
-    recall = _recall_of(around, live, metrics, parsing, running)
-    keys = _keys_of(around, live, metrics)
-    lifecycle = Lifecycle(
+    gateway = Gateway(config, requests, around or Surroundings())
+    install_all(gateway)
+    gateway.lifecycle = lifecycle_of(gateway)
+    gateway.local = _local_of(gateway)
+    gateway.control = (gateway.around.control_plane or gateway.control_plane)(gateway.local)
+    gateway.served = _served_of(gateway)
+    return gateway
+
+
+def _served_of(gateway: Gateway) -> Served:
+    live, fleet, running, access = gateway.live, gateway.fleet, gateway.running, gateway.access
+    local, control = gateway.local, gateway.control
+    operator = Operator(
         live=live,
-        dialects=around.dialects,
-        parsing=parsing,
-        fleet=fleet,
-        router=router,
-        attempts=attempts,
-        fallbacks=Fallbacks(fleet=fleet, parsing=parsing, metrics=metrics, clock=clock),
-        delivery=_delivery_of(live, attempts, resumption, observing.meter, running, access, clock),
-        recall=recall,
-        diagnoses=Diagnoses(),
-        observers=observing.observers,
-        running=running,
-        audience=access,
-        callers=Callers(keys, metrics, required=config.keys.required),
-        limiting=observing.limits(keys),
-        loops=loops,
-        metrics=metrics,
-        clock=clock,
-        counterfactual=observing.counterfactual,
-        tracer=observing.tracer,
-        watch=observing.live_requests,
+        local=local,
+        dialects=gateway.around.dialects,
+        parsing=gateway.parsing,
+        control=control,
+        access=access,
+        extensions=gateway.extensions,
     )
-    parts = Parts(fleet=fleet, upstream=upstream, router=router, memory=memory, connections=connections)
-    local = _local_of(around, parts, live, metrics, _topics_of(observing, keys, clock))
-    local.begin_leaving, local.before_page = running.begin_leaving, observing.set_gauges
-    control = around.control_plane(local)
-    served = _served_of(around, lifecycle, local, control, access, keys)
-    return Gateway(
-        around, live, metrics, router, fleet, upstream, parsing, attempts, recall, keys, local, control, served, observing
-    )
-
-
-def _topics_of(observing: Observing, keys: Keys | None, clock: Callable[[], float]) -> Topics:
-    """What the features of this process do for other processes."""
-    topics = Topics()
-    observing.answer(topics, clock)
-    if keys:
-        keys.join(topics)
-    return topics
-
-
-def _delivery_of(
-    live: Live,
-    attempts: Attempts,
-    resumption: Resumption,
-    meter: Meter,
-    running: Running,
-    audience: Access,
-    clock: Callable[[], float],
-) -> Delivery:
-    return Delivery(
-        live=live,
-        attempts=attempts,
-        resumption=resumption,
-        meter=meter,
-        running=running,
-        audience=audience,
-        clock=clock,
-    )
-
-
-def _served_of(
-    around: Surroundings,
-    lifecycle: Lifecycle,
-    local: LocalControl,
-    control: ControlPlane,
-    access: Access,
-    keys: Keys | None,
-) -> Served:
-    live, fleet, running = lifecycle.live, lifecycle.fleet, lifecycle.running
-    operator = _operator_of(around, lifecycle, local, control, access)
-    broadcast = Broadcast(local, control, around.wall_clock)
-    running.tell(broadcast.close)
     return Served(
         live=live,
-        lifecycle=lifecycle,
-        models=Models(live=live, fleet=fleet, loops=lifecycle.loops, callers=lifecycle.callers),
+        lifecycle=gateway.lifecycle,
+        models=Models(live=live, fleet=fleet, loops=gateway.loops, callers=gateway.callers),
         operator=operator,
-        features=[
-            SharingEndpoints(operator, control),
-            RecordingEndpoints(operator, local, control),
-            DoctorEndpoints(operator, live, control, local.clock),
-            KeyEndpoints(keys, operator, control),
-            LiveEndpoints(operator, local, broadcast),
-        ],
+        endpoints=[route for endpoints in gateway.endpoints for route in endpoints(operator, local, control)],
+        pages=gateway.pages,
+        sockets=partial(gateway.sockets, gateway) if gateway.sockets is not None else None,
         status=Status(fleet=fleet, running=running, control=control, access=access),
         running=running,
-        memory=local.parts.memory,
-        connections=local.parts.connections,
+        memory=gateway.memory,
+        connections=gateway.connections,
     )
 
 
-def _local_of(around: Surroundings, parts: Parts, live: Live, metrics: Metrics, topics: Topics) -> LocalControl:
+def _local_of(core: Core) -> LocalControl:
     """What operators, reloads and sources change in this process, and what it keeps of it."""
-    fleet, clock = parts.fleet, around.clock
+    live, fleet, clock, metrics = core.live, core.fleet, core.clock, core.metrics
+    parts = Parts(fleet=fleet, upstream=core.upstream, router=core.router, memory=core.memory, connections=core.connections)
     membership = Membership(
-        live=live, fleet=fleet, upstream=parts.upstream, sources_of=around.members, first_wait_s=around.first_probes_s
+        live=live, fleet=fleet, upstream=core.upstream, sources_of=core.members, first_wait_s=core.around.first_probes_s
     )
-    return LocalControl(
+    local = LocalControl(
         live=live,
         parts=parts,
         membership=membership,
-        reload=Reload(live=live, source=around.source, membership=membership, parts=parts, metrics=metrics),
+        reload=Reload(live=live, source=core.around.source, membership=membership, parts=parts, metrics=metrics),
         metrics=metrics,
-        topics=topics,
+        topics=core.topics,
         clock=clock,
     )
-
-
-def _operator_of(
-    around: Surroundings, lifecycle: Lifecycle, local: LocalControl, control: ControlPlane, access: Access
-) -> Operator:
-    return Operator(
-        live=lifecycle.live,
-        local=local,
-        dialects=around.dialects,
-        parsing=lifecycle.parsing,
-        control=control,
-        access=access,
-        kept=lifecycle.kept,
-    )
-
-
-def _recall_of(around: Surroundings, live: Live, metrics: Metrics, parsing: Parsing, running: Running) -> Recall:
-    """What the gateway keeps, and what runs in the background."""
-    state, wall_clock = live.config.state, around.wall_clock
-    file_lost = metrics.state_file_lost.add
-    store = None if state.url == OFF else LazyStore(state.url, state.ttl_s, file_lost, wall_clock, around.clock)
-    histories = Histories(store, KeptItems(parsing), metrics.responses_kept, metrics.histories, wall_clock)
-    logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(live.config) // LOGS_SHARE))
-    runs = Runs(histories, running, metrics.background_runs, wall_clock, around.clock, logs)
-    return Recall(live, parsing, histories, runs, Followers(runs, histories, running), wall_clock)
-
-
-def _keys_of(around: Surroundings, live: Live, metrics: Metrics) -> Keys | None:
-    """None: they are off."""
-    config = live.config
-    if not config.keys.on:
-        return None
-    keys = Keys(config, metrics, around.wall_clock, around.clock)
-    if config.keys.oidc:
-        keys.tokens = Tokens(config.keys.oidc, Fetcher(live, around.resolver).fetch, around.clock, metrics.keys_failures.add)
-    return keys
-
-
-def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:
-    return Router(
-        policy=routing.policy,
-        ttl_s=routing.ttl_s,
-        memory_bytes=routing.memory_mb << 20,
-        chance=chance,
-    )
+    local.begin_leaving, local.before_page = core.running.begin_leaving, core.set_gauges
+    return local
 
 
 async def serve(

@@ -105,8 +105,9 @@ def _config_of(options: argparse.Namespace) -> Loaded:
 
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: Source[Config]) -> None:
-    from gateway.app import Surroundings, compose, serve
+    from gateway.app import compose, serve
     from gateway.cluster.side_sockets import side_sockets
+    from gateway.core import Surroundings
     from gateway.features.sharing.single_process import single_process
     from gateway.features.snapshots.keeper import file_of
     from gateway.features.workers.supervisor import Supervisor

@@ -12,11 +12,12 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
-from gateway.app import Surroundings, compose, serve
+from gateway.app import compose, serve
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import decode_config
 from gateway.cluster.process import relax_garbage_collection, run
 from gateway.cluster.side_sockets import SideSockets
+from gateway.core import Surroundings
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.messages import COUNTERS, Heartbeat, Publish, Welcome, from_hub
 from gateway.features.workers.peers import Peers, connect, part_of

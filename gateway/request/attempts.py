@@ -30,7 +30,6 @@ from typing import Final, Protocol
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
 from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.features.fallback_pools.chain import next_pool
 from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.features.translation.adaptation.collecting import collected
 from gateway.features.translation.answers import TranslatedAnswers
@@ -39,6 +38,7 @@ from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
+from gateway.request.extensions import Extensions
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
@@ -66,19 +66,20 @@ class Attempts:
         fleet: Fleet,
         upstream: UpstreamClient,
         parsing: Parsing,
+        extensions: Extensions,
         metrics: Metrics,
         clock: Callable[[], float],
         chance: random.Random,
-        lone: LoneFailures | None = None,
     ) -> None:
         self._fleet = fleet
         self._upstream = upstream
         self._parsing = parsing
+        self._extensions = extensions
         self._metrics = metrics
         self._clock = clock
         self._chance = chance
         self.budget = RetryBudget()
-        self.lone = lone or LoneFailures()
+        self.lone = LoneFailures()
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
         """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
@@ -138,7 +139,8 @@ class Attempts:
         another pool gets the request, and the client the refusal only if that fails too.
         """
         attempts = exchange.attempts
-        if exchange.target.fallback is not None and self._goes_elsewhere(exchange, call, verdicts, refusal):
+        fallback = self._extensions.elsewhere is not None and exchange.target.fallback is not None
+        if fallback and self._goes_elsewhere(exchange, call, verdicts, refusal):
             attempts.refusal = refusal
             return None
         if refusal:
@@ -188,12 +190,12 @@ class Attempts:
                 return None  # it does not take such a request, nor will the others
         return None
 
-    def stays(self, exchange: Exchange | None, error: GatewayError) -> tuple[Exchange, ReplicaAnswer]:
+    def stays(self, exchange: Exchange, error: GatewayError) -> ReplicaAnswer:
         """No other pool gets the request, although one may have been found: the refusal that its client gets then.
 
         Raises the error, anew, if there is none.
         """
-        if exchange is None or exchange.attempts.elsewhere is None:
+        if exchange.attempts.elsewhere is None:
             raise error.again()  # the caller keeps this one in its frame: a cycle
         attempts = exchange.attempts
         self.not_elsewhere(exchange)
@@ -201,7 +203,7 @@ class Attempts:
         if answer is None:
             raise error.again()
         attempts.error = _summary(answer)
-        return exchange, answer
+        return answer
 
     def not_elsewhere(self, exchange: Exchange) -> None:
         """The pool that was found for the request does not get it. Idempotent."""
@@ -229,7 +231,7 @@ class Attempts:
         attempts.trial = None
         attempts.note_end(failure.reason, failure.message, self._clock())
         if not failure.blameless:
-            self._metrics.broken_responses.add((exchange.label, replica))
+            self._metrics.broken_responses.add((exchange.record.subject.label, replica))
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
@@ -298,7 +300,8 @@ class Attempts:
             return False
         if refusal and refusal.status == LOOP_DETECTED:  # that is about its way
             return False
-        further, reason = next_pool(self._fleet, exchange.target, exchange.passed, self._clock()), attempts.failed[-1]["reason"]
+        elsewhere, reason = self._extensions.elsewhere, attempts.failed[-1]["reason"]
+        further = elsewhere.find(exchange) if elsewhere is not None else None
         if attempts.sent > MAX_REACHED and reason == "reset":  # it may be a prompt that kills engines: one more pool is enough
             return False
         if further is None or verdicts.unpaid or not self._may_retry(reason):
@@ -326,7 +329,8 @@ class Attempts:
         """
         state = exchange.target.replicas[candidate.replica]
         trial = state.breaker.begin(self._clock())
-        call = exchange.traced(call, state, trial.begun)
+        if exchange.notes is not None:
+            call = exchange.notes.calls(call, state, trial.begun)
         try:
             if exchange.dialect.translatable:
                 exchange.attempts.asked = True

@@ -16,8 +16,7 @@ from xxhash import xxh3_64_intdigest
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
 from gateway.dialects.usage import Usage
-from gateway.features.histories.recent import Lane
-from gateway.features.keys.grant import Grant
+from gateway.request.rights import Rights
 from gateway.upstream.client import Source
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
@@ -50,13 +49,13 @@ class Caller:
 
     tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
     headers name none. session: the conversation, "" where no header names one. weak_session: what may be one.
-    grant: where there are keys, that of the caller's, which the tenant is from; None: not looked up, or there is none.
+    grant: what the caller may do, where a feature knows, which the tenant is from; None: not looked up, or all.
     ambiguous: credentials come twice.
     """
 
     __slots__ = ("ambiguous", "grant", "key", "session", "tenant", "weak_session")
 
-    def __init__(self, tenant: str, key: int, session: str, weak_session: str = "", grant: Grant | None = None) -> None:
+    def __init__(self, tenant: str, key: int, session: str, weak_session: str = "", grant: Rights | None = None) -> None:
         self.tenant = tenant
         self.key = key
         self.session = session
@@ -134,14 +133,16 @@ class ClientRequest:
     path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
     lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
     upgrades: it asks for a WebSocket, which the replica may agree to: then the reply's `feed_from` is for both directions.
-    recent: what its connection remembers of the responses before it, None: nothing. any_form: it asks for a stream, and reads a
-    plain answer as well.
+    recent: what its connection remembers of the requests before it, for the feature that has made it; None: nothing.
+    any_form: it asks for a stream, and reads a plain answer as well. opened_by: of a message, the request that has opened its
+    connection.
     """
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
         self.upgrades = False
         self.any_form = False
-        self.recent: Lane | None = None
+        self.opened_by: ClientRequest | None = None
+        self.recent: object | None = None
         self.method = method
         self.path = path
         self.target = target

@@ -22,12 +22,12 @@ from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.dialect import StreamReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
-from gateway.features.tracing.trace import DELIVER
 from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.features.translation.adaptation.collecting import PLAIN
 from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.notes import DELIVER
 from gateway.request.resumption import Kept, Resumption, pump
 from gateway.request.running import Running
 from gateway.upstream.client import ReplicaAnswer
@@ -68,15 +68,15 @@ class Delivery:
         headers = downstream_headers(answer.head, answer.address)
         if isinstance(exchange.answers, AdaptedAnswers) and attempts.body and answer.status == 200:
             headers = PLAIN
-        id_ = exchange.id.encode("ascii")
+        id_ = exchange.record.id.encode("ascii")
         headers = b"%bX-Request-Id: %b\r\n%b" % (headers, id_, routed)
         if exchange.dialect.id_header:
             headers += b"%b: %b\r\n" % (exchange.dialect.id_header, id_)
         if self._live.cors_origins:
             headers += answer_lines(self._live.cors_origins, exchange.request.headers.get("Origin"))
         delivered.status = answer.status
-        if attempts.trace is not None:
-            attempts.trace.enter(DELIVER, self._clock())
+        if exchange.notes is not None:
+            exchange.notes.enter(DELIVER, self._clock())
         patience_s = self._live.patience_s
         reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
         delivered.reply = reply
@@ -85,8 +85,8 @@ class Delivery:
         elif attempts.body and attempts.tail is None:
             exchange.require_room()
             body, attempts.body = attempts.body, b""
-            if exchange.turn and answer.status == 200:
-                body = await exchange.turn.kept(body)
+            if exchange.tap and answer.status == 200:
+                body = await exchange.tap.whole(body)
             delivered.usage = attempts.usage
             if answer.status == 200 and (editor := exchange.editor()):
                 body, delivered.usage = editor.whole(body, delivered.usage)
@@ -204,7 +204,7 @@ class Delivery:
             reply.end()  # the client has the engine's own error event
             return
         if events and not (reader and reader.within_event):
-            seen = error if self._audience.is_operator(exchange.request) else error.redacted(exchange.id)
+            seen = error if self._audience.is_operator(exchange.request) else error.redacted(exchange.record.id)
             event = exchange.dialect.error_event(seen, reader)
         if event is None:
             reply.cut()
@@ -214,8 +214,8 @@ class Delivery:
 
 def _told(exchange: Exchange, reader: StreamReader) -> StreamReader:
     """What the client is told beside the engine's answer."""
-    if exchange.turn:
-        reader = exchange.turn.reader(reader)
+    if exchange.tap:
+        reader = exchange.tap.reader(reader)
     editor = exchange.editor()
     return editor.reader(reader) if editor else reader
 

@@ -1,9 +1,10 @@
-"""A request on its way to replicas: what its phases are given, and what each of them has found.
+"""A request from its first moment to its end: what each phase has found, for those after it.
 
-`Exchange` is what was known when a replica was chosen; further attempts renew its `target` and move its `booking`, and the body
-in `api` is dropped when there will be none. `AttemptLog` is written by `attempts.py` and, for broken streams, by
+`Exchange` begins with the request and its record. identify sets `caller`, parse `api`, admit `target` and `permit`, choose
+`booking`; further attempts renew the target and move the booking, another pool begins with a booking of its own, and the body
+in `api` is dropped when there will be no further attempt. `AttemptLog` is written by `attempts.py` and, for broken streams, by
 `resumption.py`, which makes further attempts; `delivery.py` takes the answer's body out of it. `Delivered` is written by
-`delivery.py` and `resumption.py`. The lifecycle reads both at the end.
+`delivery.py` and `resumption.py`. The end of the request reads both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 from gateway.accounting.consumed import Consumed, Prediction, consumed
 from gateway.accounting.meter import Bill
 from gateway.admission.memory import LARGE_BODY
+from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader
 from gateway.dialects.json_edits import apply
@@ -20,9 +22,6 @@ from gateway.dialects.openai.request import CHAT
 from gateway.dialects.salts import is_object, salted
 from gateway.dialects.usage import Usage
 from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNREACHABLE, GatewayError, ReplicaFailure, over_budget
-from gateway.features.histories.histories import Turn
-from gateway.features.tracing.context import with_parent
-from gateway.features.tracing.trace import Trace
 from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.features.translation.adaptation.request import adapted
 from gateway.features.translation.answers import TranslatedAnswers
@@ -30,12 +29,14 @@ from gateway.features.translation.translation import CHAT_PATH
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
-from gateway.request.client import ClientReply, ClientRequest
+from gateway.request.client import Caller, ClientReply, ClientRequest
+from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
 from gateway.upstream.client import Call, ReplicaAnswer
 from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
+from router.native import mypyc_attr
 
 _OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that no engine has put in words
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
@@ -51,7 +52,7 @@ class AttemptLog:
     large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only. elsewhere: another
     pool, which gets the request if this one has failed; refusal: the last replica's answer, open until that pool has it.
     Attempts in pools before are among those that failed, and were sent. unfit: what an engine cannot do that the request wants.
-    trace: where attempts are noted, None if the request is not traced.
+    notes: where attempts are noted, None: nowhere.
     """
 
     __slots__ = (
@@ -61,21 +62,21 @@ class AttemptLog:
         "elsewhere",
         "error",
         "failed",
+        "notes",
         "object",
         "refusal",
         "resumptions",
         "sent",
         "tail",
-        "trace",
         "trial",
         "unfit",
         "usage",
     )
 
-    def __init__(self, failed: tuple[dict[str, str], ...], sent: int, trace: Trace | None = None) -> None:
-        self.failed = failed  # a tuple, for nearly always it stays empty
-        self.sent = sent
-        self.trace = trace
+    def __init__(self) -> None:
+        self.failed: tuple[dict[str, str], ...] = ()  # a tuple, for nearly always it stays empty
+        self.sent = 0
+        self.notes: Notes | None = None
         self.asked = False
         self.elsewhere: Target | None = None
         self.refusal: ReplicaAnswer | None = None
@@ -95,9 +96,9 @@ class AttemptLog:
         self.note_end(reason, error, now)
 
     def note_end(self, reason: str, error: str, now: float) -> None:
-        """The current attempt has failed, if it is traced: the engine's own words, which may quote a prompt, are left out."""
-        if self.trace is not None:
-            self.trace.failed(reason, error if reason in _OUR_WORDS else "", now)
+        """The current attempt has failed, if it is noted: the engine's own words, which may quote a prompt, are left out."""
+        if self.notes is not None:
+            self.notes.failed(reason, error if reason in _OUR_WORDS else "", now)
 
     def drop_refusal(self) -> None:
         """Nobody gets it. Idempotent."""
@@ -145,14 +146,33 @@ class Delivered:
         self.bill: Bill | None = None
 
 
-class Exchange:
-    """A request that is to be forwarded.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AnswerTap:
+    """A part of the gateway that a good answer passes on its way to the client."""
 
-    id, begun: of the request. salt: the tenant's, for engines, where tenants are isolated; else empty. target: where it may go,
-    renewed when replicas come and go. label: the model's, for metrics. booking: its way through the router. translated: the
-    request in chat, once a replica needed that. turn: its part in a history that the gateway keeps. answers: what reads the
-    answer of the replica in charge, `dialect` or `translated`. passed: the pools that could not serve the request. edited: what
-    edits that answer, if anything does.
+    __slots__ = ()
+
+    def reader(self, inner: StreamReader) -> StreamReader:
+        """Reads a stream. If it holds the stream's end back (`StreamReader.holds`), `ended` is to follow."""
+        raise NotImplementedError
+
+    async def ended(self, reader: StreamReader) -> bytes:
+        """The end of a stream that its reader has held back."""
+        raise NotImplementedError
+
+    async def whole(self, body: bytes) -> bytes:
+        """What the client gets for a plain answer."""
+        raise NotImplementedError
+
+
+class Exchange:
+    """See the top of this file.
+
+    caller, api, target, booking: to be read once their phase is over; parsed, booked: whether it is. permit: the slot in the
+    pool. notes: of a feature that follows the request, None: nobody does. tap: what a good answer passes, None: nothing. salt:
+    the tenant's, for engines, where tenants are isolated; else empty. translated: the request in chat, once a replica needed
+    that. answers: what reads the answer of the replica in charge, `dialect` or `translated`. edited: what edits that answer, if
+    anything does.
     """
 
     __slots__ = (
@@ -160,52 +180,63 @@ class Exchange:
         "answers",
         "api",
         "attempts",
-        "begun",
+        "booked",
         "booking",
+        "caller",
         "delivered",
         "dialect",
         "edited",
-        "id",
-        "label",
-        "passed",
+        "notes",
+        "parsed",
+        "permit",
+        "record",
         "request",
         "salt",
+        "tap",
         "target",
         "translated",
-        "turn",
     )
 
-    def __init__(
-        self,
-        request: ClientRequest,
-        dialect: Dialect,
-        api: ApiRequest,
-        target: Target,
-        booking: Booking,
-        record: SettledRequest,
-    ) -> None:
+    api: ApiRequest
+    booking: Booking
+    caller: Caller
+    target: Target
+
+    def __init__(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> None:
         self.request = request
         self.dialect = dialect
-        self.api = api
-        self.target = target
-        self.booking = booking
-        self.id = record.id
-        self.begun = record.begun
-        self.label = target.label
+        self.record = record
+        self.permit: Permit | None = None
+        self.notes: Notes | None = None
+        self.tap: AnswerTap | None = None
+        self.parsed = self.booked = False
         self.salt = b""
-        self.attempts = AttemptLog(record.failed_attempts, record.sent, record.trace)
-        self.passed = (*record.passed, *record.barred)
+        self.attempts = AttemptLog()
         self.delivered = Delivered()
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None
-        self.turn: Turn | None = None
         self.edited: AnswerEditor | None = None
         self._copied = False  # a changed copy of the body is charged
+
+    def book(self, booking: Booking) -> None:
+        """A replica is chosen. Of attempts in a pool before this one their number and their failures stay."""
+        if self.booked:
+            before, self.attempts = self.attempts, AttemptLog()
+            before.drop_refusal()
+            self.attempts.failed, self.attempts.sent, self.attempts.asked = before.failed, before.sent, before.asked
+        self.attempts.notes = self.notes
+        self.booking = self.record.booking = booking
+        self.booked = True
+
+    def leave_queue(self) -> None:
+        """Release the slot in the pool. Idempotent."""
+        if self.permit is not None:
+            self.permit.release()
 
     def call(self, body: bytes) -> Call:
         """The request as it goes to any replica, with this body."""
         request = self.request
-        headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.id.encode("ascii"))
+        headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.record.id.encode("ascii"))
         via = request.headers.get(VIA_HEADER)
         call = Call(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
         call.upgrades = request.upgrades
@@ -217,14 +248,6 @@ class Exchange:
         if self.request.method == "POST":
             return api.repeatable and not self.dialect.may_store(api, self.request.path)
         return self.request.method in _IDEMPOTENT
-
-    def traced(self, call: Call, replica: ReplicaState, now: float) -> Call:
-        """The call of one attempt: of a traced request with its traceparent, so that what the replica traces is below it."""
-        trace = self.attempts.trace
-        if trace is None:
-            return call
-        parent = trace.attempt(replica.name, replica.url, replica.engine.name, now)
-        return call.with_headers(with_parent(call.headers, parent, keeps_state=bool(trace.parent_id)))
 
     def call_to(self, replica: ReplicaState, call: Call) -> Call:
         """The call as it goes to this replica: without the client's billing line, if its pool wants that, with a token to
@@ -261,7 +284,7 @@ class Exchange:
         except GatewayError as error:
             self.attempts.unfit = error.again()
             raise ReplicaFailure(UNFIT, error.message, reached=0, blameless=True) from None
-        self.answers = AdaptedAnswers(chat, inner, self.id)
+        self.answers = AdaptedAnswers(chat, inner, self.record.id)
         call = Call("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
         self._charge_copy(body)
         chat.body, call.adapted = b"", True
@@ -271,7 +294,7 @@ class Exchange:
         """The call as it goes to a replica that speaks chat only. Raises GatewayError if there is no room for a large body."""
         if self.translated is None:
             self.translated = translated
-            translated.seed = self.id
+            translated.seed = self.record.id
             if len(translated.request.body) >= LARGE_BODY:
                 self.charge(len(translated.request.body))
         self.answers = translated
@@ -360,4 +383,4 @@ class Exchange:
             raise over_budget(0, lease.account.largest)
 
     def __repr__(self) -> str:
-        return f"<Exchange {self.id}, {self.booking!r}>"
+        return f"<Exchange {self.record.id}, {self.booking if self.booked else None!r}>"

@@ -5,23 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from gateway.accounting.consumed import Consumed
 from gateway.accounting.meter import Bill
-from gateway.dialects.prompt.segments import Outline
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
 from gateway.errors import CLIENT_LEFT
-from gateway.features.keys.grant import NO_TENANT
-from gateway.features.keys.limits.limiter import Reservation
-from gateway.features.savings.counterfactual import Placed
-from gateway.features.tracing.trace import Trace
 from router import Booking
 
 UNKNOWN: Final = "unknown"
+NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 # An id has to differ from all others, not to be a secret.
 _BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
 _numbers = itertools.count(1)
@@ -48,94 +43,105 @@ def tenant_label(tenant: str) -> str:
     return _UNSAFE.sub("?", tenant)[:64] if tenant else NO_TENANT
 
 
-class SettledRequest:
-    """One request. Times are readings of the gateway's clock, in seconds; None: it did not come to that.
+class Sender:
+    """Who has sent a request. tenant: bounded text. key: the id of the client's API key, "" without one. client: the address of
+    one that was refused for its key, of IPv6 the network.
+    """
 
-    answered: the status of the replica's answer that the client got, 0: it got none; status: what the client got in the end.
-    label: the model's bounded name for metrics. tenant: bounded text. booking: its way through the router, None if no replica
-    was chosen; ok: the replica answered as it should. metered: a generation; countable: the engine's count of prompt tokens is
-    about this one prompt. complete: the answer was good and went out whole. resumed: how often another replica went on with the
-    answer. failed_attempts: replica, reason and error of each. usage: as the engine reported it; consumed: what is counted,
-    with estimates for what it did not. bill: made before a plain answer went out, else by an observer; breakpoint: by an
-    observer.
-    translated: the replica was asked in chat.
-    passed: the pools that could not serve it; then pool: the one that it went to in the end, and sent: times that it may have
-    reached replicas of those before.
-    placed: where other policies would have sent it, None: nobody asks.
-    barred: pools that its key may not use, where it has a list of them: no fallback leads there.
-    stays: it could not be given the name that another pool has for its model.
-    asked: some replica was, or was to be reached at least.
-    alias: the name that the client has used for the model, "" if that was the model's own.
-    cancelled: its client has asked for its end, so that it has none of its own is no error.
-    client: the address of one that was refused for its key, of IPv6 the network.
-    code: of the error that is its answer, "" without one. queued_s: seconds in queues of pools. trace: None: it is not traced.
-    unread: a session (101) may have used tokens that its `usage` lacks.
-    key: the id of the client's API key, "" without one. reservation: of what its limits allow, None: there are none.
-    outline, salt: of the prompt, where somebody wants them.
-    live: the number of its row for watchers, 0: none yet, -1: it gets none; live_since: when it got it, in Unix seconds.
-    endpoint: the path's bounded name. generates: a model computes the answer, whether its usage is read (metered) or not.
+    tenant = NO_TENANT
+    key = ""
+    client = ""
+
+
+class Subject:
+    """What a request asks for. endpoint: the path's bounded name. label: the model's, for metrics. alias: the name that the
+    client has used for the model, "" if that was the model's own. metered: a generation; countable: the engine's count of
+    prompt tokens is about this one prompt. generates: a model computes the answer, whether its usage is read (metered) or not.
     """
 
     alias = ""
-    answered = 0
-    asked = False
-    available_cached_tokens = 0
-    barred: tuple[str, ...] = ()
-    bill: Bill | None = None
-    booking: Booking | None = None
-    breakpoint = ""
-    cancelled = False
-    client = ""
-    code = ""
-    complete = False
-    consumed: Consumed | None = None
     countable = False
-    ended = 0.0
     endpoint = OTHER_ENDPOINT
-    error = ""
-    estimated_prompt_tokens = 0
-    failed_attempts: tuple[dict[str, str], ...] = ()
-    first_byte: float | None = None
     generates = False
-    key = ""
     label = UNKNOWN
-    last_byte: float | None = None
-    live = 0
-    live_since = 0.0
     metered = False
     model = ""
-    ok = False
-    outline: Outline = ()
+    stream = False
+
+
+class Placement:
+    """Where a request was sent. failed_attempts: replica, reason and error of each. passed: the pools that could not serve it;
+    then pool: the one that it went to in the end. asked: some replica was, or was to be reached at least. queued_s: seconds in
+    queues of pools.
+    """
+
+    asked = False
+    available_cached_tokens = 0
+    estimated_prompt_tokens = 0
+    failed_attempts: tuple[dict[str, str], ...] = ()
     passed: tuple[str, ...] = ()
-    placed: Placed | None = None
     pool = ""
     predicted_cached_tokens = 0
     queued_s = 0.0
     reason = ""
     replica = ""
-    reservation: Reservation | None = None
+
+
+class AnswerRecord:
+    """How a request was answered. answered: the status of the replica's answer that the client got, 0: it got none. ok: the
+    replica answered as it should. complete: the answer was good and went out whole. resumed: how often another replica went on
+    with it. translated: the replica was asked in chat. unread: a session (101) may have used tokens that its usage lacks.
+    """
+
+    answered = 0
+    complete = False
+    first_byte: float | None = None
+    last_byte: float | None = None
+    ok = False
     resumed = 0
-    salt = ""
-    sent = 0
-    status = 500
-    stays = False
-    stream = False
-    tenant = NO_TENANT
-    trace: Trace | None = None
     translated = False
     unread = False
+
+
+class UsageRecord:
+    """What a request has used. usage: as the engine reported it; consumed: what is counted, with estimates for what it did not.
+    bill: made before a plain answer went out, else by an observer.
+    """
+
+    bill: Bill | None = None
+    consumed: Consumed | None = None
     usage: Usage | None = None
+
+
+class SettledRequest:
+    """One request. Times are readings of the gateway's clock, in seconds; None: it did not come to that.
+
+    status: what the client got in the end. code: of the error that is its answer, "" without one. booking: its way through the
+    router, None if no replica was chosen. breakpoint: by an observer. cancelled: its client has asked for its end, so that it
+    has none of its own is no error. slots: what features keep of it (`slots.py`), None: nothing. fields: further ones of its
+    line in the log, by features.
+    """
+
+    booking: Booking | None = None
+    breakpoint = ""
+    cancelled = False
+    code = ""
+    ended = 0.0
+    error = ""
+    fields: dict[str, Any] | None = None
+    slots: dict[Any, Any] | None = None
+    status = 500
 
     def __init__(self, id_: str, path: str, begun: float) -> None:
         self.id = id_
         self.path = path
-        self.endpoint = endpoint_of(path)
         self.begun = begun
-
-    def enter(self, phase: str, clock: Callable[[], float]) -> None:
-        """A phase begins, which is noted if the request is traced."""
-        if self.trace is not None:
-            self.trace.enter(phase, clock())
+        self.sender = Sender()
+        self.subject = Subject()
+        self.placement = Placement()
+        self.answer = AnswerRecord()
+        self.spent = UsageRecord()
+        self.subject.endpoint = endpoint_of(path)
 
     def __repr__(self) -> str:
         return f"<SettledRequest {self.id}, {self.status}>"

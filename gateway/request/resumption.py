@@ -24,7 +24,6 @@ from typing import Final
 from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
 from gateway.dialects.dialect import Continuation, PartialAnswer, StreamReader, ended_without_done
-from gateway.dialects.responses.kept import KeptReader
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.parser.parsing import Parsing
 from gateway.request.attempts import Attempts
@@ -155,9 +154,8 @@ def _begin(answer: ReplicaAnswer, reader: StreamReader, reply: ClientReply, head
 
 async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:
     """Keep the answer; returns the end of the stream that was held back for that."""
-    assert exchange.turn
-    assert isinstance(reader, KeptReader)
-    return await exchange.turn.ended(reader)
+    assert exchange.tap
+    return await exchange.tap.ended(reader)
 
 
 def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:
@@ -238,7 +236,7 @@ class Resumption:
         error = self._note(exchange, failure)
         tried = len(attempts.failed)
         total_s = self._live.config.timeouts.total_s
-        left_s = total_s - (self._clock() - exchange.begun) if total_s else None
+        left_s = total_s - (self._clock() - exchange.record.begun) if total_s else None
         error_for_client: GatewayError | None
         try:
             async with asyncio.timeout(left_s):
@@ -252,7 +250,7 @@ class Resumption:
             error_for_client = ours.with_traceback(None)  # that refers to this frame
         attempted = attempts.resumptions or len(attempts.failed) > tried
         result = "good" if error_for_client is None else "failed" if attempted else "impossible"
-        self._metrics.resumed.add((exchange.label, result))
+        self._metrics.resumed.add((exchange.record.subject.label, result))
         return error_for_client
 
     async def _continue(self, exchange: Exchange, reply: ClientReply, kept: Kept, error: GatewayError) -> GatewayError | None:

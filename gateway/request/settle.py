@@ -61,10 +61,10 @@ class RouterOutcome:
         booking = request.booking
         if booking is None:
             return
-        usage = request.usage if request.countable else None
-        outcome = Outcome(request.ok, usage.prompt if usage else None, usage.cached if usage else None)
+        usage = request.spent.usage if request.subject.countable else None
+        outcome = Outcome(request.answer.ok, usage.prompt if usage else None, usage.cached if usage else None)
         if booking.close(outcome, request.ended):
-            self._fleet.zero_hits(request.replica)
+            self._fleet.zero_hits(request.placement.replica)
 
 
 class CacheReports:
@@ -74,8 +74,9 @@ class CacheReports:
         self._fleet = fleet
 
     def __call__(self, request: SettledRequest) -> None:
-        if request.metered and request.answered == 200 and request.usage:
-            self._fleet.metered(request.replica, request.predicted_cached_tokens, request.usage.cached)
+        placement, answer, usage = request.placement, request.answer, request.spent.usage
+        if request.subject.metered and answer.answered == 200 and usage:
+            self._fleet.metered(placement.replica, placement.predicted_cached_tokens, usage.cached)
 
 
 class Metering:
@@ -86,21 +87,22 @@ class Metering:
         self._metrics = metrics
 
     def __call__(self, request: SettledRequest) -> None:
-        booking, label, usage = request.booking, request.label, request.usage
+        booking, subject, placement = request.booking, request.subject, request.placement
+        answer, spent, label, usage = request.answer, request.spent, request.subject.label, request.spent.usage
         if booking is None:
             return
-        if used := request.consumed:
-            bill = request.bill or self._meter.bill(request.model, used)
-            request.bill = bill
-            self._meter.count(used, bill, model=label, replica=request.replica, tenant=request.tenant)
-        if request.unread:
-            self._metrics.unmetered.add((label, request.endpoint))
-        if not request.generates or request.answered != 200:
+        if used := spent.consumed:
+            bill = spent.bill or self._meter.bill(subject.model, used)
+            spent.bill = bill
+            self._meter.count(used, bill, model=label, replica=placement.replica, tenant=request.sender.tenant)
+        if answer.unread:
+            self._metrics.unmetered.add((label, subject.endpoint))
+        if not subject.generates or answer.answered != 200:
             return
-        if request.complete and not usage:
-            self._metrics.unmetered.add((label, request.endpoint))
-        if request.metered:
-            self._metrics.predicted_cached.add((label, request.replica), request.predicted_cached_tokens)
+        if answer.complete and not usage:
+            self._metrics.unmetered.add((label, subject.endpoint))
+        if subject.metered:
+            self._metrics.predicted_cached.add((label, placement.replica), placement.predicted_cached_tokens)
             self._metrics.available_cached.add((label,), booking.decision.available_tokens)
 
 
@@ -114,9 +116,9 @@ class Breakpoints:
         booking = request.booking
         if booking is None or not booking.prompt.breakpoints:
             return
-        decision, usage = booking.decision, request.usage
+        decision, usage = booking.decision, request.spent.usage
         found = decision.promise or NEW
-        if found == HELD and not request.ok:
+        if found == HELD and not request.answer.ok:
             found = "failed"
         elif found == HELD and (usage is None or usage.cached is None):
             found = "unreported"
@@ -124,7 +126,7 @@ class Breakpoints:
             promised = min(decision.promised_tokens, decision.promised_tokens / max(1, decision.prompt_tokens) * usage.prompt)
             found = "kept" if usage.cached >= promised * _KEPT_SHARE - _KEPT_SLACK else "missed"
         request.breakpoint = found
-        self._metrics.breakpoints.add((request.label, found))
+        self._metrics.breakpoints.add((request.subject.label, found))
 
 
 class RequestMetrics:
@@ -134,11 +136,12 @@ class RequestMetrics:
         self._metrics = metrics
 
     def __call__(self, request: SettledRequest) -> None:
-        metrics, label, endpoint, first = self._metrics, request.label, request.endpoint, request.first_byte
+        metrics, subject, answer, usage = self._metrics, request.subject, request.answer, request.spent.usage
+        label, endpoint, first = subject.label, subject.endpoint, answer.first_byte
         metrics.requests.add((label, endpoint, code_label(request.status)))
         metrics.request_seconds.observe((label, endpoint), request.ended - request.begun)
         if first is not None:
-            cache = "hit" if request.predicted_cached_tokens else "miss"
+            cache = "hit" if request.placement.predicted_cached_tokens else "miss"
             metrics.ttft_seconds.observe((label, endpoint, cache), first - request.begun)
-            if request.usage and request.usage.completion > 1 and request.last_byte is not None:
-                metrics.inter_token_seconds.observe((label,), (request.last_byte - first) / (request.usage.completion - 1))
+            if usage and usage.completion > 1 and answer.last_byte is not None:
+                metrics.inter_token_seconds.observe((label,), (answer.last_byte - first) / (usage.completion - 1))

@@ -21,8 +21,6 @@ from typing import Final
 from gateway.config.addresses import is_loopback
 from gateway.config.live import Live
 from gateway.errors import GatewayError
-from gateway.features.websocket.message_request import MessageRequest
-from gateway.features.websocket.tunnel import UpgradeRequest
 from gateway.request.client import ClientRequest
 from gateway.server.http.request import HttpRequest
 
@@ -96,10 +94,7 @@ class Access:
 
 def is_direct(request: ClientRequest) -> bool:
     """Whether a request comes from this machine and is addressed to it, without a proxy or a foreign web page."""
-    if isinstance(request, MessageRequest):
-        request = request.opening.request
-    elif isinstance(request, UpgradeRequest):
-        request = request.opening
+    request = request.opened_by or request
     if not isinstance(request, HttpRequest) or not request.connection.local:
         return False
     head = request.head

@@ -9,12 +9,11 @@ from typing import Final, Protocol
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.cors import ALLOW_ORIGIN
 from gateway.admission.memory import Budget
+from gateway.cluster.commands import ControlPlane, LocalControl
 from gateway.cluster.process import connection_limit
 from gateway.config.live import Live
 from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, too_many_connections
-from gateway.features.live_page.pages import Pages
-from gateway.features.websocket.websockets import WebSockets
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
@@ -37,22 +36,33 @@ _SIDE_PAGES: Final[Mapping[str, str]] = {
 }
 
 
-class Endpoints(Protocol):
-    """Operator endpoints of a feature."""
+Pages = Callable[[], list[Route]]
+Endpoints = Callable[[Operator, LocalControl, ControlPlane], list[Route]]
 
-    def routes(self) -> list[Route]:
-        """Each handler calls `Operator.allow` first."""
+
+class Sockets(Protocol):
+    """Serves WebSockets of clients."""
+
+    def wanted(self, request: HttpRequest) -> bool:
+        """Whether `serve` is for this request."""
+
+    async def serve(self, request: HttpRequest) -> ClientReply:
+        """Until the connection has ended, or the answer is another one. Raises ConnectionError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The parts behind the endpoints. features: their endpoints for operators. memory, connections: limits on clients."""
+    """The parts behind the endpoints. endpoints: for operators, by features; pages: of the admin listener alone. sockets: makes
+    what serves WebSockets, None: nothing does. memory, connections: limits on clients.
+    """
 
     live: Live
     lifecycle: Lifecycle
     models: Models
     operator: Operator
-    features: Sequence[Endpoints]
+    endpoints: list[Route]
+    pages: list[Pages]
+    sockets: Callable[[], Sockets] | None
     status: Status
     running: Running
     memory: Budget
@@ -81,7 +91,7 @@ def clients_runner(served: Served) -> ClientServer:
 def side_runner(served: Served, name: str) -> ClientServer:
     """The server on the listener for operators (ADMIN) or for Prometheus ("metrics")."""
     operators = _operator_routes(served) if name == ADMIN else []
-    pages = Pages().routes() if name == ADMIN else []
+    pages = [route for page in served.pages for route in page()] if name == ADMIN else []
     routes = [*served.status.routes(for_all=name != ADMIN), *operators, *pages]
 
     def refusal() -> GatewayError:
@@ -113,8 +123,7 @@ def _server(
 
 
 def _operator_routes(served: Served) -> list[Route]:
-    parts: Sequence[Endpoints] = (served.operator, *served.features)
-    return [route for part in parts for route in part.routes()]
+    return [*served.operator.routes(), *served.endpoints]
 
 
 def _routes(served: Served, routes: Sequence[Route], serves: str, operators: Sequence[Route]) -> Routes:
@@ -148,9 +157,9 @@ class _Forwarding:
     def __init__(self, served: Served) -> None:
         self._live = served.live
         self._lifecycle = served.lifecycle
-        self._sockets = WebSockets(served.lifecycle)
+        self._sockets = served.sockets() if served.sockets is not None else None
 
     async def serve(self, request: HttpRequest) -> Response | ClientReply:
-        if self._sockets.wanted(request):
+        if self._sockets is not None and self._sockets.wanted(request):
             return await self._sockets.serve(request)
         return cors.preflight(request, self._live) or await self._lifecycle.serve(request)

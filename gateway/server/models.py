@@ -12,10 +12,10 @@ from gateway.dialects.anthropic import errors
 from gateway.dialects.api_request import MAX_MODEL_CHARS
 from gateway.dialects.models.listing import Listing, alias_entry, anthropic_entry
 from gateway.errors import GatewayError
-from gateway.features.keys.callers import Callers
-from gateway.features.keys.grant import Grant
 from gateway.fleet.catalog import Catalog
 from gateway.fleet.directory import Fleet
+from gateway.request.callers import Callers
+from gateway.request.rights import Rights
 from gateway.server.http.request import HttpRequest
 from gateway.server.routing import Response, Route, error_response, get
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
@@ -47,7 +47,7 @@ class Models:
             known = self._listed = catalog, aliases, Listing(catalog.entries, aliases)
         return known[2]
 
-    def _listing_of(self, grant: Grant | None) -> Listing:
+    def _listing_of(self, grant: Rights | None) -> Listing:
         """What a key may use. O(1) for the lists of keys that were asked for last, until what is listed changes."""
         whole = self.listing
         if grant is None or not (grant.models or grant.pools):
@@ -61,7 +61,7 @@ class Models:
                 self._granted.popitem(last=False)
         return known[1]
 
-    def _may(self, grant: Grant, model: str) -> bool:
+    def _may(self, grant: Rights, model: str) -> bool:
         if not grant.allows(model):
             return False
         try:

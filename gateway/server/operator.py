@@ -28,16 +28,16 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import DRY_RUN, Dialects
 from gateway.errors import GatewayError, bad_request, first_names
-from gateway.features.fallback_pools.chain import foreseen
-from gateway.features.fallback_pools.renaming import rename
-from gateway.features.responses.keeping import Keeping
 from gateway.fleet.directory import Target
 from gateway.fleet.membership import CONFIGURATION, KEPT, OPERATORS
 from gateway.fleet.state import ReplicaState
 from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.client import Caller, ClientRequest
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Extensions
 from gateway.request.phases.scopes import prompt_of, scope_of
+from gateway.request.record import SettledRequest
 from gateway.server.access import Access
 from gateway.server.http.request import HttpRequest
 from gateway.server.replica_rows import ReplicaRows
@@ -57,9 +57,9 @@ class Operator:
         parsing: Parsing,
         control: ControlPlane,
         access: Access,
-        kept: Keeping,
+        extensions: Extensions,
     ) -> None:
-        """local: this process; control: all of them. kept: writes out histories."""
+        """local: this process; control: all of them. extensions: what features do to requests."""
         self._live = live
         self._dialects = dialects
         self._fleet = local.fleet
@@ -69,7 +69,7 @@ class Operator:
         self._parsing = parsing
         self._control = control
         self._access = access
-        self._kept = kept
+        self._extensions = extensions
         self._clock = local.clock
 
     def routes(self) -> list[Route]:
@@ -205,12 +205,16 @@ class Operator:
         What it goes on with is written out, as if it were sent.
         """
         self.allow(request)
-        raw, caller = await self._raw_body(request), request.caller()
+        raw = await self._raw_body(request)
         dialect = self._dialects.known(request.query["path"]) if "path" in request.query else DRY_RUN
-        api = await self._parse(dialect, request, raw, caller)
-        if self._kept.concerns(request, dialect, api):
-            api, _ = await self._kept.begin(request, dialect, api, caller)
-        way, target = await self._goes_to(dialect, request, api, caller)
+        exchange = Exchange(request, dialect, SettledRequest("", request.path, self._clock()))
+        exchange.caller = caller = request.caller()
+        exchange.api = await self._parse(dialect, request, raw, caller)
+        for preparer in self._extensions.preparers:
+            if preparer.concerns(exchange):
+                await preparer.prepare(exchange)
+        api = exchange.api
+        way, target = await self._goes_to(exchange)
         target.require()
         number = caller.number(request.lease.account.client)
         prompt = prompt_of(self._live, api, caller, target.label, number)
@@ -241,16 +245,10 @@ class Operator:
             await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)
         return api
 
-    async def _goes_to(self, dialect: Dialect, request: ClientRequest, api: ApiRequest, caller: Caller) -> tuple[str, Target]:
-        """The way to the pool that would take the request, as in `foreseen`, and its place there; the request names that
-        pool's model then. One that cannot be given that name stays in its own pool, as it would if it were sent.
-        """
-        own = self._fleet.target(api.model, api.alias)
-        way, target = foreseen(self._fleet, own, self._clock())
-        if target.model == api.model:
-            return way, target
-        renamed = await rename(self._parsing, dialect, request, api, target.model, scope_of(self._live, caller))
-        return (way, target) if renamed else ("", own)
+    async def _goes_to(self, exchange: Exchange) -> tuple[str, Target]:
+        """The way to the pool that would take the request, and its place there; the request names that pool's model then."""
+        own, elsewhere = self._fleet.target(exchange.api.model, exchange.api.alias), self._extensions.elsewhere
+        return await elsewhere.foreseen(exchange, own) if elsewhere is not None else ("", own)
 
     def _allow_url(self, replica: AddedReplica) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""

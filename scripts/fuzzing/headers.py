@@ -287,7 +287,7 @@ class Watched:
         assert taken.get(b"x-request-id") == [given_id], context
         assert taken.get(b"host") == [self.replica.url.removeprefix("http://").encode()], context
         assert taken.get(b"accept-encoding") == [b"identity"], context
-        assert taken.get(b"x-warmroute-via") == [self.run.gateway.served.lifecycle.loops.id.encode()], context
+        assert taken.get(b"x-warmroute-via") == [self.run.gateway.loops.id.encode()], context
         assert taken.get(b"content-length") == [b"%d" % len(_BODY)], context
         assert taken.body == _BODY, context
         coding = head.values(b"content-encoding")

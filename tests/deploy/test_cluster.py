@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.config.schema import DiscoveryConfig, KubernetesConfig
+from gateway.core import Surroundings
 from gateway.features.discovery.kubernetes.api import Access, Api, CannotGoOn
 from gateway.features.discovery.kubernetes.source import KubernetesSource
 from gateway.fleet.membership import Member

@@ -32,10 +32,20 @@ class Lines:
 
 
 def written() -> set[str]:
-    """The fields that the code can write, whatever the request: the keys in the functions that make the line."""
+    """The fields that the code can write, whatever the request: the keys in the functions that make the line, and those that
+    features add to `SettledRequest.fields`.
+    """
     tree = ast.parse(ACCESS_LOG.read_text("utf-8"))
     keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     keys += [node.slice for node in ast.walk(tree) if isinstance(node, ast.Subscript) and _is_line(node.value)]
+    for path in (ROOT / "gateway" / "features").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if (
+                isinstance(node, ast.Assign)
+                and isinstance(node.value, ast.Dict)
+                and ast.unparse(node.targets[0]) == "record.fields"
+            ):
+                keys += node.value.keys
     return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -14,16 +14,21 @@ from typing import ClassVar
 import orjson
 import pytest
 
-from gateway.app import Gateway, Surroundings, compose
+from gateway.app import Gateway, compose
 from gateway.cluster.messages import Drain
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect, StreamReader
 from gateway.dialects.table import DIALECTS, Dialects
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 from gateway.fleet.membership import Member
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Answerer
 from gateway.request.record import SettledRequest
+from gateway.request.slots import Slot
 from gateway.upstream.headers import Address
 from tests.gateway.conftest import LOGGED, eventually
 from tests.support.in_memory import Answer, BytesReply, BytesRequest, MemoryDials, framed, replica
@@ -153,8 +158,9 @@ async def test_a_dialect_is_routed_metered_and_has_its_own_errors() -> None:
     assert [bytes(reply.body) for reply in answers if isinstance(reply, BytesReply)] == [b'{"echo":"hi","tokens":7}'] * 2
     assert isinstance(refused, BytesReply)
     assert (refused.status, bytes(refused.body)) == (400, b'{"oops":"\'say\' is needed."}')
-    assert [request.usage for request in settled] == [Usage(7, 1, 0)] * 2 + [None]
-    assert settled[1].predicted_cached_tokens > settled[0].predicted_cached_tokens == 0, "the second goes to the first's cache"
+    assert [request.spent.usage for request in settled] == [Usage(7, 1, 0)] * 2 + [None]
+    first, second = settled[0].placement, settled[1].placement
+    assert second.predicted_cached_tokens > first.predicted_cached_tokens == 0, "the second goes to the first's cache"
     assert tokens["m", "replica.memory:1", "miss"] == 14
 
 
@@ -171,9 +177,59 @@ async def test_an_observer_gets_each_settled_request_and_its_bug_costs_nobody_el
         await gateway.served.lifecycle.serve(BytesRequest(chat(), CHAT, X_Tenant_Id="acme"))
         await gateway.served.lifecycle.serve(BytesRequest(b"", CHAT))
     first, second = settled
-    assert (first.status, first.ok, first.tenant, first.model, first.usage) == (200, True, "acme", "m", Usage(100, 3, 64))
-    assert (second.status, second.ok, second.replica) == (400, False, "")
+    assert (first.status, first.answer.ok, first.sender.tenant, first.subject.model, first.spent.usage) == (
+        200,
+        True,
+        "acme",
+        "m",
+        Usage(100, 3, 64),
+    )
+    assert (second.status, second.answer.ok, second.placement.replica) == (400, False, "")
     assert first.ended >= first.begun
+
+
+# -- what features add to a request's life
+
+
+async def test_features_act_at_the_places_of_a_request_and_keep_their_state_in_slots() -> None:
+    seen, slot, settled = list[str](), Slot[str]("toy"), list[SettledRequest]()
+
+    def note(place: str) -> Callable[[Exchange], None]:
+        return lambda _exchange: seen.append(place)
+
+    def begun(exchange: Exchange) -> None:
+        seen.append("begun")
+        if exchange.request.headers.get("X-Slot"):
+            slot.set(exchange.record, "kept")
+
+    def entering(exchange: Exchange) -> None:
+        seen.append("entering")
+        if exchange.api.model == "m" and exchange.caller.tenant == "nobody":
+            raise GatewayError(418, "teapot", "Not for nobody.")
+
+    async def own(exchange: Exchange) -> ClientReply | None:
+        seen.append("answer")
+        return gateway.replies.begin(exchange, 203, b"mine", b"") if exchange.caller.tenant == "mine" else None
+
+    async with composed(replica(completion), Surroundings(observers=[settled.append])) as gateway:
+        table = gateway.extensions
+        table.begun.append(begun)
+        table.answerers.append(Answerer(lambda exchange: bool(exchange.caller.tenant), own))
+        table.entering.append(entering)
+        table.chosen.append(lambda _exchange, live, _now: seen.append(f"chosen of {len(live)}"))
+        table.delivered.append(note("delivered"))
+        for tenant, status in (("", 200), ("nobody", 418), ("mine", 203)):
+            headers = {"X_Tenant_Id": tenant, **({} if tenant else {"X_Slot": "yes"})}
+            reply = await gateway.lifecycle.serve(BytesRequest(chat(), CHAT, **headers))
+            assert isinstance(reply, BytesReply)
+            assert reply.status == status, reply.body
+    assert seen == [
+        *("begun", "entering", "chosen of 1", "delivered"),
+        *("begun", "answer", "entering"),
+        *("begun", "answer"),
+    ]
+    assert [slot.get(record) for record in settled] == ["kept", None, None]
+    assert settled[1].slots is None, "a request of which no feature keeps anything has no storage for that"
 
 
 # -- a member source

@@ -7,12 +7,12 @@ By the id of their answer and its owner, so that nobody learns anything about a 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from typing import Final
 
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import Dialect
 from gateway.features.histories.owner import owner
-from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 from router import session_key
 
@@ -23,26 +23,27 @@ _KIND: Final = "diagnosis"  # a number of one never is that of a session
 
 
 class Diagnoses:
-    """See the top of this file. All of it is O(1) but for the comparison."""
+    """See the top of this file. clock: the gateway's. All of it is O(1) but for the comparison."""
 
-    def __init__(self, most: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, clock: Callable[[], float], most: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
+        self._clock = clock
         self._most = most
         self._most_bytes = most_bytes
         self._known = OrderedDict[int, tuple[float, Fingerprint]]()  # until when
         self._bytes = 0
 
-    def begin(self, exchange: Exchange, caller: Caller, now: float) -> None:
+    def chosen(self, exchange: Exchange, _live: Collection[str], now: float) -> None:
         """A request that asks has its replica, and the answer to its question."""
         api = exchange.api
         if api.diagnosis and exchange.diagnoses:
             prompt = _fingerprint(exchange, api.diagnosis)
-            self.diagnose(exchange.dialect, api.diagnosis, owner(exchange.request, caller), prompt, now)
+            self.diagnose(exchange.dialect, api.diagnosis, owner(exchange.request, exchange.caller), prompt, now)
 
-    def delivered(self, exchange: Exchange, caller: Caller, now: float) -> None:
+    def delivered(self, exchange: Exchange) -> None:
         """Its answer went out."""
         asked, edited = exchange.api.diagnosis, exchange.edited
         if asked and edited and edited.id and not exchange.delivered.error:
-            self.remember(edited.id, owner(exchange.request, caller), _fingerprint(exchange, asked), now)
+            self.remember(edited.id, owner(exchange.request, exchange.caller), _fingerprint(exchange, asked), self._clock())
 
     def diagnose(self, dialect: Dialect, asked: Diagnosis, whose: str, prompt: Fingerprint, now: float) -> None:
         """Sets what the client is told."""

@@ -16,12 +16,12 @@ from gateway.telemetry.exposition import SingleFlight
 
 
 class DoctorEndpoints:
-    """The handler; `routes` mounts it."""
+    """The handler; `routes` mounts it. clock: of the gateway."""
 
-    def __init__(self, operator: Operator, live: Live, control: ControlPlane, clock: Callable[[], float]) -> None:
+    def __init__(self, operator: Operator, control: ControlPlane, live: Live, clock: Callable[[], float]) -> None:
         self._operator = operator
-        self._live = live
         self._control = control
+        self._live = live
         self._clock = clock
         self._examiner = Examiner()
         self._examinations = SingleFlight(self._examine)

@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final
+
+from gateway.dialects.prompt.segments import Outline
 from gateway.features.doctor.watch import SeenRequest, Watch
 from gateway.fleet.directory import Fleet
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Extensions
 from gateway.request.record import SettledRequest
+from gateway.request.settle import Observer
+from gateway.request.slots import Slot
+
+_PROMPT: Final = Slot[tuple[Outline, str]]("doctor")  # its outline, its salt
 
 
 class DoctorWatch:
     """Remembers requests for the prefix doctor, while an operator is interested."""
 
-    def __init__(self, fleet: Fleet, watch: Watch) -> None:
+    def __init__(self, fleet: Fleet, watch: Watch, extensions: Extensions, observers: list[Observer]) -> None:
+        """extensions, observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
         self._fleet = fleet
         self._watch = watch
+        self._extensions = extensions
+        self._observers = observers
+        watch.begins, watch.ends = self._begin, self._end
+
+    def _begin(self) -> None:
+        self._extensions.chosen.append(self._chosen)
+        self._observers.append(self)
+
+    def _end(self) -> None:
+        self._extensions.chosen.remove(self._chosen)
+        self._observers.remove(self)
+
+    def _chosen(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
+        """Keep of the request what its record lacks."""
+        _PROMPT.set(exchange.record, (exchange.api.outline, exchange.api.salt))
 
     def __call__(self, request: SettledRequest) -> None:
-        booking = request.booking
-        if not self._watch.on or booking is None or not request.metered or request.answered != 200:
+        booking, prompted = request.booking, _PROMPT.get(request)
+        if booking is None or prompted is None or not request.subject.metered or request.answer.answered != 200:
             return
-        prompt, decision, usage = booking.prompt, booking.decision, request.usage
-        counted = usage if request.countable else None
+        prompt, decision, usage = booking.prompt, booking.decision, request.spent.usage
+        counted = usage if request.subject.countable else None
+        outline, salt = prompted
         self._watch.saw(
             SeenRequest(
                 time=request.begun,
-                model=request.model,
-                salt=request.salt,
-                tenant=request.tenant,
+                model=request.subject.model,
+                salt=salt,
+                tenant=request.sender.tenant,
                 session=prompt.session,
                 keys=prompt.keys,
                 units=prompt.units,
                 block=prompt.block_units,
                 exact=not prompt.scale,
-                outline=request.outline,
-                replica=request.replica,
+                outline=outline,
+                replica=request.placement.replica,
                 prompt_tokens=counted.prompt if counted else None,
                 cached_tokens=counted.cached if counted else None,
                 available_tokens=decision.available_tokens,
                 reason=decision.reason,
                 ups=tuple([state.name for state in self._fleet.replicas if state.live]),
-                first_byte=request.first_byte,
+                first_byte=request.answer.first_byte,
             )
         )

@@ -13,7 +13,7 @@ Bounds: MAX_RECORDS, MAX_BYTES, of the last ones. Synchronous; time is an argume
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -68,7 +68,8 @@ class RecordsError(ValueError):
 
 
 class Watch:
-    """See the top of this file; one in each worker. outliner: that of its parsing."""
+    """See the top of this file; one in each worker. outliner: that of its parsing. `begins` and `ends`: called when
+    it does."""
 
     def __init__(self, outliner: Outliner, most: int = MAX_RECORDS, most_bytes: int = MAX_BYTES) -> None:
         self.outliner = outliner
@@ -78,6 +79,8 @@ class Watch:
         self._bytes = 0
         self._until = 0.0
         self.since: float | None = None
+        self.begins: Callable[[], None] = _nothing
+        self.ends: Callable[[], None] = _nothing
 
     @property
     def on(self) -> bool:
@@ -85,7 +88,9 @@ class Watch:
 
     def begin(self, now: float) -> None:
         """An operator is interested."""
-        self.since = now if self.since is None else self.since
+        if self.since is None:
+            self.since = now
+            self.begins()
         self._until = now + WATCH_S
         self.outliner.on = True
 
@@ -93,6 +98,7 @@ class Watch:
         """Nobody has asked for too long: forget all."""
         if self.since is not None and now >= self._until:
             self.since = None
+            self.ends()
             self.outliner.on = False
             self.outliner.clear()
             self._records.clear()
@@ -160,3 +166,6 @@ def observed(record: bytes) -> Observed:
     tokens = seen.prompt_tokens, seen.cached_tokens, seen.available_tokens
     found.outcome = Outcome(seen.replica, *tokens, seen.reason, frozenset(seen.ups), seen.first_byte)
     return found
+
+
+def _nothing() -> None: ...

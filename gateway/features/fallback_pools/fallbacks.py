@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Dialect
+from gateway.config.live import Live
 from gateway.errors import GatewayError, no_replica
-from gateway.features.fallback_pools.chain import next_pool
+from gateway.features.fallback_pools.chain import foreseen, next_pool
 from gateway.features.fallback_pools.renaming import rename
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
-from gateway.request.client import ClientRequest
 from gateway.request.exchange import Exchange
-from gateway.request.record import SettledRequest
+from gateway.request.extensions import Elsewhere
+from gateway.request.phases.scopes import scope_of
+from gateway.request.slots import Slot
 from gateway.telemetry.metrics import Metrics
 from router import Outcome
 
@@ -37,95 +37,96 @@ _REASONS: Final[Mapping[str, str]] = {
     REPLICA_FAILED: "failed",
 }
 """Of a GatewayError's code: the reason of a fallback."""
+_STAYS: Final = Slot[bool]("fallback pools")  # it could not be given the name that another pool has for its model
 
 
-class Fallbacks:
+class Fallbacks(Elsewhere):
     """See the top of this file. clock: monotonic seconds."""
 
-    def __init__(self, *, fleet: Fleet, parsing: Parsing, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(self, *, live: Live, fleet: Fleet, parsing: Parsing, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._live = live
         self._fleet = fleet
         self._parsing = parsing
         self._metrics = metrics
         self._clock = clock
 
-    def require_well(self, target: Target, record: SettledRequest) -> None:
-        """Raises GatewayError 503 if no replica of this target is well, and one of a fallback is."""
-        if record.stays:  # there is no better place for it
+    def require_well(self, exchange: Exchange) -> None:
+        if _STAYS.get(exchange.record):  # there is no better place for it
             return
-        now = self._clock()
-        if not self._fleet.is_well(target, now) and next_pool(
-            self._fleet, target, (*record.passed, *record.barred), now, well=True
-        ):
+        target, now = exchange.target, self._clock()
+        if not self._fleet.is_well(target, now) and self._next(exchange, target, well=True):
             raise no_replica(f"No replica of the pool {target.pool} is up with a closed circuit.", public="No replica is up.")
 
-    async def after(
-        self,
-        code: str,
-        request: ClientRequest,
-        dialect: Dialect,
-        api: ApiRequest,
-        scope: tuple[str, ...],
-        record: SettledRequest,
-        exchange: Exchange | None,
-    ) -> Target | None:
-        """Where the request goes on: it names the model of that pool now, and its former booking is closed; or where it was, on
-        replicas in doubt, if it cannot be given that name. None: the error is the answer.
+    def find(self, exchange: Exchange) -> Target | None:
+        return self._next(exchange, exchange.target)
 
-        code: the error's. scope: seeds the block keys. exchange: the one that has failed, or one before it.
+    async def after(self, exchange: Exchange, failed: GatewayError) -> Target | None:
+        """It names the model of that pool now, and its former booking is closed; or where it was, on replicas in doubt, if it
+        cannot be given that name.
         """
-        reason = _REASONS.get(code)
-        if reason is None or api.refers or record.stays:
+        api, record, reason = exchange.api, exchange.record, _REASONS.get(failed.code)
+        if reason is None or api.refers or _STAYS.get(record):
             return None
-        target = self._current(api, record)
+        target = self._current(exchange)
         if target is None or target.fallback is None:
             return None
-        if reason == _REASONS[REPLICA_FAILED]:
-            further = exchange.attempts.elsewhere if exchange is not None else None
-        else:
-            further = next_pool(self._fleet, target, (*record.passed, *record.barred), self._clock())
+        failing = reason == _REASONS[REPLICA_FAILED]
+        further = exchange.attempts.elsewhere if failing else self._next(exchange, target)
         if further is None:
             return None
-        if exchange is not None:
-            exchange.give_up()
-        if not await self._renamed(request, dialect, api, scope, record, further):
-            record.stays = True
-            return target if code == NO_REPLICA and target.replicas else None
-        if exchange is not None:
-            exchange.attempts.elsewhere = None
-            exchange.attempts.drop_refusal()
+        exchange.give_up()
+        if not await self._renamed(exchange, further):
+            _STAYS.set(record, value=True)
+            return target if failed.code == NO_REPLICA and target.replicas else None
+        exchange.attempts.elsewhere = None
+        exchange.attempts.drop_refusal()
+        if exchange.booked:
             exchange.booking.close(Outcome(False, None, None), self._clock())
-            record.failed_attempts, record.sent = exchange.attempts.failed, exchange.attempts.sent
         self._metrics.fallbacks.add((target.pool, further.pool, reason))
-        record.passed += (target.pool,)
-        record.pool = further.pool
+        record.placement.passed += (target.pool,)
+        record.placement.pool = further.pool
         return further
 
-    def _current(self, api: ApiRequest, record: SettledRequest) -> Target | None:
+    async def foreseen(self, exchange: Exchange, target: Target) -> tuple[str, Target]:
+        way, further = foreseen(self._fleet, target, self._clock())
+        return (way, further) if await self._named(exchange, further) else ("", target)
+
+    def taker(self, target: Target) -> Target:
+        return foreseen(self._fleet, target, self._clock())[1]
+
+    def _next(self, exchange: Exchange, target: Target, *, well: bool = False) -> Target | None:
+        """The pool after that of `target` which the caller may use."""
+        passed, grant = exchange.record.placement.passed, exchange.caller.grant
+        if grant is not None and grant.pools:
+            passed += tuple([pool.name for pool in self._fleet.pools if not grant.allows_pool(pool.name)])
+        return next_pool(self._fleet, target, passed, self._clock(), well=well)
+
+    def _current(self, exchange: Exchange) -> Target | None:
         """The target that could not serve the request."""
-        if record.passed:
-            return self._fleet.target_in(record.pool, api.model, record.label)
+        api, record = exchange.api, exchange.record
+        if record.placement.passed:
+            return self._fleet.target_in(record.placement.pool, api.model, record.subject.label)
         try:
             return self._fleet.target(api.model)
         except GatewayError:  # no pool serves this model
             return None
 
-    async def _renamed(
-        self,
-        request: ClientRequest,
-        dialect: Dialect,
-        api: ApiRequest,
-        scope: tuple[str, ...],
-        record: SettledRequest,
-        further: Target,
-    ) -> bool:
+    async def _renamed(self, exchange: Exchange, further: Target) -> bool:
         """Whether the request names the model of that pool."""
-        former = api.model
-        if further.model == former:
-            return True
+        former, record = exchange.api.model, exchange.record
         try:
-            if not await rename(self._parsing, dialect, request, api, further.model, scope):
+            if not await self._named(exchange, further):
                 return False
         except GatewayError:  # no room to parse it again, say: the failure that it was is the better answer
             return False
-        record.alias = record.alias or former
+        if former != further.model:
+            record.subject.alias = record.subject.alias or former
         return True
+
+    async def _named(self, exchange: Exchange, further: Target) -> bool:
+        """The same, without a trace of it in the record. Raises GatewayError."""
+        api = exchange.api
+        if further.model == api.model:
+            return True
+        scope = scope_of(self._live, exchange.caller)
+        return await rename(self._parsing, exchange.dialect, exchange.request, api, further.model, scope)

@@ -31,6 +31,7 @@ from gateway.features.histories.records import (
     UnknownObjectError,
 )
 from gateway.features.responses.background.objects import UNANSWERED
+from gateway.request.exchange import AnswerTap
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str
     return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
 
 
-class Turn:
+class Turn(AnswerTap):
     """A request's turn in a history.
 
     before: earlier items, the oldest first, in pieces joined by commas. told: edits of the answer for the client. own: the
@@ -101,8 +102,9 @@ class Turn:
         """Make the reader that finds the answer in its stream. It holds back the end of an answer to store, until `ended`."""
         return KeptReader(inner, self.told, None if self.own is not None else self.remember)
 
-    async def ended(self, reader: KeptReader) -> bytes:
+    async def ended(self, reader: StreamReader) -> bytes:
         """Store a stream's answer; returns the end that was held back."""
+        assert isinstance(reader, KeptReader)
         stored = await self.keep(reader.response)
         if not stored and self.remember:
             self.remember(reader.response)
@@ -114,13 +116,13 @@ class Turn:
         self.stored = await self._histories.keep(self._owner, self, response)
         return self.stored
 
-    async def kept(self, answer: bytes) -> bytes:
+    async def whole(self, body: bytes) -> bytes:
         """Store an answer that is not a stream; returns the client's answer. Other bodies are returned unchanged."""
-        stored = await self.keep(answer)
+        stored = await self.keep(body)
         try:
-            return self.told.edited(answer, stored=stored)
+            return self.told.edited(body, stored=stored)
         except (ValueError, IndexError):
-            return answer
+            return body
 
     def __repr__(self) -> str:
         return f"<Turn after {len(self.before)} pieces>"

@@ -1,4 +1,4 @@
-"""Whose a request is. Without keys: whoever its headers name. With keys: the holder of the key that it brings.
+"""Whose a request is, where there are keys: the holder of the key that it brings.
 
     Authorization: Bearer KEY ─┐
                                ├─ both? the same ──► sha256 ──► key ──► Caller, of its tenant
@@ -19,9 +19,11 @@ from typing import Final
 from gateway.errors import GatewayError
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.keys import Keys
+from gateway.features.keys.limiting import Limiting
 from gateway.features.keys.secret import MAX_CHARS, PREFIX, digest_of
 from gateway.features.keys.tokens.tokens import looks_like_a_token
 from gateway.features.keys.tokens.verdict import Verdict
+from gateway.request.callers import Callers
 from gateway.request.client import Caller, ClientRequest, Headers
 from gateway.telemetry.metrics import Metrics
 
@@ -31,25 +33,26 @@ _SEND: Final = "Send one as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
 NOT_VALID: Final = f"The API key is not valid. {_SEND}"
 
 
-class Callers:
-    """See the top of this file. keys: None: there are none. required: whether all requests need one."""
+class KeyHolders(Callers):
+    """See the top of this file. required: whether all requests need a key."""
 
-    def __init__(self, keys: Keys | None, metrics: Metrics, *, required: bool = True) -> None:
+    def __init__(self, keys: Keys, limiting: Limiting, metrics: Metrics, *, required: bool = True) -> None:
+        super().__init__()
+        self.looks_up = keys.tokens is not None
         self._keys = keys
+        self._limiting = limiting
         self._metrics = metrics
         self._required = required
 
     def of(self, request: ClientRequest) -> Caller:
-        """Raises GatewayError 400, 401 or 503."""
         caller = request.caller()
-        keys = self._keys
-        if keys is None or caller.grant is not None:  # a request of a run that has been let in before
+        if caller.grant is not None:  # a request of a run that has been let in before
             return caller
         if caller.ambiguous:
             raise self._refused("ambiguous", ambiguous())
         credentials = self._presented(request.headers)
         if credentials:
-            grant = self._grant(keys, credentials)
+            grant = self._grant(credentials)
             if grant is not None:
                 return Caller(grant.tenant, grant.number, caller.session, caller.weak_session, grant)
             if self._required or credentials.startswith(PREFIX):
@@ -58,28 +61,20 @@ class Callers:
             raise self._refused("missing", GatewayError(401, INVALID, f"An API key is needed. {_SEND}"))
         return Caller("", 0, caller.session, caller.weak_session)
 
-    def known(self, request: ClientRequest) -> Caller:
-        """The same for a request that is refused anyway: one that is nobody's has no tenant."""
-        try:
-            return self.of(request)
-        except GatewayError:
-            return Caller("", 0, "")
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether requests have to be given to `look_up` first."""
-        return self._keys is not None and self._keys.tokens is not None
-
     async def look_up(self, headers: Headers) -> None:
-        """Wait for what `of` needs to know about a token, if it is not known here. It raises nothing."""
-        tokens = self._keys.tokens if self._keys is not None else None
+        tokens = self._keys.tokens
         if tokens is not None:
             for credentials in presented(headers):
                 if looks_like_a_token(credentials):
                     await tokens.look_up(credentials)
 
-    def _grant(self, keys: Keys, credentials: str) -> Grant | None:
+    def require_welcome(self, caller: Caller) -> None:
+        if isinstance(caller.grant, Grant):
+            self._limiting.require(caller.grant)
+
+    def _grant(self, credentials: str) -> Grant | None:
         """Raises GatewayError 401 or 503."""
+        keys = self._keys
         tokens = keys.tokens
         if tokens is not None and looks_like_a_token(credentials):
             verdict = tokens.verdict(credentials, keys.wall_clock())

@@ -13,8 +13,8 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.errors import GatewayError, first_names
 from gateway.features.keys.limits.account import Limits
+from gateway.request.rights import Rights
 
-NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
 _OF_OPERATORS: Final = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 
 
@@ -22,7 +22,7 @@ def _not_allowed(text: str) -> GatewayError:
     return GatewayError(403, "endpoint_not_allowed", text)
 
 
-class Grant:
+class Grant(Rights):
     """id: of the key, for logs. number: of the caller, the same in all processes, not 0.
     expires_at: Unix seconds, 0: never. revoked: no more requests; those that run finish.
     """
@@ -31,12 +31,8 @@ class Grant:
         "_beginnings",
         "_names",
         "expires_at",
-        "id",
         "limits",
-        "models",
         "number",
-        "pools",
-        "priority",
         "revoked",
         "tenant",
     )

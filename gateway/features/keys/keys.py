@@ -18,11 +18,10 @@ import importlib
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from gateway.cluster.commands import ControlPlane
 from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
@@ -128,15 +127,6 @@ class Keys:
         topics.executes(TOPIC, self._execute)
         if self._workers > 1:
             self.spending = Spending(self.process, self.limiter, self.siblings, topics, self._clock)
-
-    def work(self, control: ControlPlane) -> list[Coroutine[Any, Any, None]]:
-        """Tasks beside the requests, until they are cancelled."""
-        work = [self.run()]
-        if self.spending is not None:
-            work.append(self.spending.run(control))
-        if self.tokens is not None:
-            work += [issuer.run() for issuer in self.tokens.issuers]
-        return work
 
     async def _execute(self, _argument: bytes) -> None:
         """An operator has changed a key. Raises ConfigError: the keys were not read; `run` tries again."""

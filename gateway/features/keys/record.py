@@ -15,10 +15,11 @@ from msgspec.structs import asdict
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time
-from gateway.features.keys.grant import NO_TENANT, Grant
+from gateway.features.keys.grant import Grant
 from gateway.features.keys.limits.account import Limits
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import DIGEST, ID
+from gateway.request.record import NO_TENANT
 
 MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
 DOLLAR: Final = 10**12  # picodollars, as `accounting/money.py` has it, which is no room to import from here

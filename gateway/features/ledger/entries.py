@@ -16,32 +16,34 @@ class LedgerEntries:
         self._now = ledger.wall_clock
 
     def __call__(self, request: SettledRequest) -> None:
-        begun, first = request.begun, request.first_byte
-        model, alias, error = request.model[:MAX_CHARS], request.alias[:MAX_CHARS], request.error[:MAX_CHARS]
+        sender, subject, placement = request.sender, request.subject, request.placement
+        answer, spent = request.answer, request.spent
+        begun, first = request.begun, answer.first_byte
+        model, alias, error = subject.model[:MAX_CHARS], subject.alias[:MAX_CHARS], request.error[:MAX_CHARS]
         self._buffer.add(
             (
                 self._now(),
                 request.id,
-                request.tenant,
-                request.key,
-                request.label,
+                sender.tenant,
+                sender.key,
+                subject.label,
                 model,
                 alias,
-                request.pool,
-                request.replica,
-                request.endpoint,
+                placement.pool,
+                placement.replica,
+                subject.endpoint,
                 request.status,
-                request.stream,
+                subject.stream,
                 request.cancelled,
-                request.resumed,
-                len(request.failed_attempts),
+                answer.resumed,
+                len(placement.failed_attempts),
                 error,
                 request.ended - begun,
                 None if first is None else first - begun,
-                request.predicted_cached_tokens,
-                request.available_cached_tokens,
-                request.consumed,
-                request.bill,
+                placement.predicted_cached_tokens,
+                placement.available_cached_tokens,
+                spent.consumed,
+                spent.bill,
                 size_of(model, alias, error),
             )
         )

@@ -6,13 +6,16 @@ is what "explain" shows. What a client or a replica can name is cut here, and ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from gateway.accounting.money import dollars
 from gateway.features.live_page.feed import Feed, Row
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Explainer
 from gateway.request.record import SettledRequest
 from gateway.request.settle import Observer
+from gateway.request.slots import Slot
 from router import Candidate, Decision
 
 MOST_CHARS: Final = 100  # of a name
@@ -22,37 +25,55 @@ MOST_ATTEMPTS: Final = 8
 HEAD_BYTES: Final = 8  # the key of the first block
 
 
-class LiveRequests:
+class Shown:
+    """A request's row. number: in the feed, -1: it gets none. since: when it got it, in Unix seconds; 0: not yet."""
+
+    __slots__ = ("number", "since")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.since = 0.0
+
+
+_SHOWN: Final = Slot[Shown]("live page")
+
+
+class LiveRequests(Explainer):
     """See the top of this file. now: Unix seconds."""
 
-    def __init__(self, feed: Feed, observers: list[Observer], now: Callable[[], float]) -> None:
-        """observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
+    def __init__(self, feed: Feed, explainers: list[Explainer], observers: list[Observer], now: Callable[[], float]) -> None:
+        """explainers, observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
         self._feed = feed
+        self._explainers = explainers
         self._observers = observers
         self._now = now
         feed.begin, feed.end = self._begin, self._end
 
     def _begin(self) -> None:
+        self._explainers.append(self)
         self._observers.append(self)
 
     def _end(self) -> None:
+        self._explainers.remove(self)
         self._observers.remove(self)
 
-    @property
-    def on(self) -> bool:
-        """Whether somebody watches."""
-        return self._feed.on
+    def wants(self, exchange: Exchange, now: float) -> bool:
+        return self._shown(exchange.record, now).number > 0
 
-    def wants(self, request: SettledRequest, now: float) -> bool:
-        """Whether the request has a row, or gets one now. now: of the gateway's clock."""
-        if request.live == 0:
-            request.live = self._feed.number(now) or -1
-        return request.live > 0
+    def _shown(self, request: SettledRequest, now: float) -> Shown:
+        """Its row, which it gets now if it has none. now: of the gateway's clock."""
+        shown = _SHOWN.get(request)
+        if shown is None:
+            shown = Shown(self._feed.number(now) or -1)
+            _SHOWN.set(request, shown)
+        return shown
 
-    def chose(self, request: SettledRequest, policy: str, pool: str, decision: Decision, ranking: Sequence[Candidate]) -> None:
-        """Its replica is chosen. O(MOST_CANDIDATES)."""
-        row = _row(request, self._now() if request.live_since == 0 else request.live_since)
-        request.live_since = row["time"]
+    def explain(self, exchange: Exchange, policy: str, ranking: list[Candidate]) -> None:
+        """O(MOST_CANDIDATES)."""
+        request, decision, pool = exchange.record, exchange.booking.decision, exchange.target.pool
+        live = self._shown(request, request.begun)
+        row = _row(request, self._now() if live.since == 0 else live.since)
+        live.since = row["time"]
         row |= {
             "pool": name(pool),
             "replica": name(decision.best.replica),
@@ -64,13 +85,14 @@ class LiveRequests:
         if all(each.replica != decision.best.replica for each in shown):
             shown[-1:] = [decision.best]
         further = max(0, len(ranking) - len(shown))
-        self._feed.put(request.live, row, lambda: _reasons(policy, pool, decision, shown, further))
+        self._feed.put(live.number, row, lambda: _reasons(policy, pool, decision, shown, further))
 
     def __call__(self, request: SettledRequest) -> None:
         self._feed.ended += 1
-        if self.wants(request, request.ended):
-            since = request.live_since or self._now() - (request.ended - request.begun)
-            self._feed.put(request.live, _ended(request, since))
+        live = self._shown(request, request.ended)
+        if live.number > 0:
+            since = live.since or self._now() - (request.ended - request.begun)
+            self._feed.put(live.number, _ended(request, since))
 
 
 def name(text: str) -> str:
@@ -107,43 +129,44 @@ def _row(request: SettledRequest, since: float) -> Row:
         "id": name(request.id),
         "state": "running",
         "time": since,
-        "endpoint": request.endpoint,
-        "model": name(request.model),
-        "tenant": request.tenant,
-        "api_key": request.key,
-        "stream": request.stream,
+        "endpoint": request.subject.endpoint,
+        "model": name(request.subject.model),
+        "tenant": request.sender.tenant,
+        "api_key": request.sender.key,
+        "stream": request.subject.stream,
         "head": keys[:HEAD_BYTES].hex(),
         "blocks": len(keys) // HEAD_BYTES,
     }
 
 
 def _ended(request: SettledRequest, since: float) -> Row:
-    used, bill, first = request.consumed, request.bill, request.first_byte
+    placement, answer, spent = request.placement, request.answer, request.spent
+    used, bill, first = spent.consumed, spent.bill, answer.first_byte
     attempts = [
-        {key: name(str(value)) for key, value in attempt.items()} for attempt in request.failed_attempts[:MOST_ATTEMPTS]
+        {key: name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MOST_ATTEMPTS]
     ]
     ended: dict[str, Any] = {
         "state": "ended",
-        "pool": name(request.pool),
-        "replica": name(request.replica),
-        "reason": request.reason,
+        "pool": name(placement.pool),
+        "replica": name(placement.replica),
+        "reason": placement.reason,
         "status": request.status,
         "code": request.code,
         "error": request.error[:ERROR_CHARS].encode("utf-8", "replace").decode(),
-        "estimated_prompt_tokens": request.estimated_prompt_tokens,
-        "predicted_cached_tokens": request.predicted_cached_tokens,
+        "estimated_prompt_tokens": placement.estimated_prompt_tokens,
+        "predicted_cached_tokens": placement.predicted_cached_tokens,
         "prompt_tokens": used.usage.prompt if used else None,
         "cached_tokens": used.cached if used else None,
         "completion_tokens": used.usage.completion if used else None,
         "estimated": used.estimated if used else "",
         "ttft_s": None if first is None else max(0.0, first - request.begun),
-        "queued_s": request.queued_s,
+        "queued_s": placement.queued_s,
         "seconds": max(0.0, request.ended - request.begun),
         "cost_usd": dollars(bill.total) if bill else None,
         "saved_usd": dollars(bill.saved) if bill else None,
-        "resumed": request.resumed,
+        "resumed": answer.resumed,
         "failed_attempts": attempts,
-        "fallback": name(" -> ".join((*request.passed, request.pool))) if request.passed else "",
+        "fallback": name(" -> ".join((*placement.passed, placement.pool))) if placement.passed else "",
         "cancelled": request.cancelled,
     }
     return {**_row(request, since), **ended}

@@ -23,23 +23,24 @@ class RecordTraffic:
         self._observers.remove(self)
 
     def __call__(self, request: SettledRequest) -> None:
-        booking, recording, usage = request.booking, self._recording, request.usage
-        if booking is None or not request.generates or not request.countable:
+        subject, placement, answer = request.subject, request.placement, request.answer
+        booking, recording, usage = request.booking, self._recording, request.spent.usage
+        if booking is None or not subject.generates or not subject.countable:
             recording.skipped += 1
             return
         prompt = booking.prompt
         if not recording.wants(prompt.session_key):
             return
-        first = request.first_byte if request.stream else None
+        first = answer.first_byte if subject.stream else None
         row = (
             request.begun,
             None if first is None else first - request.begun,
             request.ended - request.begun,
             usage.prompt if usage else None,
-            request.estimated_prompt_tokens,
+            placement.estimated_prompt_tokens,
             usage.completion if usage else None,
             usage.cached if usage else None,
-            request.predicted_cached_tokens,
+            placement.predicted_cached_tokens,
             prompt.units,
             prompt.block_units,
             not prompt.scale,
@@ -47,9 +48,9 @@ class RecordTraffic:
             prompt.session_key,
             prompt.client,
             request.status,
-            request.label,
-            request.pool,
-            request.replica,
-            request.tenant,
+            subject.label,
+            placement.pool,
+            placement.replica,
+            request.sender.tenant,
         )
         recording.add(prompt.session_key, prompt.keys, row)

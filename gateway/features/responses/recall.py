@@ -30,6 +30,8 @@ from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.runs import Runs, Serve
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
+from gateway.request.exchange import Exchange
+from gateway.request.phases.scopes import scope_of
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
 
@@ -55,21 +57,13 @@ class Recall:
         self.store = histories.store
         self.on = histories.store is not None
 
-    async def begin(
-        self,
-        request: ClientRequest,
-        dialect: Dialect,
-        api: ApiRequest,
-        caller: Caller,
-        scope: tuple[str, ...],
-        *,
-        elsewhere: bool,
-    ) -> tuple[ApiRequest, Turn | None]:
+    async def begin(self, exchange: Exchange, *, elsewhere: bool) -> tuple[ApiRequest, Turn | None]:
         """The request with its history, and its part in it; None: it goes to a replica as it is.
 
-        scope: seeds its block keys. elsewhere: a replica may have the object that it names. Raises GatewayError.
+        elsewhere: a replica may have the object that it names. Raises GatewayError.
         """
-        client, body, lane = request.lease.account.client, api.body, request.recent
+        request, dialect, api, caller = exchange.request, exchange.dialect, exchange.api, exchange.caller
+        client, body, lane = request.lease.account.client, api.body, _lane(request)
         history = History(await self._parsing.members(body, client))
         if history.background:
             if not dialect.in_background:
@@ -101,13 +95,9 @@ class Recall:
         done = turn if dialect.makes_objects else None
         if not (turn.before or history.resolved or history.conversation):  # the key of an id is none of the prompt without it
             return api, done
-        whole = await self._parse(request, dialect, api.body, scope)
+        whole = await self._parse(request, dialect, api.body, scope_of(self._live, caller))
         whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
         return whole, done
-
-    def concerns(self, request: ClientRequest, api: ApiRequest) -> bool:
-        """Whether a request has a history, or may become one."""
-        return request.recent is not None or (self.on and (api.keeps or bool(api.refers) or api.references))
 
     async def start(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
@@ -141,7 +131,7 @@ class Recall:
         self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool
     ) -> Turn | None:
         """The request's part in its history. None: only a replica has what it goes on with. Raises GatewayError."""
-        lane, whose, turn = request.recent, owner(request, caller), None
+        lane, whose, turn = _lane(request), owner(request, caller), None
         items = lane.find(history.previous) if lane is not None and history.previous else None
         if items is not None:
             turn = self._histories.after(whose, history, items)
@@ -187,6 +177,10 @@ class Recall:
             with parsing(request.lease, len(body)):
                 api = await self._parsing.parse(dialect, body, scope, request.lease.account.client)
         return api
+
+
+def _lane(request: ClientRequest) -> Lane | None:
+    return request.recent if isinstance(request.recent, Lane) else None
 
 
 def _watch(request: ClientRequest, history: History, turn: Turn, lane: Lane) -> None:

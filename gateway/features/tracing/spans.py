@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 from gateway.accounting.money import dollars
 from gateway.errors import CLIENT_LEFT
 from gateway.features.tracing.span import CLIENT, SERVER, Span, Value
-from gateway.features.tracing.trace import ADMIT, CHOOSE, DELIVER, Attempt, Choice, Trace
+from gateway.features.tracing.trace import Attempt, Choice, Trace
+from gateway.request.notes import ADMIT, CHOOSE, DELIVER
 from gateway.request.record import SettledRequest
 
 OPERATIONS: Final[Mapping[str, str]] = {
@@ -43,8 +44,10 @@ def spans_of(request: SettledRequest, trace: Trace) -> list[Span]:
 
 
 def _root(request: SettledRequest, trace: Trace) -> Span:
-    operation = OPERATIONS.get(request.endpoint)
-    name = f"{operation} {request.label[:MAX_CHARS]}" if operation else f"{trace.method[:16]} {request.endpoint}"
+    operation = OPERATIONS.get(request.subject.endpoint)
+    name = (
+        f"{operation} {request.subject.label[:MAX_CHARS]}" if operation else f"{trace.method[:16]} {request.subject.endpoint}"
+    )
     begun = min(trace.phases[0].begun, request.begun) if trace.phases else request.begun  # an upload starts before `begun`
     span = Span(trace.trace_id, trace.span_id, trace.parent_id, name, *_times(trace, begun, request.ended))
     span.kind, span.remote = SERVER, bool(trace.parent_id)
@@ -70,29 +73,29 @@ def _attributes(request: SettledRequest, trace: Trace) -> dict[str, Value]:
     """Attributes of every request."""
     found: dict[str, Value] = {
         "http.request.method": trace.method[:16],
-        "http.route": request.endpoint,
+        "http.route": request.subject.endpoint,
         "http.response.status_code": request.status,
         "warmroute.request_id": request.id,
-        "warmroute.tenant": request.tenant,
+        "warmroute.tenant": request.sender.tenant,
     }
     if trace.choices:
         found["warmroute.pool"] = trace.choices[-1].pool
-    if request.replica:
-        found["warmroute.replica"] = request.replica
+    if request.placement.replica:
+        found["warmroute.replica"] = request.placement.replica
         found["warmroute.attempts"] = trace.tried
-    if request.passed:
-        found["warmroute.fallback.passed_pools"] = list(request.passed)
-    if request.resumed:
-        found["warmroute.resumed"] = request.resumed
-    if request.translated:
+    if request.placement.passed:
+        found["warmroute.fallback.passed_pools"] = list(request.placement.passed)
+    if request.answer.resumed:
+        found["warmroute.resumed"] = request.answer.resumed
+    if request.answer.translated:
         found["warmroute.translated"] = True
     if request.cancelled:
         found["warmroute.cancelled"] = True
-    if request.bill is not None:
-        found["warmroute.cost_usd"] = dollars(request.bill.total)
-        found["warmroute.saved_usd"] = dollars(request.bill.saved)
-        if request.consumed is not None and request.consumed.estimated:
-            found["warmroute.estimated"] = request.consumed.estimated
+    if request.spent.bill is not None:
+        found["warmroute.cost_usd"] = dollars(request.spent.bill.total)
+        found["warmroute.saved_usd"] = dollars(request.spent.bill.saved)
+        if request.spent.consumed is not None and request.spent.consumed.estimated:
+            found["warmroute.estimated"] = request.spent.consumed.estimated
     return found
 
 
@@ -101,14 +104,14 @@ def _generation(request: SettledRequest, trace: Trace, operation: str) -> dict[s
     found: dict[str, Value] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": trace.attempts[-1].engine if trace.attempts else NO_PROVIDER,
-        "gen_ai.request.model": request.model[:MAX_CHARS],
-        "gen_ai.request.stream": request.stream,
+        "gen_ai.request.model": request.subject.model[:MAX_CHARS],
+        "gen_ai.request.stream": request.subject.stream,
     }
-    if request.alias:
-        found["warmroute.model_alias"] = request.alias[:MAX_CHARS]
-    if request.first_byte is not None:
-        found["gen_ai.response.time_to_first_chunk"] = request.first_byte - request.begun
-    if usage := request.usage:
+    if request.subject.alias:
+        found["warmroute.model_alias"] = request.subject.alias[:MAX_CHARS]
+    if request.answer.first_byte is not None:
+        found["gen_ai.response.time_to_first_chunk"] = request.answer.first_byte - request.begun
+    if usage := request.spent.usage:
         found["gen_ai.usage.input_tokens"] = usage.prompt
         found["gen_ai.usage.output_tokens"] = usage.completion
         if usage.cached is not None:
@@ -130,8 +133,8 @@ def _phases(request: SettledRequest, trace: Trace) -> list[Span]:
             ended = next((one.begun for one in trace.attempts if phase.begun <= one.begun <= after), after)
         name, times = phase.name, _times(trace, phase.begun, ended)
         span = Span(trace.trace_id, trace.phase_id(number), trace.span_id, name, *times)
-        if name == ADMIT and request.queued_s:
-            span.attributes["warmroute.queued_s"] = request.queued_s
+        if name == ADMIT and request.placement.queued_s:
+            span.attributes["warmroute.queued_s"] = request.placement.queued_s
         elif name == CHOOSE and (choice := next(choices, None)):
             span.attributes = _decision(choice)
         last = number == len(trace.phases) - 1 and begins[-1] == phase.begun
@@ -182,11 +185,11 @@ def _attempt(attempt: Attempt, request: SettledRequest, trace: Trace) -> Span:
     if attempt.failure:
         span.error = attempt.text[:MAX_TEXT]
         span.attributes["error.type"] = attempt.failure
-    elif attempt is trace.attempts[-1] and request.answered:
-        span.attributes["http.response.status_code"] = request.answered
-        if request.answered >= 400:
+    elif attempt is trace.attempts[-1] and request.answer.answered:
+        span.attributes["http.response.status_code"] = request.answer.answered
+        if request.answer.answered >= 400:
             span.error = ""
-            span.attributes["error.type"] = str(request.answered)
+            span.attributes["error.type"] = str(request.answer.answered)
     return span
 
 

@@ -5,7 +5,7 @@
                                              └─ another pool ┤
                                                              └── attempt, attempt, ...  from the call to the answer's end
 
-A request that is not traced has no `Trace`: its phases look for one (`SettledRequest.enter`) and read no clock. The record is
+A request that is not traced has no `Trace`: its phases find no notes and read no clock. The record is
 bounded: phases by the pools, each of which is tried once; attempts by MAX_ATTEMPTS, because a request may try thousands of
 replicas that refuse connections. Of more attempts, the first ones and the last one are kept.
 """
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.features.tracing.context import SAMPLED, traceparent
+from gateway.features.tracing.context import SAMPLED, traceparent, with_parent
+from gateway.fleet.state import ReplicaState
+from gateway.request.notes import DELIVER, Notes
+from gateway.request.slots import Slot
+from gateway.upstream.client import Call
 from router import Candidate, Decision
 
-RECEIVE, PARSE, RECALL, ADMIT, CHOOSE, DELIVER = "receive", "parse", "recall", "admit", "choose", "deliver"
 MAX_SHOWN: Final = 5  # candidates of a decision
 MAX_ATTEMPTS: Final = 64
 _FIRST_ATTEMPT: Final = 1  # a span's id is the root's plus an odd number (attempts) or an even one (phases)
@@ -77,7 +80,7 @@ class Choice:
         return f"<Choice by {self.policy}, {self.decision!r}>"
 
 
-class Trace:
+class Trace(Notes):
     """See the top of this file. parent_id: of the client's span, "" if the request starts a trace. origin_ns: Unix time in
     nanoseconds at which the gateway's clock was zero.
     """
@@ -122,6 +125,11 @@ class Trace:
         self.attempts.append(made)
         return traceparent(self.trace_id, span_id, self.flags)
 
+    def calls(self, call: Call, replica: ReplicaState, now: float) -> Call:
+        """With a traceparent, so that what the replica traces is below the attempt."""
+        parent = self.attempt(replica.name, replica.url, replica.engine.name, now)
+        return call.with_headers(with_parent(call.headers, parent, keeps_state=bool(self.parent_id)))
+
     def failed(self, reason: str, text: str, now: float) -> None:
         """Record that the last attempt has failed. Idempotent."""
         if self.attempts and self.attempts[-1].ended is None:
@@ -130,3 +138,6 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<Trace {self.trace_id}-{self.span_id}, {self.tried} attempts>"
+
+
+TRACE: Final = Slot[Trace]("tracing")

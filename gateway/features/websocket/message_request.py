@@ -70,6 +70,7 @@ class MessageRequest(ClientRequest):
     def __init__(self, opening: Opening, socket: MessageSocket, number: int, lease: MemoryLease) -> None:
         request = opening.request
         super().__init__("POST", request.path, request.target, MessageHeaders(request.headers, number), lease)
+        self.opened_by = request
         self.opening = opening
         self.refers = False  # the request names an earlier response
         self.warms = False  # it wants no output

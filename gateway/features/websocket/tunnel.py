@@ -65,6 +65,7 @@ class UpgradeRequest(ClientRequest):
     def __init__(self, opening: HttpRequest, running: Running) -> None:
         super().__init__(opening.method, opening.path, opening.target, opening.headers, opening.lease)
         self.upgrades = True
+        self.opened_by = opening
         self.opening = opening
         self._running = running
 

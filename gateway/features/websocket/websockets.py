@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.features.websocket.handshake import VERSION, WRONG_VERSION, wants_websocket
 from gateway.features.websocket.responses_socket import RESPONSES_PATH, ResponsesSockets
 from gateway.features.websocket.tunnel import TUNNELED, Tunnels
 from gateway.request.client import ClientReply
-from gateway.request.lifecycle import Lifecycle
 from gateway.server.http.request import HttpRequest
 
 _VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
@@ -18,10 +18,10 @@ _VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
 class WebSockets:
     """Of one gateway. Their requests go through its lifecycle, and see its configuration and its end."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        live, running = lifecycle.live, lifecycle.running
+    def __init__(self, core: Core) -> None:
+        live, running, lifecycle = core.live, core.running, core.lifecycle
         self._lifecycle = lifecycle
-        self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=lifecycle.parsing, running=running)
+        self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=core.parsing, running=running)
         self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running)
 
     def wanted(self, request: HttpRequest) -> bool:

@@ -1,1 +1,1 @@
-"""Observers of requests' ends beside those of `settle.py`: the log, and what is optional (`gateway/observing.py`)."""
+"""Observers of requests' ends beside those of `settle.py`: the log. Those of features are in their packages."""

@@ -21,10 +21,10 @@ class AccessLog:
         broken = request.status < 400 and request.error  # after the status had gone out
         level = logging.WARNING if broken or request.status >= 500 else logging.INFO
         line = _line(request)
-        if request.key:
-            line["key"] = request.key
-        if request.client:
-            line["client"] = request.client
+        if request.sender.key:
+            line["key"] = request.sender.key
+        if request.sender.client:
+            line["client"] = request.sender.client
         self._requests.write(level, line)
 
 
@@ -43,28 +43,29 @@ def _estimates(used: Consumed) -> dict[str, Any]:
     return line
 
 
-def _waited_and_traced(request: SettledRequest) -> dict[str, Any]:
+def _waited_and_noted(request: SettledRequest) -> dict[str, Any]:
     """What few requests have."""
-    waited = {"queued_s": _microseconds(request.queued_s)} if request.queued_s else {}
-    return waited if request.trace is None else {**waited, "trace_id": request.trace.trace_id}
+    waited = {"queued_s": _microseconds(request.placement.queued_s)} if request.placement.queued_s else {}
+    return {**waited, **(request.fields or {})}
 
 
 def _line(request: SettledRequest) -> dict[str, Any]:
-    usage, bill, used = request.usage, request.bill, request.consumed
+    subject, placement, answer, spent = request.subject, request.placement, request.answer, request.spent
+    usage, bill, used = spent.usage, spent.bill, spent.consumed
     line = {
         "id": request.id,
         "path": request.path,
-        "model": request.model[:100],
-        "tenant": request.tenant,
-        "replica": request.replica,
-        "reason": request.reason,
+        "model": subject.model[:100],
+        "tenant": request.sender.tenant,
+        "replica": placement.replica,
+        "reason": placement.reason,
         "status": request.status,
-        "stream": request.stream,
-        "ttft_s": None if request.first_byte is None else _microseconds(request.first_byte - request.begun),
+        "stream": subject.stream,
+        "ttft_s": None if answer.first_byte is None else _microseconds(answer.first_byte - request.begun),
         "seconds": _microseconds(request.ended - request.begun),
         "prompt_tokens": usage.prompt if usage else None,
-        "estimated_prompt_tokens": request.estimated_prompt_tokens,
-        "cached_tokens_predicted": request.predicted_cached_tokens,
+        "estimated_prompt_tokens": placement.estimated_prompt_tokens,
+        "cached_tokens_predicted": placement.predicted_cached_tokens,
         "cached_tokens_reported": usage.cached if usage else None,
         "completion_tokens": usage.completion if usage else None,
         "cost_usd": dollars(bill.total) if bill else None,
@@ -72,22 +73,22 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if used and used.estimated:
         line |= _estimates(used)
-    if request.queued_s or request.trace is not None:
-        line |= _waited_and_traced(request)
+    if placement.queued_s or request.fields:
+        line |= _waited_and_noted(request)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written
     if request.breakpoint:
         line["breakpoint"] = request.breakpoint
-    if request.translated:
+    if answer.translated:
         line["translated"] = True
-    if request.alias:
-        line["model_alias"] = request.alias[:100]
-    if request.passed:
-        line["fallback"] = " -> ".join((*request.passed, request.pool))
-    if request.resumed:
-        line["resumed"] = request.resumed
-    if request.failed_attempts:
-        line["failed_attempts"] = request.failed_attempts
+    if subject.alias:
+        line["model_alias"] = subject.alias[:100]
+    if placement.passed:
+        line["fallback"] = " -> ".join((*placement.passed, placement.pool))
+    if answer.resumed:
+        line["resumed"] = answer.resumed
+    if placement.failed_attempts:
+        line["failed_attempts"] = placement.failed_attempts
     if request.cancelled:
         line["cancelled"] = True
     if request.error:

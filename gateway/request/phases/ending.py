@@ -9,14 +9,11 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.accounting.consumed import NOTHING_PREDICTED, Consumed, consumed
-from gateway.admission.pool_queue import Permit
-from gateway.dialects.api_request import ApiRequest
 from gateway.errors import CLIENT_LEFT
-from gateway.features.diagnostics.diagnoses import Diagnoses
 from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.request.attempts import Attempts
-from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
+from gateway.request.extensions import Extensions
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.record import SettledRequest
 from gateway.request.running import Running
@@ -32,68 +29,63 @@ class Ending:
         self,
         attempts: Attempts,
         objects: ReplicaObjects,
-        diagnoses: Diagnoses,
+        extensions: Extensions,
         running: Running,
         observers: list[Observer],
         clock: Callable[[], float],
     ) -> None:
         self._attempts = attempts
         self._objects = objects
-        self._diagnoses = diagnoses
+        self._extensions = extensions
         self._running = running
         self._observers = observers
         self._clock = clock
 
-    def delivered(self, exchange: Exchange, answer: ReplicaAnswer, caller: Caller, record: SettledRequest) -> None:
+    def delivered(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """The answer went out, whole or not."""
+        record = exchange.record
         record.status = answer.status
         if answer.status < 400 and not exchange.delivered.error:
-            record.ok = record.complete = True
+            record.answer.ok = record.answer.complete = True
             self._attempts.completed(exchange)
         if exchange.attempts.object:
-            self._objects.answered(exchange, caller)
-        if exchange.api.diagnosis:
-            self._diagnoses.delivered(exchange, caller, self._clock())
+            self._objects.answered(exchange)
+        for delivered in self._extensions.delivered:
+            delivered(exchange)
 
-    def left(self, request: ClientRequest, exchange: Exchange | None, record: SettledRequest, left: BaseException) -> None:
+    def left(self, exchange: Exchange, left: BaseException) -> None:
         """The client has left, or has cancelled it, or all requests are to end."""
-        if exchange is not None:
-            record.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
-        if request.cancelled:
+        record = exchange.record
+        if exchange.booked:
+            record.answer.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
+        if exchange.request.cancelled:
             record.status, record.cancelled = 200, True
             return
         record.status, record.error = CLIENT_LEFT, str(left) or "the client left"
-        if exchange is None:
+        if not exchange.booked:
             return
         record.error = exchange.attempts.error or record.error
         delivered = exchange.delivered
         if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # it had everything
             record.status, record.error = delivered.status, exchange.attempts.error
-            record.complete = record.ok and delivered.status < 400
+            record.answer.complete = record.answer.ok and delivered.status < 400
         elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
             record.status, record.error = delivered.status, reported.message
 
-    def settle(
-        self,
-        record: SettledRequest,
-        api: ApiRequest | None,
-        exchange: Exchange | None,
-        permit: Permit | None,
-        task: asyncio.Task[object],
-    ) -> None:
+    def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
         """Release what the request has held, complete the record, and give it to the observers."""
-        if permit:
-            permit.release()
+        record = exchange.record
+        exchange.leave_queue()
         self._running.leave(task)
-        if api is not None:
-            api.drop()
-        if exchange is not None:
+        if exchange.parsed:
+            exchange.api.drop()
+        if exchange.booked:
             waits = exchange.attempts.elsewhere is not None or exchange.booking.lease.closed  # for another pool
             self._attempts.not_elsewhere(exchange)  # the client has left before that pool had it
             exchange.attempts.drop_refusal()
             _complete(record, exchange)
             if waits:
-                record.consumed = None  # all attempts in the pools before have failed
+                record.spent.consumed = None  # all attempts in the pools before have failed
         self.unread(record)
 
     def unread(self, record: SettledRequest) -> None:
@@ -104,21 +96,22 @@ class Ending:
 
 def _complete(record: SettledRequest, exchange: Exchange) -> None:
     """What attempts and delivery have found."""
+    placement, answer, spent = record.placement, record.answer, record.spent
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-    record.pool, record.replica = record.pool or exchange.target.pool, chosen.replica  # a fallback has named its pool
-    record.predicted_cached_tokens = chosen.matched_tokens
-    record.available_cached_tokens = exchange.booking.decision.available_tokens
-    record.failed_attempts = attempts.failed
-    record.asked = record.asked or attempts.asked
-    record.answered = delivered.status
-    record.first_byte, record.last_byte = delivered.first_byte, delivered.last_byte
-    record.usage, record.resumed, record.bill = exchange.usage, delivered.resumed, delivered.bill
-    if record.answered == SWITCHING and delivered.reply:
-        record.usage, record.unread = delivered.reply.usage, delivered.reply.unread
-        record.countable = False  # the sum of several prompts
-    record.consumed = _consumed(record, exchange)
+    placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has named its pool
+    placement.predicted_cached_tokens = chosen.matched_tokens
+    placement.available_cached_tokens = exchange.booking.decision.available_tokens
+    placement.failed_attempts = attempts.failed
+    placement.asked = placement.asked or attempts.asked
+    answer.answered = delivered.status
+    answer.first_byte, answer.last_byte = delivered.first_byte, delivered.last_byte
+    spent.usage, answer.resumed, spent.bill = exchange.usage, delivered.resumed, delivered.bill
+    if answer.answered == SWITCHING and delivered.reply:
+        spent.usage, answer.unread = delivered.reply.usage, delivered.reply.unread
+        record.subject.countable = False  # the sum of several prompts
+    spent.consumed = _consumed(record, exchange)
     answers = exchange.answers.inner if isinstance(exchange.answers, AdaptedAnswers) else exchange.answers
-    record.translated = answers is not exchange.dialect
+    answer.translated = answers is not exchange.dialect
     if not record.cancelled:
         record.error = record.error or delivered.error or attempts.error
 
@@ -127,9 +120,10 @@ def _consumed(record: SettledRequest, exchange: Exchange) -> Consumed | None:
     """What is to be paid for. A client that leaves before the answer's first byte has had its prompt computed; an answer that
     is an error has consumed nothing.
     """
-    if record.answered == SWITCHING:
-        return consumed(record.usage, NOTHING_PREDICTED, 0, whole=True) if record.usage else None
-    left = not record.answered and (record.status == CLIENT_LEFT or record.cancelled)
-    if not record.metered or not (record.answered == 200 or left):
+    answer, usage = record.answer, record.spent.usage
+    if answer.answered == SWITCHING:
+        return consumed(usage, NOTHING_PREDICTED, 0, whole=True) if usage else None
+    left = not answer.answered and (record.status == CLIENT_LEFT or record.cancelled)
+    if not record.subject.metered or not (answer.answered == 200 or left):
         return None
-    return exchange.consumed(record.usage, whole=record.complete or exchange.delivered.done_sent)
+    return exchange.consumed(usage, whole=answer.complete or exchange.delivered.done_sent)

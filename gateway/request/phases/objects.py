@@ -31,12 +31,12 @@ class ReplicaObjects:
             return None
         return self._router.objects.find(self._number(id_, caller), self._clock())
 
-    def answered(self, exchange: Exchange, caller: Caller) -> None:
+    def answered(self, exchange: Exchange) -> None:
         """The answer is an object that later requests may name; and the replica knew the one that this request has named."""
         for id_ in (exchange.attempts.object, exchange.api.refers):
             if id_:
                 replica = exchange.booking.chosen.replica
-                self._router.stored(self._number(id_, caller), replica, exchange.api.model, self._clock())
+                self._router.stored(self._number(id_, exchange.caller), replica, exchange.api.model, self._clock())
 
     def _number(self, id_: str, caller: Caller) -> int:
         return session_key(id_, _KIND, *scope_of(self._live, caller))

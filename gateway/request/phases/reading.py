@@ -7,18 +7,16 @@ from typing import Final
 
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
-from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Dialect
 from gateway.dialects.table import generates
 from gateway.errors import GatewayError
-from gateway.features.keys.callers import Callers
-from gateway.features.tracing.trace import PARSE, RECEIVE
 from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
-from gateway.request.client import Caller, ClientRequest
+from gateway.request.callers import Callers
+from gateway.request.exchange import Exchange
+from gateway.request.notes import PARSE, RECEIVE
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.scopes import scope_of
-from gateway.request.record import SettledRequest, tenant_label
+from gateway.request.record import tenant_label
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
@@ -45,56 +43,58 @@ class Reading:
         self._loops = loops
         self._clock = clock
 
-    def identify(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller | None:
-        """None: that may take a look-up: `looked_up`. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
-        return None if self._callers.looks_up else self._identified(request, dialect, record)
+    async def look_up(self, exchange: Exchange) -> None:
+        """`identify`, where a token may need keys of its issuer. Raises as it does."""
+        await self._callers.look_up(exchange.request.headers)
+        self.identify(exchange)
 
-    async def looked_up(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        """The same, where a token may need keys of its issuer."""
-        await self._callers.look_up(request.headers)
-        return self._identified(request, dialect, record)
-
-    def _identified(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> Caller:
-        caller = self._callers.of(request)
-        record.tenant = tenant_label(caller.tenant)
+    def identify(self, exchange: Exchange) -> None:
+        """Whose it is, and whether there is something at its path. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+        request, record = exchange.request, exchange.record
+        exchange.caller = caller = self._callers.of(request)
+        record.sender.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:
-            record.key = caller.grant.id
+            record.sender.key = caller.grant.id
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
-        if not dialect.strict:
+        if not exchange.dialect.strict:
             if record.path.startswith(_TWICE):
                 why = "the client adds /v1 to its base URL, which must end without it"
                 raise GatewayError(404, "not_found", f"There is nothing at {record.path[:100]}: {why}.")
         elif request.method != "POST":
             socket = " A WebSocket has 'Upgrade: websocket', which a proxy may drop." if record.path == _SOCKET_PATH else ""
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
-        return caller
 
-    async def parse(self, request: ClientRequest, dialect: Dialect, caller: Caller, record: SettledRequest) -> ApiRequest:
+    async def parse(self, exchange: Exchange) -> None:
         """Raises GatewayError 400, 408, 413, 415 or 503."""
-        record.enter(PARSE if request.here else RECEIVE, self._clock)
-        raw = request.take() if request.here else await self._read(request, dialect, record)
+        request, dialect, record = exchange.request, exchange.dialect, exchange.record
+        if exchange.notes is not None:
+            exchange.notes.enter(PARSE if request.here else RECEIVE, self._clock())
+        raw = request.take() if request.here else await self._read(exchange)
         now, aliases = self._parsing.turns.free, self._live.aliases
         api = self._parsing.at_once(dialect, raw, aliases) if now else await self._parsing.in_turn(dialect, raw, aliases)
         if api is None:
             with parsing(request.lease, len(raw)):
                 client = request.lease.account.client
-                api = await self._parsing.parse(dialect, raw, scope_of(self._live, caller), client, aliases)
+                api = await self._parsing.parse(dialect, raw, scope_of(self._live, exchange.caller), client, aliases)
+        exchange.api, exchange.parsed = api, True
         if not dialect.strict:
             if not api.model:
                 await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)
             api.refers = dialect.refers(record.path)
-            if not api.model and (known := self._objects.find(api.refers, caller)):
+            if not api.model and (known := self._objects.find(api.refers, exchange.caller)):
                 api.model = known[1]
-        record.stream, record.metered, record.countable = api.stream, api.metered, api.countable
-        record.alias = api.alias
-        record.generates = api.metered or (request.method == "POST" and generates(record.endpoint, has_prompt=api.has_prompt))
-        return api
+        subject = record.subject
+        subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
+        posts = request.method == "POST"
+        subject.generates = api.metered or (posts and generates(subject.endpoint, has_prompt=api.has_prompt))
 
-    async def _read(self, request: ClientRequest, dialect: Dialect, record: SettledRequest) -> bytes:
+    async def _read(self, exchange: Exchange) -> bytes:
         limits = self._live.config.limits
-        raw = await request.read(max_bytes=self._live.max_body, within_s=limits.body_s, opaque=not dialect.strict)
-        record.begun = self._clock()  # an upload takes its time; what counts is ours
-        record.enter(PARSE, self._clock)
+        opaque = not exchange.dialect.strict
+        raw = await exchange.request.read(max_bytes=self._live.max_body, within_s=limits.body_s, opaque=opaque)
+        exchange.record.begun = self._clock()  # an upload takes its time; what counts is ours
+        if exchange.notes is not None:
+            exchange.notes.enter(PARSE, self._clock())
         return raw

@@ -6,11 +6,9 @@ from typing import Final
 
 from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
-from gateway.dialects.dialect import Dialect
 from gateway.errors import GatewayError, internal_error
-from gateway.request.client import Audience, ClientReply, ClientRequest
+from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
-from gateway.request.record import SettledRequest
 from gateway.request.running import Running
 
 JSON_LINE: Final = b"Content-Type: application/json\r\n"
@@ -28,10 +26,9 @@ class Replies:
         self._running = running
         self._audience = audience
 
-    def begin(
-        self, request: ClientRequest, record: SettledRequest, status: int, body: bytes | None, lines: bytes
-    ) -> ClientReply:
+    def begin(self, exchange: Exchange, status: int, body: bytes | None, lines: bytes) -> ClientReply:
         """An answer's head, and its body. body: None: it comes later. lines: of the head, beside those of all such answers."""
+        request, record = exchange.request, exchange.record
         # If this gateway goes down, the client's next request should reach another one; and no request follows half of one.
         keep_alive = request.complete and not self._running.leaving
         reply = request.reply(keep_alive=keep_alive, patience_s=self._live.patience_s)
@@ -41,29 +38,28 @@ class Replies:
         reply.begin(status, headers, length=None if body is None else len(body), first=body or b"")
         return reply
 
-    def refuse(
-        self, request: ClientRequest, dialect: Dialect, record: SettledRequest, error: GatewayError, lines: bytes = b""
-    ) -> ClientReply:
+    def refuse(self, exchange: Exchange, error: GatewayError, lines: bytes = b"") -> ClientReply:
         """The answer to a request that cannot be served: the only place where a request's error becomes one."""
+        record, dialect = exchange.record, exchange.dialect
         record.status, record.error, record.code = error.status, error.message, error.code
-        body = dialect.error_body(self.shown(request, record, error), record.id)
+        body = dialect.error_body(self.shown(exchange, error), record.id)
         lines = JSON_LINE + lines
         if dialect.id_header:
             lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
-        if error.status in (UNAUTHORIZED, FORBIDDEN) or (error.status == TOO_MANY and record.key):
-            record.client = request.lease.account.client  # for whoever looks for somebody who guesses
+        if error.status in (UNAUTHORIZED, FORBIDDEN) or (error.status == TOO_MANY and record.sender.key):
+            record.sender.client = exchange.request.lease.account.client  # for whoever looks for somebody who guesses
         if error.status == UNAUTHORIZED:
             lines += b"WWW-Authenticate: Bearer\r\n"
         if error.retry_after_s is not None:
             lines += b"Retry-After: %d\r\n" % error.retry_after_s
-        return self.begin(request, record, error.status, body, lines)
+        return self.begin(exchange, error.status, body, lines)
 
-    def bug(self, request: ClientRequest, dialect: Dialect, record: SettledRequest, exchange: Exchange | None) -> ClientReply:
+    def bug(self, exchange: Exchange) -> ClientReply:
         """A bug has ended the request."""
-        if exchange is not None and (sent := exchange.delivered.reply) and sent.begun:
+        if (sent := exchange.delivered.reply) and sent.begun:
             sent.cut()  # nothing sane can follow what went out
-        return self.refuse(request, dialect, record, internal_error())
+        return self.refuse(exchange, internal_error())
 
-    def shown(self, request: ClientRequest, record: SettledRequest, error: GatewayError) -> GatewayError:
+    def shown(self, exchange: Exchange, error: GatewayError) -> GatewayError:
         """The error as this client may read it."""
-        return error if self._audience.is_operator(request) else error.redacted(record.id)
+        return error if self._audience.is_operator(exchange.request) else error.redacted(exchange.record.id)

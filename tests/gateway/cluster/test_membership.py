@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.cluster.commands import LocalControl, SingleProcess
 from gateway.cluster.member_source import MemberSource
 from gateway.cluster.membership import KEPT, MAX_DRAINS, Membership
@@ -18,6 +18,7 @@ from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.metrics import Metrics

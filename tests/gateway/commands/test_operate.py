@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.commands.cli import main
 from gateway.commands.operate import DEFAULT_ADMIN, OperatorError, ask
 from gateway.config.schema import Config, PoolConfig
+from gateway.core import Surroundings
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, listening, running, serving_runner

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.fleet.membership import CONFIGURATION, MAX_DEPARTED, SHOWN_S, Departed, Member, Members, merge, reconcile
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import LOGGED

@@ -13,9 +13,10 @@ import aiohttp
 import openai
 import pytest
 
-from gateway.app import Gateway, Surroundings, compose, serve
+from gateway.app import Gateway, compose, serve
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.request.running import ROUND_S, ROUNDS, Running
 from gateway.server.http.accept import BATCH
 from tests.gateway.conftest import BODY, LOGGED, eventually

@@ -52,7 +52,7 @@ def test_whoever_comes_through_another_gateway_is_no_direct_client() -> None:
 
 async def test_a_replica_sees_which_gateways_a_request_has_passed_and_nothing_else() -> None:
     async with FakeReplica() as one, running(one) as run:
-        own = run.gateway.served.lifecycle.loops.id
+        own = run.gateway.loops.id
         await run.post()
         await run.post(headers={"X-Warmroute-Via": chain(2)})
         await run.post(headers=[("X-Warmroute-Via", chain(1)), ("X-Warmroute-Via", "forged")])
@@ -67,12 +67,12 @@ async def test_a_replica_sees_which_gateways_a_request_has_passed_and_nothing_el
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/rerank", "/v1/models"])
 async def test_what_has_passed_this_gateway_before_is_refused(path: str) -> None:
     async with FakeReplica() as one, running(one) as run:
-        for via in (run.gateway.served.lifecycle.loops.id, chain(MAX_GATEWAYS)):
+        for via in (run.gateway.loops.id, chain(MAX_GATEWAYS)):
             method = "GET" if path == "/v1/models" else "POST"
             async with run.session.request(method, run.url + path, headers={"X-Warmroute-Via": via}, json={}) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (508, "loop_detected")
         assert not one.requests
-        assert (await run.get("/health", headers={"X-Warmroute-Via": run.gateway.served.lifecycle.loops.id}))[0] == 200
+        assert (await run.get("/health", headers={"X-Warmroute-Via": run.gateway.loops.id}))[0] == 200
 
 
 async def test_a_replica_that_is_the_gateway_itself_is_never_up(request_lines: Lines) -> None:

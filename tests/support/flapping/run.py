@@ -10,7 +10,8 @@ import time
 from random import Random
 from typing import Final
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
+from gateway.core import Surroundings
 from gateway.fleet.membership import SHOWN_S
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, OUTPUT, Running, config_over, eventually, serving_runner

@@ -113,7 +113,7 @@ def known(diagnoses: Diagnoses, id_: str, prompt: Fingerprint, now: float) -> bo
 
 @pytest.mark.parametrize(("most", "most_bytes", "left"), [(10, 1 << 20, 10), (1000, 5800, 10)])
 def test_a_flood_of_ids_is_bounded(most: int, most_bytes: int, left: int) -> None:
-    diagnoses = Diagnoses(most, most_bytes)
+    diagnoses = Diagnoses(lambda: 0.0, most, most_bytes)
     flood = list(prompts(100))
     for id_, prompt in flood:
         diagnoses.remember(id_, "owner", prompt, 0.0)
@@ -123,7 +123,7 @@ def test_a_flood_of_ids_is_bounded(most: int, most_bytes: int, left: int) -> Non
 
 
 def test_ids_expire_and_may_come_again() -> None:
-    diagnoses = Diagnoses()
+    diagnoses = Diagnoses(lambda: 0.0)
     (id_, one), (other, two) = prompts(2)
     diagnoses.remember(id_, "owner", one, 0.0)
     assert known(diagnoses, id_, one, TTL_S - 1)

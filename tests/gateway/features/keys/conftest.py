@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from gateway.features.keys.keys import Keys
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import FakeReplica
 
@@ -21,8 +22,7 @@ async def keyed(
     section = {"url": f"sqlite:///{folder}/keys.sqlite", **(keys or {})}
     async with running(*replicas, keys=section, **config) as run:
         yield run
-        assert run.gateway.keys is not None
-        run.gateway.keys.limiter.check()
+        run.gateway[Keys].limiter.check()
 
 
 async def made(run: Running, **settings: Any) -> tuple[str, str]:

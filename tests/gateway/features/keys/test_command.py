@@ -17,6 +17,7 @@ import pytest
 
 from gateway.commands.cli import main
 from gateway.features.keys.file import read_keys
+from gateway.features.keys.keys import Keys
 from gateway.features.keys.record import Key
 from gateway.features.keys.secret import SHAPE, digest_of
 from gateway.features.keys.store import opened
@@ -37,7 +38,7 @@ async def test_what_a_command_changes_a_running_gateway_follows(tmp_path: Path) 
         return done.stdout.strip()
 
     async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
-        keys = run.gateway.keys
+        keys = run.gateway[Keys]
         assert keys is not None
         key = command("create", "--tenant", "acme", "--models", "m,n-*")
         assert SHAPE.fullmatch(key)

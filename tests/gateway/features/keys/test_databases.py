@@ -43,8 +43,7 @@ def replica_of() -> FakeReplica:
 
 
 def keys_of(run: Running) -> Keys:
-    assert run.gateway.keys is not None
-    return run.gateway.keys
+    return run.gateway[Keys]
 
 
 async def status(run: Running, key: str) -> int:

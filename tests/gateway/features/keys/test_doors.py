@@ -12,6 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from gateway.errors import GatewayError
 from gateway.features.keys.grant import Grant
+from gateway.features.keys.keys import Keys
 from gateway.features.keys.ring import KeyRing
 from gateway.features.keys.secret import SHAPE, digest_of, new_key
 from tests.gateway.conftest import BODY, Running, eventually, running
@@ -205,8 +206,7 @@ async def test_a_stream_outlives_its_key_and_is_paid_for(tmp_path: Path) -> None
             assert (await run.post(headers=bearer(key)))[0] == 401
             hold.set()
             assert (await answer.read()).endswith(b"data: [DONE]\n\n")
-        assert run.gateway.keys is not None
-        account = run.gateway.keys.limiter.account(id_)
+        account = run.gateway[Keys].limiter.account(id_)
         assert account is not None
         await eventually(lambda: account.open == 0)
         assert sum(account.own.days.values()) >= 10**12
@@ -227,8 +227,7 @@ async def test_a_key_that_expires_while_its_request_waits(tmp_path: Path) -> Non
             await eventually(lambda: replica.requests)
             waiting = asyncio.create_task(run.post(headers=bearer(short)))
             await eventually(lambda: run.gateway.fleet.pools[0].admission.waiting == 1)
-            assert run.gateway.keys is not None
-            grant = run.gateway.keys.ring.grant(id_)
+            grant = run.gateway[Keys].ring.grant(id_)
             assert grant is not None
             grant.expires_at = 1.0  # it is time that has passed
             go_on.set()

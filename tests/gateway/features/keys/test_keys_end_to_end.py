@@ -14,6 +14,7 @@ import anthropic
 import openai
 import pytest
 
+from gateway.features.keys.keys import Keys
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
 from tests.support.fakes import FakeReplica, answers, dies, hangs, models
@@ -297,7 +298,7 @@ async def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
         assert run.gateway.metrics.keys_up.values[()] == 0
         assert (await run.post(headers=bearer(one)))[0] == 200  # nothing has changed
         file.write_text(f"keys:\n- {{id: abcdefgi, sha256: {digest_of(other).hex()}, tenant: acme}}\n")
-        ring = run.gateway.keys.ring if run.gateway.keys else None
+        ring = run.gateway[Keys].ring
         await eventually(lambda: ring and ring.find(digest_of(other), 0))
         assert run.gateway.metrics.keys_up.values[()] == 1
         assert [(await run.post(headers=bearer(key)))[0] for key in (one, other)] == [401, 200]

@@ -28,7 +28,7 @@ def keys_in(folder: Path) -> dict[str, Any]:
 
 
 def account(worker: Worker, id_: str) -> Account | None:
-    keys = worker.gateway.keys
+    keys = worker.gateway[Keys]
     return keys.limiter.account(id_) if keys else None
 
 

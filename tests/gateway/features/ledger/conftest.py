@@ -49,7 +49,8 @@ def record(**values: Any) -> SettledRequest:
         "bill": Bill(150, 80, 300, 720, 50, 7),
     }
     for name, value in (settled | values).items():
-        object.__setattr__(made, name, value)
+        groups = (made.sender, made.subject, made.placement, made.answer, made.spent)
+        object.__setattr__(next((group for group in groups if hasattr(group, name)), made), name, value)
     return made
 
 

@@ -173,13 +173,15 @@ def test_the_sums_are_those_of_the_rows(requests: list[tuple[SettledRequest, int
         made += one.batch(entries.of(request), NOON).rows()
     expected = dict[tuple[str, str], list[int]]()
     for request, day in requests:
-        used, bill = request.consumed, request.bill
+        used, bill = request.spent.consumed, request.spent.bill
         usage = used.usage if used else Usage(0, 0, 0)
         values = [1, int(request.status == 500), int(bool(used and used.estimated)), int(used is not None and bill is None)]
         values += [usage.prompt, usage.cached or 0, usage.written, usage.hours, usage.completion, used.images if used else 0]
         values += [getattr(bill, name) if bill else 0 for name in MONEY]
-        sums = expected.setdefault((day_of(milliseconds(NOON + day * DAY_S)), request.tenant), [0] * len(values))
-        expected[day_of(milliseconds(NOON + day * DAY_S)), request.tenant] = [a + b for a, b in zip(sums, values, strict=True)]
+        sums = expected.setdefault((day_of(milliseconds(NOON + day * DAY_S)), request.sender.tenant), [0] * len(values))
+        expected[day_of(milliseconds(NOON + day * DAY_S)), request.sender.tenant] = [
+            a + b for a, b in zip(sums, values, strict=True)
+        ]
     found = sums_of(made)
     assert [(each[0], each[1]) for each in found] == sorted(expected)
     for each in found:

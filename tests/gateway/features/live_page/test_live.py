@@ -18,6 +18,7 @@ import pytest
 from gateway.features.live_page.broadcast import MOST_WATCHERS, RECENT, Broadcast
 from gateway.features.live_page.feed import BURST, QUIET_S
 from gateway.features.live_page.live import LiveEndpoints
+from gateway.features.live_page.view import LiveView
 from gateway.server.endpoints import ADMIN, side_runner
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.features.workers.conftest import star
@@ -126,21 +127,21 @@ async def test_requests_that_reach_no_replica_are_shown() -> None:
 
 async def test_nothing_is_kept_without_watchers() -> None:
     async with FakeReplica() as one, running(one) as run:
-        view = run.gateway.observing.live_view
-        observers = len(run.gateway.observing.observers)
+        view = run.gateway[LiveView]
+        observers = len(run.gateway.observers)
         await run.post()
         assert len(view.feed) == 0
         await asked(run)
-        assert len(run.gateway.observing.observers) == observers + 1
+        assert len(run.gateway.observers) == observers + 1
         await run.post()
         assert len(view.feed) == 1
         view.sweep(run.gateway.clock() + QUIET_S + 1)
-        assert (len(view.feed), len(run.gateway.observing.observers)) == (0, observers)
+        assert (len(view.feed), len(run.gateway.observers)) == (0, observers)
 
 
 async def test_sums_over_time_are_there_when_the_page_is_opened() -> None:
     async with FakeReplica([answers(prompt=100, cached=50)]) as one, running(one, prices=PRICES) as run:
-        view = run.gateway.observing.live_view
+        view = run.gateway[LiveView]
         view.sums.sample(run.gateway.clock())
         for _ in range(3):
             await run.post()
@@ -221,7 +222,7 @@ async def test_one_that_reads_nothing_is_disconnected_and_its_place_is_free() ->
         broadcast = Broadcast(run.gateway.local, run.gateway.control, time.time, every_s=0.001)
         served = run.gateway.served
         watched = LiveEndpoints(served.operator, run.gateway.local, broadcast, stall_s=0.5)
-        runner = side_runner(dataclasses.replace(served, features=[watched]), ADMIN)
+        runner = side_runner(dataclasses.replace(served, endpoints=watched.routes()), ADMIN)
         address = (await stack.enter_async_context(listening(runner))).removeprefix("http://").split(":")
         sock = stack.enter_context(socket.socket())
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -246,7 +247,7 @@ async def test_a_flood_is_sampled() -> None:
         await asked(run)
         whole = int(BURST) + 120
         await asyncio.gather(*(run.post(headers={"X-Request-Id": f"r{at}"}) for at in range(whole)))
-        feed = run.gateway.observing.live_view.feed
+        feed = run.gateway[LiveView].feed
         await eventually(lambda: feed.ended == whole)
         feed.check()
         assert feed.hidden > 0

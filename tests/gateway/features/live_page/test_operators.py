@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
+from gateway.features.live_page.view import LiveView
 from tests.gateway.conftest import eventually
 from tests.gateway.features.live_page.conftest import fleet, opened
 from tests.support.browser import tab as blank
@@ -106,7 +107,7 @@ async def test_without_a_key_another_site_gets_nothing(browser: Browser) -> None
             body = f'{{"name": "{replicas[0].name}"}}' if path == "drain" else None
             await foreign.page.evaluate(asks, [f"{runs[0].admin_url}/warmroute/{path}", "POST" if body else "GET", body])
         assert not runs[0].gateway.fleet.named(replicas[0].name).draining  # type: ignore[union-attr]
-        assert not runs[0].gateway.observing.live_view.feed.on
+        assert not runs[0].gateway[LiveView].feed.on
 
 
 async def test_keys_are_made_rotated_and_revoked(browser: Browser, tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
+from gateway.core import Surroundings
 from gateway.dialects.responses.kept import MAX_KEPT
 from gateway.features.runs.recording import SETTLE_S
+from gateway.features.runs.runs import Runs
 from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
@@ -50,7 +52,7 @@ def ids_in(folder: Path) -> set[str]:
 
 async def test_one_whose_client_leaves_before_it_has_the_id_is_withdrawn(tmp_path: Path) -> None:
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
-        first, places = await ask(run, "a"), run.gateway.runs.places
+        first, places = await ask(run, "a"), run.gateway[Runs].places
         with opened(tmp_path) as file:
             file.execute("begin immediate")  # so the run's row is being written until we end this
             asking = asyncio.create_task(run.post({"model": "m", "input": "b", "background": True}, RESPONSES))
@@ -87,7 +89,7 @@ async def test_an_end_that_the_store_takes_later_is_none_that_is_lost(tmp_path: 
     async with refusing(tmp_path, later) as (run, stream):
         await eventually(lambda: "the end of a run is not kept yet" in caplog.text)
         later[0] = SETTLE_S - 60
-        assert run.gateway.runs.places.taken == 1
+        assert run.gateway[Runs].places.taken == 1
         await rename(tmp_path, "gone", "warmroute_runs")
         seen = [event async for event in stream]
         assert (seen[-1].type, seen[-1].response.output_text) == ("response.completed", "to a")
@@ -102,7 +104,7 @@ async def test_an_end_that_the_store_never_takes(tmp_path: Path) -> None:
         seen = [event async for event in stream]
         assert (seen[-1].type, seen[-1].response.status) == ("response.failed", "failed")
         assert "could not be kept" in seen[-1].response.error.message
-        await eventually(lambda: run.gateway.runs.places.taken == 0)
+        await eventually(lambda: run.gateway[Runs].places.taken == 0)
         assert (await run.metrics())['warmroute_background_runs_total{status="failed"}'] == 1
 
 
@@ -130,7 +132,7 @@ async def test_a_large_answer_is_kept_up_to_the_bound_of_all(tmp_path: Path, str
     async with large(size, stream=stream) as one, running(one, state=kept_in(tmp_path)) as run:
         last = await ended(run, (await begin(run)).id)
         assert (last.status, len(last.output_text), last.background) == ("completed", size, True)
-        await eventually(lambda: len(run.gateway.runs) == 0)
+        await eventually(lambda: len(run.gateway[Runs]) == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -158,7 +160,7 @@ async def test_a_cancel_is_logged_as_what_it_is(tmp_path: Path, request_lines: A
         first = await begin(run)
         await slow.begun.wait()
         await run.client.responses.cancel(first.id)
-        await eventually(lambda: not len(run.gateway.runs))
+        await eventually(lambda: not len(run.gateway[Runs]))
         (line,) = [line for line in request_lines() if line["id"] == first.id]
         assert (line["status"], line["cancelled"], line["level"]) == (200, True, "info")
         assert "error" not in line
@@ -179,10 +181,10 @@ async def test_a_cancel_while_a_replica_refuses_is_no_error_either(tmp_path: Pat
     async with FakeReplica([refuses_slowly], listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
         first = await begin(run)
         await waits.wait()
-        (going,) = run.gateway.runs._runs.values()
+        (going,) = run.gateway[Runs]._runs.values()
         await eventually(lambda: going.status == 400)
         await run.client.responses.cancel(first.id)
-        await eventually(lambda: not len(run.gateway.runs))
+        await eventually(lambda: not len(run.gateway[Runs]))
         (line,) = [line for line in request_lines() if line["id"] == first.id]
         assert (line["status"], line["cancelled"], line["level"]) == (200, True, "info")
         assert "error" not in line
@@ -204,11 +206,11 @@ async def test_a_shutdown_tells_followers_what_becomes_of_the_response(tmp_path:
             made = await begin(run)
             await slow.begun.wait()
             stream = await other.client.responses.retrieve(made.id, stream=True)
-            await eventually(lambda: len(other.gateway.runs.watched))
+            await eventually(lambda: len(other.gateway[Runs].watched))
             assert "Follow the response again" in await said_at_shutdown(other, stream)
         stream = await run.client.responses.retrieve(made.id, stream=True)
         said = await said_at_shutdown(run, stream)
         assert "has failed with it: fetch it" in said
-        await eventually(lambda: not len(run.gateway.runs))
+        await eventually(lambda: not len(run.gateway[Runs]))
         assert "Retry" not in said
         assert (await run.client.responses.retrieve(made.id)).status == "failed"

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from gateway.admission.memory import SHARE, Budget
+from gateway.features.runs.runs import Runs
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.responses.test_recall import answer_of, ask, kept_in, replica
 from tests.gateway.features.responses.test_references import reference
@@ -66,7 +67,7 @@ async def test_a_replay_of_a_large_response(tmp_path: Path) -> None:
 
     async with FakeReplica([long], listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
         made = await ended(run, (await begin(run)).id)
-        run.gateway.runs.logs.forget(run.gateway.runs.logs.keys()[0])
+        run.gateway[Runs].logs.forget(run.gateway[Runs].logs.keys()[0])
         with crowded(run.gateway.served.memory), pytest.raises(openai.APIError, match=FULL):
             async for _ in await run.client.responses.retrieve(made.id, stream=True):
                 pass
@@ -83,7 +84,7 @@ async def test_a_follower_whose_runs_events_cannot_be_held(tmp_path: Path) -> No
         async for event in stream:
             if event.type == "response.output_text.delta":
                 break
-        logs = run.gateway.runs.logs
+        logs = run.gateway[Runs].logs
         [key] = logs.keys()
         with crowded(run.gateway.served.memory, 100):
             slow.go.set()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.features.runs.places import SHARE, Places
+from gateway.features.runs.runs import Runs
 from gateway.features.runs.watching import Watched
 from tests.gateway.conftest import running
 from tests.gateway.features.responses.test_recall import RESPONSES, kept_in, replica
@@ -68,7 +69,7 @@ def test_those_that_follow_runs_of_other_processes_are_bounded_so_too() -> None:
 async def test_a_flood_of_invented_credentials_leaves_places_to_another_address(tmp_path: Path) -> None:
     body = {"model": "m", "input": "a", "background": True}
     async with replica() as one, running(one, state=kept_in(tmp_path)) as run:
-        flood(run.gateway.runs.places, "127.0.0.1")
+        flood(run.gateway[Runs].places, "127.0.0.1")
         for headers in ({}, {"Authorization": "Bearer never seen"}):
             status, answered, error = await run.post(body, RESPONSES, headers=headers)
             assert (status, answered["Retry-After"], error["error"]["code"]) == (429, "5", "too_many_background_responses")
@@ -78,7 +79,7 @@ async def test_a_flood_of_invented_credentials_leaves_places_to_another_address(
             session.post(run.url + RESPONSES, json=body) as answer,
         ):
             assert (await answer.json())["status"] == "queued"
-    run.gateway.runs.places.check()
+    run.gateway[Runs].places.check()
 
 
 @pytest.mark.parametrize("limit", [0, 1])

@@ -12,8 +12,9 @@ from pathlib import Path
 import aiohttp
 import openai
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.commands.demo.processes import listening_url
+from gateway.core import Surroundings
 from gateway.server.endpoints import clients_runner
 from tests.chaos.stage import Child
 from tests.gateway.conftest import LOGGED, config_over, serving_runner

@@ -11,8 +11,10 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
+from gateway.core import Surroundings
 from gateway.features.runs.beginning import MAX_OWNED
+from gateway.features.runs.runs import Runs
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, running, serving_runner
 from tests.gateway.features.responses.test_recall import answer_of, kept_in, replica, texts
@@ -106,7 +108,7 @@ async def test_it_is_answered_at_once_and_completed_later(tmp_path: Path, reques
         assert metrics['warmroute_background_runs_total{status="completed"}'] == 1
         line = next(line for line in request_lines() if line["id"] == first.id)
         assert (line["status"], line["prompt_tokens"], line["replica"]) == (200, 10, one.name)
-        assert len(run.gateway.runs) == 0
+        assert len(run.gateway[Runs]) == 0
 
 
 async def test_a_running_one_is_cancelled_and_its_replica_left(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ async def test_a_running_one_is_cancelled_and_its_replica_left(tmp_path: Path) -
         for _ in range(2):
             assert (await run.client.responses.cancel(first.id)).status == "cancelled"
         await slow.left.wait()
-        await eventually(lambda: not len(run.gateway.runs))
+        await eventually(lambda: not len(run.gateway[Runs]))
         assert (await run.client.responses.retrieve(first.id)).status == "cancelled"
         with pytest.raises(openai.BadRequestError, match="cancelled"):
             await run.client.responses.create(model="m", input="b", previous_response_id=first.id)
@@ -130,7 +132,7 @@ async def test_deleting_a_running_one_ends_it(tmp_path: Path) -> None:
         await slow.begun.wait()
         await run.client.responses.delete(first.id)
         await slow.left.wait()
-        await eventually(lambda: not len(run.gateway.runs))
+        await eventually(lambda: not len(run.gateway[Runs]))
         with pytest.raises(openai.NotFoundError):
             await run.client.responses.retrieve(first.id)
 
@@ -206,8 +208,8 @@ async def test_a_stream_goes_on_from_any_event(tmp_path: Path) -> None:
         assert (seen[-1].type, seen[-1].response.id, seen[-1].response.store) == ("response.completed", id_, True)
         replayed = [event async for event in await run.client.responses.retrieve(id_, stream=True)]
         assert [event.model_dump() for event in replayed] == [event.model_dump() for event in seen]
-        run.gateway.runs.logs.check()
-        run.gateway.runs.logs.forget(run.gateway.runs.logs.keys()[0])
+        run.gateway[Runs].logs.check()
+        run.gateway[Runs].logs.forget(run.gateway[Runs].logs.keys()[0])
         made = [event async for event in await run.client.responses.retrieve(id_, stream=True)]
         assert "".join(event.delta for event in made if event.type == "response.output_text.delta") == "to a"
         (last,) = [event async for event in await run.client.responses.retrieve(id_, stream=True, starting_after=4)]
@@ -224,7 +226,7 @@ async def test_no_owner_has_more_than_its_share(tmp_path: Path) -> None:
         other = run.client.with_options(api_key="other")
         assert (await other.responses.create(model="m", input="a", background=True)).status == "queued"
         await run.client.responses.cancel(made[0].id)
-        await eventually(lambda: len(run.gateway.runs) == MAX_OWNED)
+        await eventually(lambda: len(run.gateway[Runs]) == MAX_OWNED)
         await begin(run)
         slow.go.set()
         for each in made[1:]:
@@ -239,7 +241,7 @@ async def test_a_gateway_that_goes_down_says_so(tmp_path: Path) -> None:
             await slow.begun.wait()
             served = run.gateway.served.running
             await served.wait(0.01, asyncio.Event())
-            await eventually(lambda: not len(run.gateway.runs))
+            await eventually(lambda: not len(run.gateway[Runs]))
         async with running(one, state=kept_in(tmp_path)) as run:
             last = await run.client.responses.retrieve(first.id)
             assert (last.status, last.error.code) == ("failed", "server_error")
@@ -255,7 +257,7 @@ async def test_two_gateways_on_one_store(tmp_path: Path) -> None:
         await slow.begun.wait()
         assert (await other.client.responses.retrieve(first.id)).status in ("queued", "in_progress")
         assert (await other.client.responses.cancel(first.id)).status == "cancelled"
-        await eventually(lambda: len(run.gateway.runs) == 1)
+        await eventually(lambda: len(run.gateway[Runs]) == 1)
         follows = await other.client.responses.retrieve(second.id, stream=True, starting_after=5)
         slow.go.set()
         (last,) = [event async for event in follows]

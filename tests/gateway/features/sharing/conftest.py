@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.cluster.commands import SingleProcess
+from gateway.core import Surroundings
 from gateway.features.sharing.outbox import MOST_BYTES
 from gateway.features.sharing.single_process import single_process
 from gateway.features.snapshots.keeper import SnapshotFile

@@ -16,10 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import Surroundings, compose, serve
+from gateway.app import compose, serve
 from gateway.cluster.commands import SingleProcess
 from gateway.cluster.messages import Join
 from gateway.config.schema import ReplicaConfig, RoutingConfig
+from gateway.core import Surroundings
 from gateway.features.sharing.single_process import SingleKnowledge, single_process
 from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.keeper import SnapshotFile, file_of

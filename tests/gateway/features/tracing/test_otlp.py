@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from gateway.commands.surroundings import require_libraries
 from gateway.config.parse import ConfigError
-from gateway.features.tracing.exporter import Rejection
+from gateway.features.tracing.exporter import Exporter, Rejection
 from gateway.features.tracing.otlp import OtlpSender
 from gateway.features.tracing.span import Span
 from tests.gateway.conftest import config_over, eventually, running
@@ -35,7 +35,7 @@ async def test_headers_and_attributes_come_from_the_standards_variables(monkeypa
         async with running(one, tracing=collector.tracing()) as run:
             await run.post()
             await collector.asked(1)
-            await eventually(lambda: run.gateway.exporter and run.gateway.exporter.exported)
+            await eventually(lambda: run.gateway.part(Exporter) and run.gateway.part(Exporter).exported)
             metrics = await run.metrics()
         assert metrics["warmroute_spans_exported_total"] == len(collector.spans)
         assert collector.headers[0]["authorization"] == "Bearer key"
@@ -56,7 +56,7 @@ async def test_a_collector_that_refuses_costs_its_spans_only(status: int) -> Non
     """Or sends them elsewhere: nobody follows."""
     async with Collector(status=status) as collector, FakeReplica() as one, running(one, tracing=collector.tracing()) as run:
         assert (await run.post())[0] == 200
-        exporter = run.gateway.exporter
+        exporter = run.gateway.part(Exporter)
         assert exporter
         await eventually(lambda: exporter.failed)
         collector.status = 200
@@ -196,7 +196,7 @@ async def test_ten_thousand_requests_with_a_dead_collector() -> None:
 
         for _ in range(5):
             await asyncio.gather(*(client() for _ in range(20)))
-        exporter = run.gateway.exporter
+        exporter = run.gateway.part(Exporter)
         assert exporter
         metrics = await run.metrics()
     # None was taken, and none forgotten; the thread may still be in its last attempt.
@@ -210,7 +210,7 @@ async def test_the_log_says_which_collector_is_away_and_why(caplog: pytest.LogCa
         dead = gone.url
     async with FakeReplica([answers()]) as one, running(one, tracing={"endpoint": dead, "sample": 1}) as run:
         assert (await run.post())[0] == 200
-        exporter = run.gateway.exporter
+        exporter = run.gateway.part(Exporter)
         assert exporter
         await eventually(lambda: exporter.failed)
     [problem] = [record.__dict__["error"] for record in caplog.records if record.name == "warmroute.traces"]

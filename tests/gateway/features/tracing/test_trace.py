@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.features.tracing.trace import ADMIT, MAX_ATTEMPTS, Trace
+from gateway.features.tracing.trace import MAX_ATTEMPTS, Trace
+from gateway.request.notes import ADMIT
 
 
 def test_attempts_are_bounded_and_the_last_one_is_kept() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.dialects.table import ENDPOINTS
+from gateway.features.tracing.exporter import Exporter
 from gateway.features.tracing.spans import MAX_CHARS, OPERATIONS
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.collector import Collector, Received
@@ -373,7 +374,7 @@ async def test_off_the_headers_pass_as_they_came() -> None:
     async with FakeReplica() as one, running(one) as run:
         await ask(run, traceparent=SAMPLED, tracestate="a=1,,b=2")
         await ask(run, traceparent=odd)
-        assert run.gateway.exporter is None
+        assert run.gateway.part(Exporter) is None
         first, second = one.requests
     assert first.headers["traceparent"] == SAMPLED
     assert first.headers["tracestate"] == "a=1,,b=2"
@@ -418,7 +419,7 @@ async def test_an_engines_error_in_a_stream_is_not_quoted(collector: Collector) 
 
 @documented
 def test_the_page_names_every_attribute() -> None:
-    spans = (ROOT / "gateway" / "request" / "tracing" / "spans.py").read_text("utf-8")
+    spans = (ROOT / "gateway" / "features" / "tracing" / "spans.py").read_text("utf-8")
     written = re.findall(r'"((?:gen_ai|warmroute|http|server|error)\.[\w.]+)"', spans)
     page = (ROOT / "docs" / "observability.md").read_text("utf-8")
     named_there = set(re.findall(r"`((?:gen_ai|warmroute|http|server|error)\.[\w.]+)`", page))

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.app import Gateway, Surroundings, compose
+from gateway.app import Gateway, compose
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import decode_config
 from gateway.config.schema import Config
 from gateway.config.source import load
+from gateway.core import Surroundings
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import HISTORY_BYTES

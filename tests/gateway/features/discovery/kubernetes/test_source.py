@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
 from gateway.config.schema import Config
+from gateway.core import Surroundings
 from gateway.features.discovery.kubernetes.source import KubernetesSource
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, serving_runner

@@ -16,7 +16,9 @@ import anthropic
 import openai
 import pytest
 
-from gateway.app import Surroundings, compose
+from gateway.app import compose
+from gateway.core import Surroundings
+from gateway.features.keys.keys import Keys
 from gateway.features.keys.tokens.issuer import LOOK_UP_S, Issuer
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import BODY, LOGGED, Running, config_over, eventually, longest_pause, running, serving_runner
@@ -56,14 +58,12 @@ async def trusting(
     gateway = compose(config_over(*replicas, keys=keys, **config), LOGGED, Surroundings(wall_clock=wall_clock))
     async with serving_runner(gateway, clients_runner(gateway.served)) as run:
         yield run
-        assert run.gateway.keys is not None
-        run.gateway.keys.limiter.check()
+        run.gateway[Keys].limiter.check()
 
 
 def first_of(run: Running) -> Issuer:
-    assert run.gateway.keys is not None
-    assert run.gateway.keys.tokens is not None
-    return run.gateway.keys.tokens.issuers[0]
+    assert run.gateway[Keys].tokens is not None
+    return run.gateway[Keys].tokens.issuers[0]
 
 
 def held(until: asyncio.Event) -> Any:
@@ -95,10 +95,9 @@ async def test_a_token_lets_in_and_its_tenant_counts(
         assert not sent.keys() & {"authorization", "x-api-key", "x-tenant-id"}
         line = request_lines()[-1]
         assert (line["tenant"], line["key"]) == ("acme", "idp:acme")
-        shown = [json.dumps(request_lines()), caplog.text, str(await run.metrics()), repr(run.gateway.keys)]
+        shown = [json.dumps(request_lines()), caplog.text, str(await run.metrics()), repr(run.gateway[Keys])]
         assert not any(part in text for part in token.split(".")[1:] for text in shown)
-        assert run.gateway.keys is not None
-        assert len(run.gateway.keys.tokens or ()) == 1  # verified once
+        assert len(run.gateway[Keys].tokens or ()) == 1  # verified once
 
 
 async def test_official_clients_take_tokens() -> None:
@@ -316,7 +315,7 @@ async def test_a_flood_of_unknown_keys_is_one_question() -> None:
 
         assert set(await asyncio.gather(*map(one, tokens))) == {401}
         assert len(issuer.requests) <= asked + 2
-        assert len(run.gateway.keys.tokens or () if run.gateway.keys else ()) == 1
+        assert len(run.gateway[Keys].tokens or ()) == 1
 
 
 async def test_an_issuer_that_is_down_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -499,8 +498,7 @@ async def test_limits_of_tenants_hold_across_workers() -> None:
         async with star(replica, keys=keys, prices=PRICES) as (_, workers):
             one, two = workers[0].run, workers[1].run
             assert [(await one.post(headers=bearer(issuer.token())))[0] for _ in range(2)] == [200, 429]
-            assert two.gateway.keys is not None
-            limiter = two.gateway.keys.limiter
+            limiter = two.gateway[Keys].limiter
             await eventually(lambda: (account := limiter.account("idp:acme")) and account.others)
             assert (await two.post(headers=bearer(issuer.token())))[0] == 429
             assert (await two.post(headers=bearer(issuer.token(tenant="other"))))[0] == 200

@@ -1,0 +1,222 @@
+"""The core of a gateway: the parts that every request needs, composed, and the tables to which features add theirs.
+
+    Core(config) ──► for each feature that the configuration wants: feature.install(core) ──► lifecycle_of(core) ──► app.py
+
+A feature takes the parts that it needs out of the core, and adds to these tables:
+
+    extensions, observers    what it does in a request's life (`request/extensions.py`), and at its end
+    callers                  replaced: who sends a request
+    work                     what goes on beside the requests
+    gauges                   called before the metrics are read
+    topics                   what other processes of the gateway ask it, and tell it (`cluster/topics.py`)
+    control_plane            replaced: how commands reach all processes of the gateway
+    endpoints, pages         routes for operators; of the admin listener alone
+    sockets                  serves WebSockets
+    parts                    what other features, and tests, look up by its type: `put`, `part`
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gateway import __version__
+from gateway.accounting.meter import Meter
+from gateway.admission.connection_limit import ConnectionLimit
+from gateway.admission.memory import Budget
+from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
+from gateway.cluster.membership import SourcesOf
+from gateway.cluster.process import budget_bytes, connection_limit
+from gateway.cluster.topics import Topics
+from gateway.config.live import Live
+from gateway.config.schema import Config, RoutingConfig
+from gateway.config.source import Source
+from gateway.dialects.table import Dialects
+from gateway.fleet.directory import FIRST_PROBES_S, Fleet
+from gateway.parser.parsing import Parsing
+from gateway.parser.process import ParserProcess
+from gateway.request.attempts import Attempts
+from gateway.request.callers import Callers
+from gateway.request.delivery import Delivery
+from gateway.request.extensions import Extensions
+from gateway.request.lifecycle import Lifecycle
+from gateway.request.phases.admitting import Admitting
+from gateway.request.phases.choosing import Choosing
+from gateway.request.phases.ending import Ending
+from gateway.request.phases.objects import ReplicaObjects
+from gateway.request.phases.reading import Reading
+from gateway.request.phases.replies import Replies
+from gateway.request.resumption import Resumption
+from gateway.request.running import Running
+from gateway.request.settle import Observer, observers_of
+from gateway.server.access import Access
+from gateway.server.endpoints import Endpoints, Pages, Sockets
+from gateway.telemetry.loop_lag import LoopLag
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.request_log import RequestLog
+from gateway.upstream.client import UpstreamClient
+from gateway.upstream.headers import Address
+from gateway.upstream.loop_guard import LoopGuard
+from gateway.upstream.pool import Connector
+from gateway.upstream.resolver import Resolver
+from router import Router
+from router.index import trie
+
+T = TypeVar("T")
+ControlPlaneOf = Callable[[LocalControl], ControlPlane]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a gateway gets from outside of its configuration.
+
+    source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers (default: that
+    of the features). resolver: of the replicas' host names (default: the system's). loops: knows this gateway's id (default: a
+    new one). dials: makes connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a
+    process that knows those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the
+    sources of replicas that a configuration asks for (default: those of the features). wall_clock: Unix seconds, of what is
+    kept. first_probes_s: how long a start waits for the replicas' first answers.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    source: Source[Config] | None = None
+    control_plane: ControlPlaneOf | None = None
+    resolver: Resolver | None = None
+    loops: LoopGuard | None = None
+    dials: Callable[[Address], Connector] | None = None
+    dialects: Dialects = field(default_factory=Dialects)
+    observers: Sequence[Observer] = ()
+    members: SourcesOf | None = None
+    first_probes_s: float = FIRST_PROBES_S
+
+
+class Work:
+    """What goes on beside the requests, in the order of its times.
+
+    starts: before anything else. tasks: from the start to the end. begins: before the first request. sweeps: every second, with
+    a reading of the clock. finishes: when the requests are over, before the tasks end. closes: at the very end.
+    """
+
+    def __init__(self) -> None:
+        self.starts: list[Callable[[], Awaitable[None]]] = []
+        self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self.begins: list[Callable[[], Awaitable[None]]] = []
+        self.sweeps: list[Callable[[float], None]] = []
+        self.finishes: list[Callable[[], Awaitable[None]]] = []
+        self.closes: list[Callable[[], Awaitable[None]]] = []
+
+
+class Core:
+    """See the top of this file. requests: their log."""
+
+    lifecycle: Lifecycle  # when all features are installed
+    control: ControlPlane  # when this process can be controlled
+
+    def __init__(self, config: Config, requests: RequestLog, around: Surroundings) -> None:
+        self.around = around
+        self.clock, self.wall_clock = around.clock, around.wall_clock
+        self.live, self.metrics, self.requests = Live(config), Metrics(), requests
+        self.loops, chance, routing = around.loops or LoopGuard(), random.Random(), config.routing
+        self.router = _router_of(routing, chance)
+        self.fleet = Fleet(config, self.router, self.metrics, chance, self.clock)
+        self.upstream = UpstreamClient(self.live, around.resolver, self.fleet.connection_closed, self.loops, around.dials)
+        self.parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
+        self.running, self.access = Running(), Access(self.live)
+        self.memory, self.connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
+        self.meter = Meter(self.live, self.metrics, self.wall_clock)
+        self.objects = ReplicaObjects(self.live, self.router, self.clock)
+        self.replies = Replies(self.live, self.running, self.access)
+        self.extensions = Extensions()
+        self.attempts = Attempts(
+            fleet=self.fleet,
+            upstream=self.upstream,
+            parsing=self.parsing,
+            extensions=self.extensions,
+            metrics=self.metrics,
+            clock=self.clock,
+            chance=chance,
+        )
+        self.observers = [*observers_of(self.fleet, self.meter, self.metrics, requests), *around.observers]
+        self.callers = Callers()
+        self.work = Work()
+        self.work.tasks.append(LoopLag(self.metrics.event_loop_lag_seconds, self.clock).run)
+        self.gauges: list[Callable[[], None]] = [self.metrics.set_process_gauges, self._count_dropped_lines]
+        self.topics = Topics()
+        self.control_plane: ControlPlaneOf = SingleProcess
+        self.endpoints: list[Endpoints] = []
+        self.pages: list[Pages] = []
+        self.sockets: Callable[[Core], Sockets] | None = None
+        self.members: SourcesOf = around.members or _no_sources
+        self._parts: dict[type[Any], Any] = {}
+        self.metrics.set_build(__version__, compiled=not trie.__file__.endswith(".py"))
+
+    @property
+    def config(self) -> Config:
+        """The one in force."""
+        return self.live.config
+
+    def set_gauges(self) -> None:
+        """Before the metrics are read."""
+        for set_gauges in self.gauges:
+            set_gauges()
+
+    def _count_dropped_lines(self) -> None:
+        self.metrics.log_lines_dropped.set((), self.requests.dropped)
+
+    def put(self, part: object) -> None:
+        """Have others find this part of a feature."""
+        self._parts[type(part)] = part
+
+    def part(self, kind: type[T]) -> T | None:
+        """A feature's part; None: the feature is off."""
+        return self._parts.get(kind)
+
+    def __getitem__(self, kind: type[T]) -> T:
+        """A part of a feature that is on. Raises KeyError."""
+        found: T = self._parts[kind]
+        return found
+
+
+def lifecycle_of(core: Core) -> Lifecycle:
+    """Of the core with its features."""
+    live, clock, metrics, extensions, parsing = core.live, core.clock, core.metrics, core.extensions, core.parsing
+    resumption = Resumption(live=live, attempts=core.attempts, parsing=parsing, metrics=metrics, clock=clock)
+    return Lifecycle(
+        dialects=core.around.dialects,
+        extensions=extensions,
+        callers=core.callers,
+        running=core.running,
+        reading=Reading(live, parsing, core.objects, core.callers, core.loops, clock),
+        admitting=Admitting(live, core.fleet, extensions, metrics, clock),
+        choosing=Choosing(live, core.fleet, core.router, core.objects, extensions, metrics, clock),
+        attempts=core.attempts,
+        delivery=Delivery(
+            live=live,
+            attempts=core.attempts,
+            resumption=resumption,
+            meter=core.meter,
+            running=core.running,
+            audience=core.access,
+            clock=clock,
+        ),
+        ending=Ending(core.attempts, core.objects, extensions, core.running, core.observers, clock),
+        replies=core.replies,
+        clock=clock,
+    )
+
+
+def _no_sources(_config: Config) -> Sequence[Any]:
+    return ()
+
+
+def _router_of(routing: RoutingConfig, chance: random.Random) -> Router:
+    return Router(
+        policy=routing.policy,
+        ttl_s=routing.ttl_s,
+        memory_bytes=routing.memory_mb << 20,
+        chance=chance,
+    )

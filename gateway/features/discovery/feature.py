@@ -1,0 +1,10 @@
+"""Sources of replicas beside the configuration: DNS, Kubernetes, a file."""
+
+from __future__ import annotations
+
+from gateway.core import Core
+from gateway.features.discovery.table import sources_of
+
+
+def install(core: Core) -> None:
+    core.members = core.around.members or sources_of

@@ -1,0 +1,24 @@
+"""The prefix doctor: sees nothing until an operator asks."""
+
+from __future__ import annotations
+
+from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.core import Core
+from gateway.features.doctor.endpoints import DoctorEndpoints
+from gateway.features.doctor.observer import DoctorWatch
+from gateway.features.doctor.watch import TOPIC, Watch
+from gateway.server.operator import Operator
+from gateway.server.routing import Route
+
+
+def install(core: Core) -> None:
+    watch = Watch(core.parsing.outliner)
+    DoctorWatch(core.fleet, watch, core.extensions, core.observers)
+    core.work.sweeps.append(watch.expire)
+    core.topics.answers(TOPIC, lambda _question: watch.answer(core.clock()))
+
+    def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:
+        return DoctorEndpoints(operator, control, core.live, core.clock).routes()
+
+    core.endpoints.append(endpoints)
+    core.put(watch)

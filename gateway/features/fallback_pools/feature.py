@@ -1,0 +1,12 @@
+"""Fallback pools: requests that their own pool cannot serve go to another one."""
+
+from __future__ import annotations
+
+from gateway.core import Core
+from gateway.features.fallback_pools.fallbacks import Fallbacks
+
+
+def install(core: Core) -> None:
+    core.extensions.elsewhere = Fallbacks(
+        live=core.live, fleet=core.fleet, parsing=core.parsing, metrics=core.metrics, clock=core.clock
+    )

@@ -1,0 +1,49 @@
+"""API keys: who sends a request, what they may do, and how much they may use."""
+
+from __future__ import annotations
+
+from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.core import Core
+from gateway.features.keys.callers import KeyHolders
+from gateway.features.keys.endpoints import KeyEndpoints
+from gateway.features.keys.keys import Keys
+from gateway.features.keys.limiting import Limiting, LimitSettling
+from gateway.features.keys.tokens.fetching import Fetcher
+from gateway.features.keys.tokens.tokens import Tokens
+from gateway.server.operator import Operator
+from gateway.server.routing import Route
+
+
+def install(core: Core) -> None:
+    keys = _keys_of(core) if core.config.keys.on else None
+
+    def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:
+        return KeyEndpoints(keys, operator, control).routes()
+
+    core.endpoints.append(endpoints)
+    if keys is None:
+        return
+    limiting = Limiting(keys, core.meter, core.metrics)
+    core.callers = KeyHolders(keys, limiting, core.metrics, required=core.config.keys.required)
+    core.extensions.entering.append(limiting.enter)
+    core.extensions.waited.append(limiting.waited)
+    core.extensions.chosen.append(limiting.expect)
+    core.observers.append(LimitSettling(keys))
+    core.work.starts.append(keys.begin)
+    keys.join(core.topics)
+    core.work.tasks.append(keys.run)
+    if (spending := keys.spending) is not None:
+        core.work.tasks.append(lambda: spending.run(core.control))
+    if keys.tokens is not None:
+        core.work.tasks += [issuer.run for issuer in keys.tokens.issuers]
+    core.work.closes.append(keys.close)
+    core.put(keys)
+
+
+def _keys_of(core: Core) -> Keys:
+    config = core.config
+    keys = Keys(config, core.metrics, core.wall_clock, core.clock)
+    if config.keys.oidc:
+        fetch = Fetcher(core.live, core.around.resolver).fetch
+        keys.tokens = Tokens(config.keys.oidc, fetch, core.clock, core.metrics.keys_failures.add)
+    return keys

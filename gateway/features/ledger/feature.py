@@ -1,0 +1,16 @@
+"""The ledger: the usage of every request in a database."""
+
+from __future__ import annotations
+
+from gateway.core import Core
+from gateway.features.ledger.entries import LedgerEntries
+from gateway.features.ledger.ledger import Ledger
+
+
+def install(core: Core) -> None:
+    ledger = Ledger(core.config.ledger, core.metrics, core.wall_clock)
+    core.observers.append(LedgerEntries(ledger))
+    core.work.tasks.append(ledger.run)
+    core.work.begins.append(ledger.begun)
+    core.work.closes.append(ledger.close)
+    core.put(ledger)

@@ -1,0 +1,42 @@
+"""Stored responses and conversations, and responses that run in the background."""
+
+from __future__ import annotations
+
+from gateway.cluster.process import budget_bytes
+from gateway.config.listen import OFF
+from gateway.core import Core
+from gateway.features.histories.histories import Histories
+from gateway.features.histories.items import KeptItems
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.responses.keeping import Keeping
+from gateway.features.responses.recall import Recall
+from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
+from gateway.features.runs.following import Followers
+from gateway.features.runs.runs import Runs
+from gateway.request.extensions import Answerer, Preparer
+
+
+def install(core: Core) -> None:
+    store, runs, recall = _recall_of(core)
+
+    keeping = Keeping(core.live, core.fleet, recall, core.objects, core.replies, core.clock)
+    if store is not None:
+        core.extensions.answerers.append(Answerer(keeping.owns, lambda exchange: keeping.own(exchange, core.lifecycle)))
+        core.work.tasks += [store.run, runs.run]
+        core.work.closes.append(store.close)
+        core.put(store)
+    core.extensions.preparers.append(Preparer(keeping.concerns, keeping.prepare))
+    core.work.finishes.append(runs.close)
+    core.put(runs)
+
+
+def _recall_of(core: Core) -> tuple[LazyStore | None, Runs, Recall]:
+    state, wall_clock, metrics = core.config.state, core.wall_clock, core.metrics
+    store = None
+    if state.url != OFF:
+        store = LazyStore(state.url, state.ttl_s, metrics.state_file_lost.add, wall_clock, core.clock)
+    histories = Histories(store, KeptItems(core.parsing), metrics.responses_kept, metrics.histories, wall_clock)
+    logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(core.config) // LOGS_SHARE))
+    runs = Runs(histories, core.running, metrics.background_runs, wall_clock, core.clock, logs)
+    followers = Followers(runs, histories, core.running)
+    return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)

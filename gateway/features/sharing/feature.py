@@ -1,0 +1,19 @@
+"""One process with its prefix index in a file, and shared with other gateways, as far as that is configured."""
+
+from __future__ import annotations
+
+from gateway.cluster.commands import ControlPlane, LocalControl
+from gateway.core import Core
+from gateway.features.sharing.endpoints import SharingEndpoints
+from gateway.features.sharing.single_process import single_process
+from gateway.server.operator import Operator
+from gateway.server.routing import Route
+
+
+def install(core: Core) -> None:
+    core.control_plane = single_process
+
+    def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:
+        return SharingEndpoints(operator, control).routes()
+
+    core.endpoints.append(endpoints)

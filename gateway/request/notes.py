@@ -1,0 +1,38 @@
+"""Notes of one request while it runs: a feature that follows requests through their phases subclasses `Notes`.
+
+`Exchange.notes` is None for nearly all requests: then nothing is called, and no clock is read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.fleet.state import ReplicaState
+from gateway.upstream.client import Call
+from router.native import mypyc_attr
+
+RECEIVE: Final = "receive"
+PARSE: Final = "parse"
+RECALL: Final = "recall"
+ADMIT: Final = "admit"
+CHOOSE: Final = "choose"
+DELIVER: Final = "deliver"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Notes:
+    """See the top of this file. now: readings of the gateway's clock, in seconds."""
+
+    __slots__ = ()
+
+    def enter(self, phase: str, now: float) -> None:
+        """A phase begins; the one before it ends."""
+        raise NotImplementedError
+
+    def calls(self, call: Call, replica: ReplicaState, now: float) -> Call:
+        """An attempt begins. Returns the call as it goes to the replica."""
+        raise NotImplementedError
+
+    def failed(self, reason: str, text: str, now: float) -> None:
+        """The last attempt has failed. Idempotent."""
+        raise NotImplementedError

@@ -1,0 +1,116 @@
+"""Features in a copy of the tree: each one taken out, with those that use it, and a toy put in as one folder and one line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import test_layers as layers
+from tests.support.paths import ROOT
+
+FEATURES = sorted(path.name for path in (ROOT / "gateway" / "features").iterdir() if (path / "__init__.py").exists())
+# The core, or what composes it, still imports these: the table should be alone in that.
+NEEDED = {name for _, name in layers.LEFT} | {
+    layers.feature(other) for other in layers.imports("gateway.app") if layers.feature(other) not in ("", "table")
+}
+
+TOY = '''
+"""A toy: refuses requests whose tenant is "nobody", counts those of the others, and tells operators how many they were."""
+
+from aiohttp import web
+
+from gateway.core import Core
+from gateway.errors import GatewayError
+from gateway.request.slots import Slot
+
+SEEN = Slot[int]("toy")
+
+
+def install(core: Core) -> None:
+    counts = []
+
+    def enter(exchange) -> None:
+        if exchange.caller.tenant == "nobody":
+            raise GatewayError(418, "teapot", "Not for nobody.")
+        SEEN.set(exchange.record, len(counts) + 1)
+
+    def settled(record) -> None:
+        if SEEN.get(record) is not None:
+            counts.append((SEEN.get(record), record.sender.tenant))
+
+    def endpoints(operator, local, control):
+        async def toy(request):
+            operator.allow(request)
+            return web.json_response(counts)
+
+        return [web.get("/warmroute/toy", toy)]
+
+    core.extensions.entering.append(enter)
+    core.observers.append(settled)
+    core.endpoints.append(endpoints)
+'''
+TRY_TOY = """
+import asyncio
+from tests.gateway.conftest import running
+from tests.support.fakes import FakeReplica
+
+async def main():
+    async with FakeReplica() as replica, running(replica) as run:
+        for tenant, status in (("a", 200), ("nobody", 418), ("b", 200)):
+            assert (await run.post(headers={"X-Tenant-Id": tenant}))[0] == status
+        assert (await run.get("/warmroute/toy"))[2] == b'[[1, "a"], [2, "b"]]'
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what the core of a gateway consists of, and its features."""
+    for package in ("gateway", "router"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return tmp_path
+
+
+def lines_of(tree: Path, names: set[str]) -> None:
+    """Take their lines out of the table."""
+    table = tree / "gateway" / "features" / "table.py"
+    kept = [line for line in table.read_text("utf-8").splitlines() if not re.match(rf' +Feature\("({"|".join(names)})"', line)]
+    table.write_text("\n".join(kept) + "\n", "utf-8")
+
+
+def passes(tree: Path, *program: str) -> None:
+    path = f"{tree}:{ROOT}"
+    done = subprocess.run(
+        [sys.executable, *program], cwd=tree, env={"PYTHONPATH": path}, text=True, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURES if name not in NEEDED])
+def test_without_a_feature_the_core_serves_requests(tree: Path, name: str) -> None:
+    gone = {name}
+    while users := {user for user, used in layers.USES.items() if used & gone} - gone:
+        gone |= users
+    if gone & NEEDED:
+        pytest.skip(f"{sorted(gone & NEEDED)} would have to go with it")
+    for each in gone:
+        shutil.rmtree(tree / "gateway" / "features" / each)
+    lines_of(tree, gone)
+    passes(tree, "-m", "tests.support.composed", *gone)
+
+
+def test_a_feature_is_one_folder_and_one_line(tree: Path) -> None:
+    toy = tree / "gateway" / "features" / "toy"
+    toy.mkdir()
+    (toy / "__init__.py").write_text('"""A toy."""\n', "utf-8")
+    (toy / "feature.py").write_text(TOY, "utf-8")
+    table = tree / "gateway" / "features" / "table.py"
+    text = table.read_text("utf-8")
+    table.write_text(text.replace("FEATURES: Final = [\n", 'FEATURES: Final = [\n    Feature("toy", _always),\n'), "utf-8")
+    passes(tree, "-c", TRY_TOY)

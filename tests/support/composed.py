@@ -1,0 +1,46 @@
+"""A gateway without configuration that serves a chat and a stream from memory, in a process of its own.
+
+python -m tests.support.composed NAME...     none of these features may have been imported
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+
+from gateway.app import compose
+from gateway.config.source import load
+from gateway.core import Surroundings
+from gateway.telemetry.log_output import Output
+from gateway.telemetry.request_log import RequestLog
+from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, framed, replica
+
+CHAT = "/v1/chat/completions"
+PLAIN = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":1}}'
+EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n'
+
+
+def answer(request: bytes) -> bytes:
+    return framed(EVENTS, "text/event-stream") if b'"stream": true' in request else framed(PLAIN)
+
+
+async def main() -> None:
+    config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}], "state": {"url": "off"}}, env={})
+    around = Surroundings(dials=lambda address: MemoryDials(address, replica(answer)))
+    gateway = compose(config, RequestLog(Output(len), logging.INFO), around)
+    async with gateway.background():
+        for stream in (False, True):
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": stream})
+            reply = await gateway.lifecycle.serve(BytesRequest(body.encode(), CHAT))
+            assert isinstance(reply, BytesReply)
+            assert (reply.status, reply.whole) == (200, True), reply.body
+            assert b"hi" in reply.body
+    assert gateway.router.ledger.open_leases == 0
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
+    imported = {name for name in sys.argv[1:] if f"gateway.features.{name}" in sys.modules}
+    assert not imported, imported
