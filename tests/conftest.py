@@ -34,7 +34,6 @@ _STDERR = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all tests are there
     config.stash[_STDERR] = os.dup(2)  # while a test runs, its output is captured
 
 
@@ -55,10 +54,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError("\n".join(wrong))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
     """No collection of garbage looks at the tests and at what they import: there are millions of objects."""
-    gc.freeze()
-    gc.enable()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")
