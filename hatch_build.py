@@ -22,10 +22,11 @@ ROOT = Path(__file__).parent
 PACKAGES = ("router", "gateway", "replica")
 
 # The modules that are compiled: those with a share of the bytecodes of a request (`python -m scripts.hot_modules` measures it
-# for the three APIs), and small ones beside them whose classes and constants they use. A new module is plain Python until its
-# path is here. mypyc cannot compile msgspec Structs, async generators, or subclasses of classes of aiohttp and logging well:
-# they are in modules of their own, which are not here. (A compiled logging.Handler that is freed leaves its weak references
-# behind, and the next garbage collection follows them.)
+# for the three APIs), small ones beside them whose classes and constants they use, and all modules with subclasses of
+# compiled classes, because Python cannot subclass those. A new module is plain Python until its path is here. mypyc cannot
+# compile msgspec Structs, async generators, or subclasses of classes of aiohttp and logging well: they are in modules of
+# their own, which are not here. (A compiled logging.Handler that is freed leaves its weak references behind, and the next
+# garbage collection follows them.)
 HOT = (
     "router/booking.py",
     "router/index/blocks.py",
@@ -55,7 +56,9 @@ HOT = (
     "gateway/features/keys/limits/rate.py",
     "gateway/admission/memory.py",
     "gateway/config/live.py",
+    "gateway/features/translation/adaptation/answers.py",
     "gateway/dialects/answer.py",
+    "gateway/dialects/anthropic/answer_edits.py",
     "gateway/dialects/anthropic/billing.py",
     "gateway/dialects/anthropic/messages.py",
     "gateway/dialects/anthropic/prompt.py",
@@ -70,10 +73,12 @@ HOT = (
     "gateway/dialects/events/splitter.py",
     "gateway/dialects/events/sse.py",
     "gateway/dialects/json_edits.py",
+    "gateway/dialects/openai/continuation.py",
     "gateway/dialects/openai/generations.py",
     "gateway/dialects/openai/request.py",
     "gateway/dialects/openai/stream.py",
     "gateway/dialects/openai/usage.py",
+    "gateway/dialects/passthrough.py",
     "gateway/dialects/prompt/calls.py",
     "gateway/dialects/prompt/canonical.py",
     "gateway/dialects/prompt/chat.py",
@@ -82,6 +87,7 @@ HOT = (
     "gateway/dialects/prompt/marks.py",
     "gateway/dialects/prompt/segments.py",
     "gateway/dialects/responses/ids.py",
+    "gateway/dialects/responses/kept.py",
     "gateway/dialects/responses/prompt.py",
     "gateway/dialects/responses/responses.py",
     "gateway/dialects/responses/stream.py",
@@ -93,11 +99,13 @@ HOT = (
     "gateway/features/translation/messages/echo.py",
     "gateway/features/translation/messages/request.py",
     "gateway/features/translation/messages/stream.py",
+    "gateway/features/translation/messages/translation.py",
     "gateway/features/translation/messages/turns.py",
     "gateway/features/translation/responses/answer.py",
     "gateway/features/translation/responses/request.py",
     "gateway/features/translation/responses/stream.py",
     "gateway/features/translation/responses/tools.py",
+    "gateway/features/translation/responses/translation.py",
     "gateway/features/translation/responses/turns.py",
     "gateway/features/translation/translation.py",
     "gateway/dialects/usage.py",
@@ -108,6 +116,9 @@ HOT = (
     "gateway/features/keys/ring.py",
     "gateway/parser/parsing.py",
     "gateway/request/attempts.py",
+    "gateway/features/runs/following.py",
+    "gateway/features/runs/run_reply.py",
+    "gateway/features/runs/run_request.py",
     "gateway/request/client.py",
     "gateway/request/delivery.py",
     "gateway/request/exchange.py",
@@ -134,12 +145,15 @@ HOT = (
     "gateway/server/http/request.py",
     "gateway/server/http/request_head.py",
     "gateway/server/http/response.py",
+    "gateway/features/websocket/message_request.py",
+    "gateway/features/websocket/tunnel.py",
     "gateway/telemetry/counters.py",
     "gateway/features/live_page/sums.py",
     "gateway/telemetry/log_output.py",
     "gateway/telemetry/metrics.py",
     "gateway/telemetry/request_log.py",
     "gateway/turns.py",
+    "gateway/upstream/access/fragile.py",
     "gateway/upstream/client.py",
     "gateway/upstream/connection.py",
     "gateway/upstream/http1.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import hatch_build
+from tests.support.paths import ROOT
 from tests.support.tiers import nightly
 
 compiles = pytest.mark.skipif(
@@ -21,6 +23,42 @@ compiles = pytest.mark.skipif(
 
 def test_the_list_of_compiled_modules_names_files_once() -> None:
     assert hatch_build.modules() == sorted(set(hatch_build.HOT), key=hatch_build.HOT.index) == list(hatch_build.HOT)
+
+
+def test_subclasses_of_compiled_classes_are_compiled() -> None:
+    """mypyc's classes cannot be subclassed in plain Python."""
+    trees = {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
+        for package in hatch_build.PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    compiled = {
+        (file.removesuffix(".py").replace("/", "."), node.name)
+        for file in hatch_build.modules()
+        for node in trees[file].body
+        if isinstance(node, ast.ClassDef) and not any(map(_is_interpreted, node.bases)) and not _is_open(node)
+    }
+    for file in trees.keys() - set(hatch_build.modules()):
+        nodes = list(ast.walk(trees[file]))
+        origins = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+        bases = {
+            base.id for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases if isinstance(base, ast.Name)
+        }
+        assert not {name for name in bases if (origins.get(name), name) in compiled}, file
+
+
+def _name(base: ast.expr) -> str:
+    return ast.unparse(base).partition("[")[0]
+
+
+def _is_open(node: ast.ClassDef) -> bool:
+    """Marked for subclasses in plain Python."""
+    return any("allow_interpreted_subclasses" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def _is_interpreted(base: ast.expr) -> bool:
+    """Of an exception, an enumeration or a named tuple, which mypyc leaves as it is."""
+    return ast.unparse(base).endswith(("Error", "Exception", "Enum", "NamedTuple", "TypedDict"))
 
 
 @nightly(".ci/run compiles while it checks the types")
