@@ -80,9 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "convert published traces of coding agents for `simulate`"
     convert.add_arguments(add("convert", text, convert.DESCRIPTION, convert.run))
     check.add_arguments(add("check", "validate a configuration file", check.DESCRIPTION, check.run))
-    operate.add_status_arguments(
-        add("status", "show the replicas of a running gateway, or watch it", operate.STATUS, operate.status)
-    )
+    text = "show the replicas of a running gateway, or watch it"
+    operate.add_status_arguments(add("status", text, operate.STATUS, _status))
     text = "find where prefixes break, why, what that costs, and what to change"
     doctor.add_arguments(add("doctor", text, doctor.DESCRIPTION, doctor.run))
     text = "send no new requests to a replica of running gateways"
@@ -98,6 +97,14 @@ def _add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "engine of the replicas: real or simulated (default: %(default)s)"
     parser.add_argument("--engine", choices=["transformers", "sim"], default="transformers", help=text)
+
+
+def _status(options: argparse.Namespace) -> int:
+    if options.watch:
+        from gateway.commands.watching.watch import watch
+
+        watch(operate.admins_of(options), options.watch)
+    return operate.status(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""`warmroute status --watch`."""
