@@ -146,6 +146,7 @@ HOT = (
     "gateway/server/http/request_head.py",
     "gateway/server/http/response.py",
     "gateway/features/websocket/message_request.py",
+    "gateway/features/websocket/message_socket.py",
     "gateway/features/websocket/takeover.py",
     "gateway/features/websocket/tunnel.py",
     "gateway/telemetry/counters.py",
