@@ -21,7 +21,7 @@ from gateway.config.schema import Config
 from gateway.core import Core, Surroundings, lifecycle_of
 from gateway.features.table import install_all
 from gateway.features.workers.handover import Receiver
-from gateway.server.endpoints import SHUTDOWN_S, Served, clients_runner, side_runner
+from gateway.server.endpoints import SHUTDOWN_S, ServedParts, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
 from gateway.server.http.connections import ClientServer
 from gateway.server.models import Models
@@ -42,7 +42,7 @@ class Gateway(Core):
     """
 
     local: LocalControl
-    served: Served
+    served: ServedParts
 
     def begin_leaving(self) -> None:
         """It will go down; until then it serves whatever comes."""
@@ -100,7 +100,7 @@ def compose(config: Config, requests: RequestLog, around: Surroundings | None = 
     return gateway
 
 
-def _served_of(gateway: Gateway) -> Served:
+def _served_of(gateway: Gateway) -> ServedParts:
     live, fleet, running, access = gateway.live, gateway.fleet, gateway.running, gateway.access
     local, control = gateway.local, gateway.control
     operator = Operator(
@@ -112,7 +112,7 @@ def _served_of(gateway: Gateway) -> Served:
         access=access,
         extensions=gateway.extensions,
     )
-    return Served(
+    return ServedParts(
         live=live,
         lifecycle=gateway.lifecycle,
         models=Models(live=live, fleet=fleet, loops=gateway.loops, callers=gateway.callers),

@@ -33,7 +33,7 @@ from gateway.cluster.process import budget_bytes, connection_limit
 from gateway.cluster.topics import Topics
 from gateway.config.live import Live
 from gateway.config.schema import Config, RoutingConfig
-from gateway.config.source import Source
+from gateway.config.source import ConfigSource
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.parser.parsing import Parsing
@@ -83,7 +83,7 @@ class Surroundings:
 
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
-    source: Source[Config] | None = None
+    source: ConfigSource[Config] | None = None
     control_plane: ControlPlaneOf | None = None
     resolver: Resolver | None = None
     loops: LoopGuard | None = None

@@ -129,7 +129,7 @@ def _line_ends(data: bytes, begin: int, end: int) -> int:
     return data.count(b"\n", begin, end) + data.count(b"\r", begin, end)
 
 
-class Late:
+class DeferredData:
     """Received data of a connection that is deferred to later turns, in parts.
 
     size: bytes to be parsed. held: bytes in memory; a piece is kept until all of it is parsed.

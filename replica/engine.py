@@ -1,6 +1,6 @@
 """The interface between the HTTP server and an engine, and the values that pass between them.
 
-Theory of operation. The server turns an HTTP body into a `Request` and passes it to `Engine.submit`, which never
+Theory of operation. The server turns an HTTP body into a `EngineRequest` and passes it to `Engine.submit`, which never
 blocks and returns a `Sequence`: the request for as long as it lives inside the engine. The engine pushes tokens into
 it; the server takes them out with `next`. Engines call `push`, `end` and `fail` on the event loop's thread only.
 
@@ -99,7 +99,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Request(Sampling):
+class EngineRequest(Sampling):
     """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
     seconds after its end, if there is room. `hashed`: the prompt's blocks, if their keys were made before, with `prompt` for
     its tokens: for a long prompt that takes too long for the event loop."""
@@ -181,7 +181,7 @@ class Detokenizer(Protocol):
 class Sequence:
     """One request inside an engine, closed exactly once. All methods O(tokens passed)."""
 
-    def __init__(self, request: Request, on_close: Callable[["Sequence"], None]) -> None:
+    def __init__(self, request: EngineRequest, on_close: Callable[["Sequence"], None]) -> None:
         self.request = request
         self.cached_tokens = 0
         self.ended = False
@@ -289,7 +289,7 @@ class Engine(Protocol):
     def grammar_error(self, grammar: Grammar) -> str | None:
         """Why answers cannot follow this grammar, None if they can; the message is for the client."""
 
-    def submit(self, request: Request) -> Sequence:
+    def submit(self, request: EngineRequest) -> Sequence:
         """Accept a request whose prompt and max_tokens have been checked against `info`, its grammar by `grammar_error`."""
 
     def load(self) -> EngineLoad: ...

@@ -19,7 +19,7 @@ Count = Annotated[int, Meta(ge=0)]
 Number = Annotated[int, Meta(ge=1)]
 
 
-class Opened(Struct, frozen=True, array_like=True, gc=False, tag=0):
+class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     """A prompt was booked. The fields from `keys` to `breakpoints` are those of `Prompt`, from `replica` to `silent` those of
     `Lease`; unseen: `Booking.unseen`.
     """
@@ -41,14 +41,14 @@ class Opened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     unseen: Count
 
 
-class FirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):
+class BookingFirstToken(Struct, frozen=True, array_like=True, gc=False, tag=1):
     """The replica has computed the prompt."""
 
     number: Number
     now: float
 
 
-class Moved(Struct, frozen=True, array_like=True, gc=False, tag=2):
+class BookingMoved(Struct, frozen=True, array_like=True, gc=False, tag=2):
     """The replica failed, and the prompt was booked on another one."""
 
     number: Number
@@ -60,7 +60,7 @@ class Moved(Struct, frozen=True, array_like=True, gc=False, tag=2):
     unseen: Count
 
 
-class Closed(Struct, frozen=True, array_like=True, gc=False, tag=3):
+class BookingClosed(Struct, frozen=True, array_like=True, gc=False, tag=3):
     """End of a request. The counts are the engine's own, None where it reports none."""
 
     number: Number
@@ -83,7 +83,7 @@ class CacheLost(Struct, frozen=True, array_like=True, gc=False, tag=5):
     replica: str
 
 
-class Stored(Struct, frozen=True, array_like=True, gc=False, tag=6):
+class ObjectStored(Struct, frozen=True, array_like=True, gc=False, tag=6):
     """A replica has an object that later requests may name (`Objects.put`)."""
 
     object: int
@@ -92,13 +92,13 @@ class Stored(Struct, frozen=True, array_like=True, gc=False, tag=6):
     now: float
 
 
-class Failing(Struct, frozen=True, array_like=True, gc=False, tag=7):
+class ReplicaFailing(Struct, frozen=True, array_like=True, gc=False, tag=7):
     """A replica has failed a request or its probes. Whether it is down, each router's owner finds out by itself."""
 
     replica: str
 
 
-Event = Opened | FirstToken | Moved | Closed | Rent | CacheLost | Stored | Failing
+Event = BookingOpened | BookingFirstToken | BookingMoved | BookingClosed | Rent | CacheLost | ObjectStored | ReplicaFailing
 
 
 class EventError(ValueError):

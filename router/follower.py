@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.booking import Booking
-from router.events import CacheLost, Closed, Event, Failing, FirstToken, Moved, Opened, Rent, Stored
+from router.events import (
+    BookingClosed,
+    BookingFirstToken,
+    BookingMoved,
+    BookingOpened,
+    CacheLost,
+    Event,
+    ObjectStored,
+    Rent,
+    ReplicaFailing,
+)
 from router.router import Router
 from router.types import KEY_BYTES, Outcome, Prompt
 
@@ -56,30 +66,30 @@ class Follower:
         bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, list[str]()
         for event in events:
-            if isinstance(event, Opened):
+            if isinstance(event, BookingOpened):
                 self._open(bookings, event)
                 continue
-            if isinstance(event, Rent | Stored | CacheLost | Failing):
+            if isinstance(event, Rent | ObjectStored | CacheLost | ReplicaFailing):
                 self._learn(event, past=past)
                 continue
             booking = bookings.get(event.number)
             if booking is None:
                 continue
-            if isinstance(event, FirstToken):
+            if isinstance(event, BookingFirstToken):
                 booking.lease.first_token(event.now)
                 router.confirm(booking, event.now)
-            elif isinstance(event, Moved):
+            elif isinstance(event, BookingMoved):
                 self._move(bookings, booking, event)
             elif self._close(bookings, booking, _outcome(event), event.now):
                 lost.append(booking.lease.replica)
         return lost
 
-    def _learn(self, event: Rent | Stored | CacheLost | Failing, *, past: bool) -> None:
+    def _learn(self, event: Rent | ObjectStored | CacheLost | ReplicaFailing, *, past: bool) -> None:
         """What is not about a booking."""
         router = self._router
         if isinstance(event, Rent):
             router.rents.record(event.prefix, event.seconds)
-        elif isinstance(event, Stored):
+        elif isinstance(event, ObjectStored):
             router.objects.put(event.object, event.replica, event.model, event.now)
         elif isinstance(event, CacheLost):
             if past:
@@ -93,7 +103,7 @@ class Follower:
         for booking in tuple(bookings.values()):
             self._close(bookings, booking, Outcome(booking.lease.decoding), now)
 
-    def _open(self, bookings: dict[int, Booking], event: Opened) -> None:
+    def _open(self, bookings: dict[int, Booking], event: BookingOpened) -> None:
         router = self._router
         known = router.known(event.replica)
         if known is None:
@@ -116,7 +126,7 @@ class Follower:
         booking.number = event.number
         bookings[event.number] = booking
 
-    def _move(self, bookings: dict[int, Booking], booking: Booking, event: Moved) -> None:
+    def _move(self, bookings: dict[int, Booking], booking: Booking, event: BookingMoved) -> None:
         if booking.moves >= MAX_MOVES:
             return
         booking.moves += 1
@@ -149,5 +159,5 @@ class Follower:
         return f"<Follower of {rows or 'no router'}>"
 
 
-def _outcome(event: Closed) -> Outcome:
+def _outcome(event: BookingClosed) -> Outcome:
     return Outcome(event.ok, event.prompt_tokens, event.cached_tokens)

@@ -1,6 +1,6 @@
 """The ledger: open leases, and the load and learned speed of each replica.
 
-A `Lease` is one request booked on a replica. It is open from `Ledger.open` to its one `close`; in between it may `move` to
+A `Lease` is one request booked on a replica, open from `BookingLedger.open` to its one `close`; before that it may `move` to
 another replica (failover) and get its `first_token`. Until the first token its uncached prompt tokens are booked prefill work,
 after it the lease counts as a decoding sequence. Every event is idempotent and ignored once the lease is closed, so that no
 order of events can make a count wrong; counts never need a floor at zero.
@@ -152,7 +152,7 @@ class ReplicaLoad:
 
 
 class Lease:
-    """One request booked on a replica. Made by `Ledger.open`; `close` it exactly once, in a `finally`.
+    """One request booked on a replica. Made by `BookingLedger.open`; `close` it exactly once, in a `finally`.
 
     since: time of its booking on this replica. silent: its answer shows no first token, or one that does not tell how long the
     prompt took, as it may be several. remote: another router has booked it. prefill_s: duration of the prefill, once known.
@@ -177,7 +177,7 @@ class Lease:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: BookingLedger,
         replica: str,
         prompt_tokens: int,
         uncached_tokens: int,
@@ -258,7 +258,7 @@ class Lease:
         return f"<Lease {state} on {self.replica}, {self.uncached_tokens} of {self.prompt_tokens} tokens uncached>"
 
 
-class Ledger:
+class BookingLedger:
     """All open leases, by replica. Operations are O(1). loads: of replicas with bookings so far; `of` also of others."""
 
     def __init__(self) -> None:

@@ -14,7 +14,17 @@ from collections.abc import Callable
 from typing import Final
 
 from router.booking import Booking
-from router.events import CacheLost, Closed, Event, Failing, FirstToken, Moved, Opened, Rent, Stored
+from router.events import (
+    BookingClosed,
+    BookingFirstToken,
+    BookingMoved,
+    BookingOpened,
+    CacheLost,
+    Event,
+    ObjectStored,
+    Rent,
+    ReplicaFailing,
+)
 from router.types import KEY_BYTES, Outcome
 
 MAX_TOKENS: Final = 1 << 50
@@ -52,12 +62,12 @@ class Journal:
         self._add(_opened(booking, silent=booking.lease.silent))
 
     def first_token(self, booking: Booking, now: float) -> None:
-        self._add(FirstToken(booking.number, now))
+        self._add(BookingFirstToken(booking.number, now))
 
     def moved(self, booking: Booking) -> None:
         lease = booking.lease
         self._add(
-            Moved(
+            BookingMoved(
                 booking.number,
                 lease.replica,
                 min(booking.matched_blocks, MAX_BLOCKS),
@@ -70,7 +80,7 @@ class Journal:
 
     def closed(self, booking: Booking, outcome: Outcome, now: float) -> None:
         del self.open[booking.number]
-        self._add(Closed(booking.number, outcome.ok, _count(outcome.prompt_tokens), _count(outcome.cached_tokens), now))
+        self._add(BookingClosed(booking.number, outcome.ok, _count(outcome.prompt_tokens), _count(outcome.cached_tokens), now))
 
     def rent(self, prefix: bytes, seconds: float | None) -> None:
         """See `Rents.record`."""
@@ -78,13 +88,13 @@ class Journal:
 
     def stored(self, number: int, replica: str, model: str, now: float) -> None:
         """See `Objects.put`."""
-        self._add(Stored(number, replica, model, now))
+        self._add(ObjectStored(number, replica, model, now))
 
     def cache_lost(self, replica: str) -> None:
         self._add(CacheLost(replica))
 
     def failing(self, replica: str) -> None:
-        self._add(Failing(replica))
+        self._add(ReplicaFailing(replica))
 
     def _add(self, event: Event) -> None:
         self.events.append(event)
@@ -100,9 +110,9 @@ def _count(tokens: int | None) -> int | None:
     return tokens if tokens is not None and 0 <= tokens <= MAX_TOKENS else None
 
 
-def _opened(booking: Booking, *, silent: bool) -> Opened:
+def _opened(booking: Booking, *, silent: bool) -> BookingOpened:
     prompt, lease = booking.prompt, booking.lease
-    return Opened(
+    return BookingOpened(
         booking.number,
         prompt.keys[: MAX_BLOCKS * KEY_BYTES],
         prompt.units,

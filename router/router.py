@@ -30,7 +30,7 @@ from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
 from router.learning.scales import MAX_SCALES, Scales
 from router.learning.sessions import Sessions
-from router.load import Lease, Ledger
+from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
 from router.policies.table import POLICIES
@@ -65,7 +65,7 @@ class Router(Owner):
         self.journal = journal
         self.followed: Callable[[Booking], None] | None = None  # called with each decision of another router
         self.trie = RadixTrie(ttl_s, memory_bytes)
-        self.ledger = Ledger()
+        self.ledger = BookingLedger()
         self.rents = Rents()
         self.sessions = Sessions()
         self.promises = Promises()

@@ -40,7 +40,7 @@ from gateway.commands import simulate
 from gateway.config.schema import RoutingConfig
 from router.simulation.fleet import FleetSpec, Result
 from router.simulation.generators import GENERATORS
-from router.simulation.workloads import AGENT_BLOCK, Request, Source
+from router.simulation.workloads import AGENT_BLOCK, SimulatedRequest, WorkloadSource
 from router.types import KEY_BYTES
 
 TRACE = "claude_code_agentic.jsonl.gz"
@@ -168,7 +168,7 @@ def message(number: int, said: str) -> dict[str, Any]:
     return {"role": "user", "content": [block]}
 
 
-def request_body(request: Request, places: Sequence[int]) -> dict[str, Any]:
+def request_body(request: SimulatedRequest, places: Sequence[int]) -> dict[str, Any]:
     """Its prompt as Messages."""
     keys = request.prompt.keys
     ends = [*(place * KEY_BYTES for place in places[1:]), len(keys)]
@@ -204,7 +204,9 @@ class Replay:
             users = (self._user(http, source, begun, at, request) for at, request in source.begin())
             await asyncio.gather(*users)
 
-    async def _user(self, http: aiohttp.ClientSession, source: Source, begun: float, at: float, request: Request) -> None:
+    async def _user(
+        self, http: aiohttp.ClientSession, source: WorkloadSource, begun: float, at: float, request: SimulatedRequest
+    ) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(max(0.0, begun + at / self._speed - loop.time()))
@@ -220,7 +222,7 @@ class Replay:
                 return
             at, request = following
 
-    def _write(self, request: Request) -> Body:
+    def _write(self, request: SimulatedRequest) -> Body:
         session = self._sessions.setdefault(request.session, Session())
         heads = self._sample.heads.get(request.session) or [GENERATORS[GENERATED].head // AGENT_BLOCK]  # type: ignore[attr-defined]
         head = heads[min(session.sent, len(heads) - 1)]

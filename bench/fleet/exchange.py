@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.fleet.stage import Store
 from bench.measure.ports import free_ports
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.cluster.replication import Replicator, Subscriber
 from gateway.features.sharing.clock import StoreClock
 from gateway.features.sharing.incoming import Incoming
@@ -34,7 +34,7 @@ from gateway.features.sharing.outbox import Outbox
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.telemetry.metrics import Metrics
 from router import Replica, Router
-from router.events import Closed, Event, FirstToken, Opened, encode
+from router.events import BookingClosed, BookingFirstToken, BookingOpened, Event, encode
 from router.types import KEY_BYTES
 
 FORMAT = "format"
@@ -54,10 +54,10 @@ class Decision:
         keys = head[: (self.blocks - NEW_BLOCKS) * KEY_BYTES] + os.urandom(NEW_BLOCKS * KEY_BYTES)
         tokens = self.blocks * BLOCK_TOKENS
         units, held, new = tokens * 4, self.blocks - NEW_BLOCKS, NEW_BLOCKS * BLOCK_TOKENS
-        opened = Opened(
+        opened = BookingOpened(
             number, keys, units, BLOCK_TOKENS * 4, "model", 0, number, (), replica, held, tokens, new, now, False, 0
         )
-        return [opened, FirstToken(number, now), Closed(number, True, tokens, tokens - new, now)]
+        return [opened, BookingFirstToken(number, now), BookingClosed(number, True, tokens, tokens - new, now)]
 
     @property
     def bytes(self) -> int:
@@ -97,7 +97,7 @@ class Follower:
     def subscribe(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
 
-    def receive(self, source: int, batch: Batch) -> None:
+    def receive(self, source: int, batch: EventBatch) -> None:
         self._subscriber.receive(source, batch)
 
     def leave(self, source: int) -> None:
@@ -106,10 +106,10 @@ class Follower:
     def join(self) -> None:
         """Nothing is open here."""
 
-    def publish(self, batch: Batch) -> None:
+    def publish(self, batch: EventBatch) -> None:
         """It decides nothing itself."""
 
-    def snapshot(self, batch: Batch) -> None:
+    def snapshot(self, batch: EventBatch) -> None:
         """It decides nothing itself."""
 
     def followed(self, lost: list[str], age_s: float | None) -> None:
@@ -151,7 +151,7 @@ def _entries(replicas: int, decision: Decision, head: bytes, each: int, envelope
         for _ in range(each):
             booked += 1
             events += decision.events(booked, head, f"replica-{booked % replicas}", now)
-        envelope = Envelope(seq, now, "host", ((1, Batch(now, encode(events))),))
+        envelope = Envelope(seq, now, "host", ((1, EventBatch(now, encode(events))),))
         yield {
             VERSION_FIELD: VERSION,
             FORMAT_FIELD: FORMAT.encode(),

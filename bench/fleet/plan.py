@@ -26,10 +26,10 @@ from gateway.cluster.replication import BATCH_S
 from gateway.commands.simulate import Fronts, Workload, replay
 from gateway.features.sharing.link import pause_s
 from router.simulation.fleet import FleetSpec, Result
-from router.simulation.generators import Chat, Lengths
-from router.simulation.workloads import Source
+from router.simulation.generators import ChatWorkload, Lengths
+from router.simulation.workloads import WorkloadSource
 
-CHAT = Chat(hours=0.04, users=16, system=6000, message=Lengths(4800, 1.0, 60_000), pause_s=20.0)
+CHAT = ChatWorkload(hours=0.04, users=16, system=6000, message=Lengths(4800, 1.0, 60_000), pause_s=20.0)
 REPLICA = FleetSpec(prefill_rate=5_000.0)
 RATE = 1.0  # requests/s of a replica
 BLOCKS = 60, 470  # prompts of 7,700 and of 60,000 tokens
@@ -54,8 +54,8 @@ WHOLE, TENTH = Fleet(1000, 100), Fleet(100, 10)
 QUICK = Fleet(40, 8), Fleet(10, 2)
 
 
-def simulated(fleet: Fleet, chat: Chat) -> Result:
-    def source() -> Source:
+def simulated(fleet: Fleet, chat: ChatWorkload) -> Result:
+    def source() -> WorkloadSource:
         return chat.source(fleet.replicas, random.Random(0))
 
     spec = replace(REPLICA, replicas=fleet.replicas)
@@ -64,7 +64,7 @@ def simulated(fleet: Fleet, chat: Chat) -> Result:
     return result
 
 
-def placement(fleets: list[Fleet], chat: Chat, show: Callable[[str], None]) -> None:
+def placement(fleets: list[Fleet], chat: ChatWorkload, show: Callable[[str], None]) -> None:
     show("## Placement: conversations of some 20,000 tokens\n")
     show("| replicas | gateways | shared | delay s | requests | hits | TTFT mean s | p50 | p90 | p99 | skew |")
     show("|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|")
@@ -131,7 +131,7 @@ def total(fleets: list[Fleet], prices: Prices, show: Callable[[str], None]) -> N
             show(f"| {fleet.replicas:,} | {fleet.gateways} | {blocks} | {row} |")
 
 
-def measured(whole: Fleet, tenth: Fleet, chat: Chat, rounds: int, show: Callable[[str], None]) -> None:
+def measured(whole: Fleet, tenth: Fleet, chat: ChatWorkload, rounds: int, show: Callable[[str], None]) -> None:
     each = [(replace(fleet, gateways=1), fleet, replace(fleet, shared=False)) for fleet in (tenth, whole)]
     placement([one for row in each for one in row], chat, show)
     prices = exchange([tenth.replicas, whole.replicas], rounds, show)

@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from replica.engine import Request, Sequence
+from replica.engine import EngineRequest, Sequence
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine, Timer
-from router.simulation.generators import BLOCK, Chat, Lengths
-from router.simulation.workloads import MOONCAKE_BATCH_S, MOONCAKE_BLOCK
-from router.simulation.workloads import Request as SimulatedRequest
+from router.simulation.generators import BLOCK, ChatWorkload, Lengths
+from router.simulation.workloads import MOONCAKE_BATCH_S, MOONCAKE_BLOCK, SimulatedRequest
 from router.types import KEY_BYTES
 
 VOCABULARY = range(1000, 40_000)  # ids that any tokenizer has, and none of them special
-CHAT = Chat(
+CHAT = ChatWorkload(
     hours=2.0,
     users=24,
     systems=3,
@@ -137,7 +136,7 @@ def busy_share(config: SimConfig, arrivals: list[Arrival]) -> float:
         for passed in clock.advance(arrival.at if arrival else math.inf):
             busy += passed if engine.load().running else 0.0
         if arrival:
-            engine.submit(Request(arrival.prompt, arrival.output, ignore_eos=True))
+            engine.submit(EngineRequest(arrival.prompt, arrival.output, ignore_eos=True))
     return busy / clock.now
 
 
@@ -156,7 +155,7 @@ def first_tokens(config: SimConfig, arrivals: list[Arrival]) -> list[float]:
         for _ in clock.advance(arrival.at):
             listen()
         listen()
-        silent[number] = engine.submit(Request(arrival.prompt, arrival.output, ignore_eos=True))
+        silent[number] = engine.submit(EngineRequest(arrival.prompt, arrival.output, ignore_eos=True))
     for _ in clock.advance(math.inf):
         listen()
     listen()

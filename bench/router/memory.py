@@ -34,7 +34,7 @@ from bench.router.contestants import KINDS, BlockDicts, PlainPygtrie, Warmroute
 from bench.router.replay import Replay
 from router import Outcome, Prompt, Replica, Router
 from router.simulation.generators import GENERATORS
-from router.simulation.workloads import OpenLoop, Row, Source, mooncake
+from router.simulation.workloads import OpenLoop, Row, WorkloadSource, mooncake
 from router.types import KEY_BYTES
 
 TRACE, SPEED = "mooncake_conversation.jsonl.gz", 2.0
@@ -162,7 +162,7 @@ def resident() -> int:
 # -- traffic
 
 
-def load() -> Source:
+def load() -> WorkloadSource:
     if (trace_folder() / TRACE).exists():
         return OpenLoop(mooncake(rows(), random.Random(0), SPEED))
     return GENERATORS["chat"].source(REPLICAS, random.Random(0))

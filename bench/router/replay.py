@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from bench.router.traffic import PREFILL_RATE
-from router.simulation.workloads import OpenLoop, Request, Source
+from router.simulation.workloads import OpenLoop, SimulatedRequest, WorkloadSource
 from router.types import Prompt
 
 DECODE_RATE = 50.0  # tokens per second of a sequence
@@ -22,7 +22,7 @@ DECODE_RATE = 50.0  # tokens per second of a sequence
 class Replay:
     """prepare: what becomes of a prompt before it is decided about. sent: requests so far."""
 
-    def __init__(self, contestant: Any, source: Source, prepare: Callable[[Prompt], Prompt]) -> None:
+    def __init__(self, contestant: Any, source: WorkloadSource, prepare: Callable[[Prompt], Prompt]) -> None:
         self._contestant = contestant
         self._source = source
         self._prepare = prepare
@@ -45,18 +45,18 @@ class Replay:
     def _push(self, at: float, happen: Callable[[float], None]) -> None:
         heapq.heappush(self._due, (at, next(self._numbers), happen))
 
-    def _decide(self, request: Request, now: float) -> None:
+    def _decide(self, request: SimulatedRequest, now: float) -> None:
         ticket = self._contestant.decide(self._prepare(request.prompt), now)
         self.sent += 1
         replica, _, uncached = self._contestant.work(ticket)
         self._free[replica] = first = max(now, self._free.get(replica, 0.0)) + uncached / PREFILL_RATE
         self._push(first, partial(self._answer, request, ticket))
 
-    def _answer(self, request: Request, ticket: Any, now: float) -> None:
+    def _answer(self, request: SimulatedRequest, ticket: Any, now: float) -> None:
         self._contestant.first_token(ticket, now)
         self._push(now + request.output_tokens / DECODE_RATE, partial(self._end, request, ticket))
 
-    def _end(self, request: Request, ticket: Any, now: float) -> None:
+    def _end(self, request: SimulatedRequest, ticket: Any, now: float) -> None:
         self._contestant.close(ticket, now)
         if arrival := self._source.after(request, now):
             at, following = arrival

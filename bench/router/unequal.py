@@ -21,7 +21,7 @@ from gateway.config.schema import RoutingConfig
 from router import Router
 from router.learning.learned import Ratio
 from router.load import ReplicaLoad
-from router.simulation.fleet import FleetSpec, RouterPlacement, Served, Simulation
+from router.simulation.fleet import FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import GENERATORS
 from router.simulation.workloads import OpenLoop
 
@@ -44,7 +44,7 @@ class Row:
         return self.learned_ttft_s / self.known_ttft_s
 
 
-def run(source: OpenLoop, seed: int, *, known: bool) -> list[Served]:
+def run(source: OpenLoop, seed: int, *, known: bool) -> list[ServedRequest]:
     spec, routing = FleetSpec(speeds=SPEEDS), RoutingConfig()
     router = Router(policy="cost", ttl_s=routing.ttl_s, memory_bytes=routing.memory_mb << 20, chance=random.Random(seed))
     placement = RouterPlacement(router, spec)
@@ -66,7 +66,7 @@ def measure(load: float, seed: int) -> Row:
     return Row(sum(tokens) / capacity, ttft(learned), ttft(known_speeds), tokens[-1] / mean)
 
 
-def ttft(served: list[Served]) -> float:
+def ttft(served: list[ServedRequest]) -> float:
     return sum(one.first_token - one.arrived for one in served) / len(served)
 
 

@@ -23,7 +23,7 @@ OUTPUT: Final = "output"
 TOKENS: Final = "tokens"
 
 
-class Consumed:
+class Consumption:
     """usage: its `cached` is a number. images: in the prompt. estimated: see the top; "": nothing is."""
 
     __slots__ = ("cached", "estimated", "images", "usage")
@@ -59,11 +59,11 @@ class Prediction:
 NOTHING_PREDICTED: Final = Prediction(0, 0)
 
 
-def consumed(reported: Usage | None, predicted: Prediction, passed: int, *, whole: bool, images: int = 0) -> Consumed:
+def consumed(reported: Usage | None, predicted: Prediction, passed: int, *, whole: bool, images: int = 0) -> Consumption:
     """reported: by the engine, None: nothing. passed: tokens of the answer that went by. whole: the answer came to its end."""
     if reported is None:
         prompt = max(predicted.prompt, 0)
-        return Consumed(Usage(prompt, passed, predicted.cached_of(prompt)), images, TOKENS)
+        return Consumption(Usage(prompt, passed, predicted.cached_of(prompt)), images, TOKENS)
     completion, cached, estimated = reported.completion, reported.cached, ""
     if not whole and passed > completion:  # the last count has not come
         completion, estimated = passed, OUTPUT
@@ -71,6 +71,6 @@ def consumed(reported: Usage | None, predicted: Prediction, passed: int, *, whol
         cached = min(predicted.cached_of(reported.prompt), reported.prompt - reported.written)
         estimated = TOKENS if estimated else CACHED
     elif cached is not None and not estimated:
-        return Consumed(reported, images)
+        return Consumption(reported, images)
     cached = cached or 0
-    return Consumed(Usage(reported.prompt, completion, cached, reported.written, reported.hours), images, estimated)
+    return Consumption(Usage(reported.prompt, completion, cached, reported.written, reported.hours), images, estimated)

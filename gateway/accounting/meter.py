@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.accounting.consumed import CACHED, TOKENS, Consumed
+from gateway.accounting.consumed import CACHED, TOKENS, Consumption
 from gateway.accounting.money import MOST, dollars
 from gateway.accounting.prices import PriceBook, Rates
 from gateway.config.live import Live
@@ -62,7 +62,7 @@ class Meter:
         self._tenants = FirstValues(TENANTS)
         self._warned = set[str]()
 
-    def bill(self, model: str, used: Consumed) -> Bill | None:
+    def bill(self, model: str, used: Consumption) -> Bill | None:
         """At the prices of this moment. None when none is configured for the model."""
         usage, cached = used.usage, used.cached
         rates = self._rates(model, usage.prompt)
@@ -93,7 +93,7 @@ class Meter:
             self._warned.clear()
         return self._book.at(model, self._now()).of(prompt) if prices else None
 
-    def count(self, used: Consumed, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
+    def count(self, used: Consumption, bill: Bill | None, *, model: str, replica: str, tenant: str) -> None:
         """Add one answer to the token and money counters. model: its label."""
         metrics, usage, cached = self._metrics, used.usage, used.cached
         metrics.prompt_tokens.add((model, replica, "miss"), usage.prompt - cached)

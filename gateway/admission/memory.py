@@ -40,13 +40,13 @@ class Budget:
         self.limit = limit
         self.held = 0
         self.refused = 0
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, ClientAccount] = {}
 
     def lease(self, client: str) -> MemoryLease:
         """A new, empty lease. client: the unit of fairness."""
         account = self._accounts.get(client)
         if account is None:
-            account = Account(self, client)
+            account = ClientAccount(self, client)
         return account.lease()
 
     @property
@@ -59,10 +59,10 @@ class Budget:
         """Clients with an open lease."""
         return len(self._accounts)
 
-    def _keep(self, account: Account) -> None:
+    def _keep(self, account: ClientAccount) -> None:
         self._accounts[account.client] = account
 
-    def _forget(self, account: Account) -> None:
+    def _forget(self, account: ClientAccount) -> None:
         del self._accounts[account.client]
 
     def check(self) -> None:
@@ -77,7 +77,7 @@ class Budget:
         return f"<Budget {self.held}/{self.limit} bytes, {len(self._accounts)} clients>"
 
 
-class Account:
+class ClientAccount:
     """One client's bytes. Exists while it has an open lease."""
 
     __slots__ = ("_budget", "client", "held", "open_leases")
@@ -133,7 +133,7 @@ class MemoryLease:
 
     __slots__ = ("account", "head", "held", "open", "refused")
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: ClientAccount) -> None:
         self.account = account
         self.held = 0
         self.head = 0

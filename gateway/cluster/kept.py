@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gateway.cluster.watches import Watch
-from gateway.fleet.membership import COMMANDED, KEPT, Member, Merged
+from gateway.fleet.membership import COMMANDED, KEPT, Member, MergedMembers
 
 MembersBySource = Mapping[str, tuple[Member, ...]]
 
@@ -28,7 +28,7 @@ class KeptReplicas:
         """True: they stay until this source answers."""
         return watch.name in self._awaited
 
-    def keep(self, merged: Merged, prepared: Mapping[str, Watch], silent: Mapping[str, str], only_pool: str) -> None:
+    def keep(self, merged: MergedMembers, prepared: Mapping[str, Watch], silent: Mapping[str, str], only_pool: str) -> None:
         """A reload goes on without the answers of new sources: silent, name -> pool. What these may be meant to replace is kept
         until they answer: the replicas of their pools, and of the pools that former sources have brought replicas to.
 
@@ -57,7 +57,7 @@ class KeptReplicas:
         urls = {member.url for members in others.values() for member in members}
         return tuple([member for member in self._members if member.name not in names and member.url not in urls])
 
-    def reduce(self, left: tuple[Member, ...], merged: Merged) -> bool:
+    def reduce(self, left: tuple[Member, ...], merged: MergedMembers) -> bool:
         """Only these are left: what something else has taken the name or the URL of does not come back. merged: the members so
         far. Returns whether that is news for other processes.
         """

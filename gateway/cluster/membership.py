@@ -52,8 +52,8 @@ from gateway.fleet.membership import (
     KEPT,
     OPERATORS,
     Member,
-    Merged,
-    Rejected,
+    MergedMembers,
+    RejectedMember,
     configured,
     merge,
     problem_of,
@@ -110,7 +110,7 @@ class Membership:
         self._use_sources(sources, self.watches.prepared(sources))
 
     @property
-    def rejected(self) -> Sequence[Rejected]:
+    def rejected(self) -> Sequence[RejectedMember]:
         """Members that sources name, and that were refused."""
         return self._merged.rejected
 
@@ -330,7 +330,7 @@ class Membership:
         now = self._clock()
         self._rests_until = now + REST * (now - begun)
 
-    def _guard(self, config: Config, named: MembersBySource, merged: Merged) -> Collection[str]:
+    def _guard(self, config: Config, named: MembersBySource, merged: MergedMembers) -> Collection[str]:
         """Guard the URLs that the configuration does not have itself, unless it allows all. Returns these URLs."""
         trusted = {member.url for member in named[CONFIGURATION]}
         others = {member.url for member in merged.members.values()} - trusted
@@ -344,7 +344,7 @@ class Membership:
         for member in members:
             self._upstream.set_options(member.url, member.connection_options)
 
-    def _log_rejected(self, merged: Merged) -> None:
+    def _log_rejected(self, merged: MergedMembers) -> None:
         """The first LOGGED members that were not rejected before."""
         known = set(self._merged.rejected)
         new = [each for each in merged.rejected if each not in known]

@@ -93,7 +93,7 @@ Command = Drain | Join | Leave | Reconfigure | RejectConfig | Perform
 # -- routing: of a router, which the frame or the envelope names
 
 
-class Batch(Struct, frozen=True, array_like=True, tag=1):
+class EventBatch(Struct, frozen=True, array_like=True, tag=1):
     """Events of one router in their order (`router.events.encode`). since: when the oldest was booked, by the shared clock."""
 
     since: float

@@ -30,7 +30,7 @@ from gateway.cluster.process import budget_bytes, connection_limit
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import Source
+from gateway.config.source import ConfigSource
 from gateway.fleet.directory import LOGGED, Fleet
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
@@ -89,7 +89,7 @@ class Reload:
         self,
         *,
         live: Live,
-        source: Source[Config] | None,
+        source: ConfigSource[Config] | None,
         membership: Membership,
         parts: Parts,
         metrics: Metrics,

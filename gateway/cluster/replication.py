@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.telemetry.metrics import Metrics
 from router import Router
-from router.events import Event, EventError, Opened, decode, encode
+from router.events import BookingOpened, Event, EventError, decode, encode
 from router.follower import Follower
 from router.replication_log import Journal
 
@@ -47,7 +47,7 @@ CallLater = Callable[[float, Callable[[], None]], object]
 class Subscriber(Protocol):
     """Receives what other routers publish. A source is one router, by a number that no other has or had."""
 
-    def receive(self, source: int, batch: Batch) -> None:
+    def receive(self, source: int, batch: EventBatch) -> None:
         """The next events of a router."""
 
     def leave(self, source: int) -> None:
@@ -64,10 +64,10 @@ class ReplicationTransport(Protocol):
     def unsent(self) -> int:
         """Bytes that were published and not taken yet."""
 
-    def publish(self, batch: Batch) -> None:
+    def publish(self, batch: EventBatch) -> None:
         """To all others. Never blocks; nothing happens if there is no connection."""
 
-    def snapshot(self, batch: Batch) -> None:
+    def snapshot(self, batch: EventBatch) -> None:
         """Likewise, in place of everything that was published before."""
 
     def subscribe(self, subscriber: Subscriber) -> None:
@@ -180,14 +180,14 @@ class Replicator:
             return
         self._resyncing = False
         self.journal.take()  # these events are part of the snapshot
-        first, *more = _batches(self._clock(), self.journal.still_open()) or [Batch(self._clock(), encode([]))]
+        first, *more = _batches(self._clock(), self.journal.still_open()) or [EventBatch(self._clock(), encode([]))]
         self._transport.snapshot(first)
         for batch in more:
             self._transport.publish(batch)
 
     # -- following
 
-    def receive(self, source: int, batch: Batch) -> None:
+    def receive(self, source: int, batch: EventBatch) -> None:
         """See Subscriber."""
         live = self._early is None
         self._when_started(lambda: self._apply(source, batch, live=live))
@@ -213,7 +213,7 @@ class Replicator:
         else:
             self._early.append(step)
 
-    def _apply(self, source: int, batch: Batch, *, live: bool) -> None:
+    def _apply(self, source: int, batch: EventBatch, *, live: bool) -> None:
         try:
             lost = self.follower.apply(source, decode(batch.events), past=not live)
         except EventError as error:
@@ -226,15 +226,15 @@ class Replicator:
         return f"<Replicator, {self.journal!r}, {self.follower!r}>"
 
 
-def _batches(since: float, events: Sequence[Event]) -> list[Batch]:
+def _batches(since: float, events: Sequence[Event]) -> list[EventBatch]:
     """The events in pieces that are applied in some milliseconds each: other processes have requests to answer meanwhile."""
     batches, piece, size = [], list[Event](), 0
     for event in events:
         piece.append(event)
-        size += EVENT_BYTES + (len(event.keys) if isinstance(event, Opened) else 0)
+        size += EVENT_BYTES + (len(event.keys) if isinstance(event, BookingOpened) else 0)
         if size >= BATCH_BYTES:
-            batches.append(Batch(since, encode(piece)))
+            batches.append(EventBatch(since, encode(piece)))
             piece, size = [], 0
     if piece:
-        batches.append(Batch(since, encode(piece)))
+        batches.append(EventBatch(since, encode(piece)))
     return batches

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gateway.cluster.listeners import addresses_of, listen, url_of
-from gateway.config.listen import AUTO, UNIX, Endpoint
+from gateway.config.listen import AUTO, UNIX, ListenAddress
 from gateway.config.schema import Config
 
 log = logging.getLogger("warmroute.gateway")
@@ -69,7 +69,7 @@ def _admin(config: Config, stack: contextlib.ExitStack) -> Sequence[socket.socke
         return ()
 
 
-def _open(name: str, endpoint: Endpoint | None, stack: contextlib.ExitStack) -> Sequence[socket.socket]:
+def _open(name: str, endpoint: ListenAddress | None, stack: contextlib.ExitStack) -> Sequence[socket.socket]:
     """name: the key of the configuration, for errors."""
     if endpoint is None:
         return ()

@@ -9,10 +9,10 @@ from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_o
 from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.parse import Problem
 from gateway.config.schema import MATCH_ALL, Config
-from gateway.config.source import Loaded
+from gateway.config.source import LoadedConfig
 
 
-def warnings_of(loaded: Loaded) -> list[Problem]:
+def warnings_of(loaded: LoadedConfig) -> list[Problem]:
     """All warnings, with file and line."""
     config = loaded.config
     found = (

@@ -16,7 +16,7 @@ from typing import Protocol
 from gateway.config.schema import Config
 
 
-class Serving(Protocol):
+class ServingGateway(Protocol):
     """A gateway that answers requests. config: the one in force."""
 
     @property
@@ -26,11 +26,11 @@ class Serving(Protocol):
         """Clients should use other gateways; until `stop` all are served."""
 
 
-class Ending:
+class ServingEnd:
     """See the top of this file. serving: None: not yet. stop: end. hurry: without waiting for anything."""
 
     def __init__(self) -> None:
-        self.serving: Serving | None = None
+        self.serving: ServingGateway | None = None
         self.stop = asyncio.Event()
         self.hurry = asyncio.Event()
         self._signalled = False

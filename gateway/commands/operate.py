@@ -49,7 +49,7 @@ class OperatorError(Exception):
     """A gateway does not do what was asked of it; its text says why."""
 
 
-class Row(Struct, frozen=True):
+class OperatorRow(Struct, frozen=True):
     """A replica, as GET /warmroute/replicas has it; what is not shown is left out."""
 
     name: str
@@ -72,21 +72,21 @@ class FoundBy(Struct, frozen=True):
     note: str | None = None
 
 
-class Replicas(Struct, frozen=True):
+class ReplicasAnswer(Struct, frozen=True):
     """GET /warmroute/replicas."""
 
-    replicas: list[Row]
+    replicas: list[OperatorRow]
     sources: list[FoundBy]
 
 
-class Refused(Struct, frozen=True):
+class RefusedGatewayRow(Struct, frozen=True):
     """A gateway that is not followed."""
 
     gateway: str
     error: str
 
 
-class Exchange(Struct, frozen=True):
+class SharingAnswer(Struct, frozen=True):
     """GET /warmroute/sharing."""
 
     configured: bool
@@ -94,10 +94,10 @@ class Exchange(Struct, frozen=True):
     problem: str | None
     cluster: str | None
     gateways: list[Any]
-    refused: list[Refused]
+    refused: list[RefusedGatewayRow]
 
 
-class Drained(Struct, frozen=True):
+class DrainAnswer(Struct, frozen=True):
     """POST /warmroute/drain and undrain."""
 
     name: str
@@ -109,7 +109,7 @@ class _Failure(Struct, frozen=True):
     message: str
 
 
-class _Failed(Struct, frozen=True):
+class _CommandFailure(Struct, frozen=True):
     error: _Failure
 
 
@@ -137,11 +137,11 @@ def status(options: argparse.Namespace) -> int:
     for admin in admins:
         try:
             raw = ask(admin, "GET", "/warmroute/replicas")
-            replicas, answers[admin] = read(admin, raw, Replicas), whole(admin, raw)
+            replicas, answers[admin] = read(admin, raw, ReplicasAnswer), whole(admin, raw)
             if not options.json:
                 from gateway.commands.tables import console
 
-                sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), Exchange)
+                sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), SharingAnswer)
                 if len(admins) > 1:
                     print(f"{admin}:")
                 for part in picture(replicas, sharing):
@@ -159,7 +159,7 @@ def drain(options: argparse.Namespace) -> int:
     for admin in admins_of(options):
         try:
             path = "/warmroute/undrain" if options.off else "/warmroute/drain"
-            answer = read(admin, ask(admin, "POST", path, {"name": options.name}), Drained)
+            answer = read(admin, ask(admin, "POST", path, {"name": options.name}), DrainAnswer)
         except OperatorError as error:
             result = failed(error)
             continue
@@ -306,7 +306,7 @@ def whole(admin: str, raw: bytes) -> Any:
 def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
     """What an answer says that is none."""
     try:
-        text = msgspec.json.decode(raw, type=_Failed).error.message
+        text = msgspec.json.decode(raw, type=_CommandFailure).error.message
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return _other(admin, code)
     if code == 401:
@@ -325,7 +325,7 @@ def shown(text: str) -> str:
     return "".join([char if char.isprintable() else "?" for char in text])
 
 
-def picture(answer: Replicas, sharing: Exchange) -> list[RenderableType]:
+def picture(answer: ReplicasAnswer, sharing: SharingAnswer) -> list[RenderableType]:
     """A table of the replicas, and a line for each other thing that is known."""
     from gateway.commands.tables import line, number, table, text
 
@@ -357,7 +357,7 @@ def picture(answer: Replicas, sharing: Exchange) -> list[RenderableType]:
     return [table(columns, rows), *[line(shown(each)) for each in lines]]
 
 
-def _state(row: Row) -> str:
+def _state(row: OperatorRow) -> str:
     words = [word for word, holds in (("leaving", row.leaving), ("draining", row.draining)) if holds]
     return ", ".join([*words, *(["up"] if row.up else [f"down ({row.error or 'not probed yet'})"])])
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.simulation.fleet import Served
+from router.simulation.fleet import ServedRequest
 
 SLICES = 40
 POINTS = 400  # of a line
@@ -42,7 +42,7 @@ class Curve:
     bound: bool = False
 
     @classmethod
-    def of(cls, name: str, served: Sequence[Served], *, bound: bool = False) -> Curve:
+    def of(cls, name: str, served: Sequence[ServedRequest], *, bound: bool = False) -> Curve:
         return cls(
             name,
             [one.arrived for one in served],

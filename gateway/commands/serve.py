@@ -17,9 +17,9 @@ from msgspec.structs import asdict
 
 from gateway.cluster import process
 from gateway.commands.advice import warnings_of
-from gateway.commands.ending import Ending, Serving
+from gateway.commands.ending import ServingEnd, ServingGateway
 from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
-from gateway.config.source import Loaded, Source, read
+from gateway.config.source import ConfigSource, LoadedConfig, read
 from gateway.telemetry import logs
 from gateway.telemetry.request_log import RequestLog
 from router import POLICIES
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     from gateway.commands.surroundings import require_libraries
     from gateway.features.workers.supervisor import StartError
 
-    source = Source(_path_of(options), lambda: _with_warnings(_config_of(options)))
+    source = ConfigSource(_path_of(options), lambda: _with_warnings(_config_of(options)))
     loaded = _config_of(options)
     config = loaded.config
     require_libraries(config)
@@ -79,14 +79,14 @@ def _path_of(options: argparse.Namespace) -> Path | None:
     return path or (Path(os.environ["WARMROUTE_CONFIG"]) if os.environ.get("WARMROUTE_CONFIG") else None)
 
 
-def _with_warnings(loaded: Loaded) -> Config:
+def _with_warnings(loaded: LoadedConfig) -> Config:
     """The configuration; its warnings are logged."""
     for problem in warnings_of(loaded):
         log.warning("probably a mistake in the configuration", extra={"warning": str(problem)})
     return loaded.config
 
 
-def _config_of(options: argparse.Namespace) -> Loaded:
+def _config_of(options: argparse.Namespace) -> LoadedConfig:
     path = _path_of(options)
     overrides: dict[str, Any] = {}
     if options.replica:
@@ -104,7 +104,7 @@ def _config_of(options: argparse.Namespace) -> Loaded:
     return read(path, overrides) if overrides else loaded
 
 
-async def _serve_until_signal(config: Config, requests: RequestLog, source: Source[Config]) -> None:
+async def _serve_until_signal(config: Config, requests: RequestLog, source: ConfigSource[Config]) -> None:
     from gateway.app import compose, serve
     from gateway.cluster.side_sockets import side_sockets
     from gateway.core import Surroundings
@@ -114,14 +114,14 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Sour
     from gateway.fleet.directory import LOGGED
     from router.index import trie
 
-    loop, ending = asyncio.get_running_loop(), Ending()
+    loop, ending = asyncio.get_running_loop(), ServingEnd()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.on_signal, number)
     loop.add_signal_handler(signal.SIGHUP, source.asked.set)
 
     with side_sockets(config) as sides:
 
-        def started(serving: Serving, urls: Callable[[], list[str]], url: str) -> None:
+        def started(serving: ServingGateway, urls: Callable[[], list[str]], url: str) -> None:
             ending.serving = serving
             budget = process.budget_bytes(config) * config.workers
             about = {"workers": config.workers, "inflight_limit_bytes": budget, "compiled": not trie.__file__.endswith(".py")}

@@ -31,7 +31,7 @@ from router.simulation.fleet import (
     FleetSpec,
     Held,
     Result,
-    Served,
+    ServedRequest,
     SharedQueue,
     Simulation,
     everything,
@@ -42,7 +42,7 @@ from router.simulation.gateways import Gateways
 from router.simulation.generators import GENERATORS
 from router.simulation.policies import SIMULATED
 from router.simulation.recorded import ClosedReplay, OpenReplay, is_header
-from router.simulation.workloads import ClosedLoop, OpenLoop, Source, TraceError, Turn, agents, mooncake
+from router.simulation.workloads import ClosedLoop, OpenLoop, TraceError, Turn, WorkloadSource, agents, mooncake
 from router.types import Random
 
 BOUNDS = ("pooled", "infinite")
@@ -88,12 +88,12 @@ def fronts_of(options: argparse.Namespace) -> Fronts:
 class Workload:
     """A workload to replay: makes a fresh source per run. compared: which requests count. held: what is cached before."""
 
-    source: Callable[[], Source]
+    source: Callable[[], WorkloadSource]
     horizon_s: float = 0.0  # of a closed loop
     compared: Compared = everything
     held: Sequence[Held] = ()
 
-    def share_done(self, source: Source, number: int, now: float) -> float:
+    def share_done(self, source: WorkloadSource, number: int, now: float) -> float:
         """Progress of a run that has answered `number` requests, 0 to 1."""
         if isinstance(source, OpenLoop | OpenReplay | ClosedReplay):
             return min(1.0, number / len(source))
@@ -156,7 +156,7 @@ def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Simulate each policy of --policy, and each --what-if; returns the exit status."""
-    runs, curves = list[Run](), list[plot.Curve]()
+    runs, curves = list[SimulationRun](), list[plot.Curve]()
     try:
         variants = _check(options)
         opened = open_trace(options)
@@ -180,7 +180,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """One row. result: the median of its replays; replays: their results. variant: None if it is the base, with one of its
     policies.
     """
@@ -189,7 +189,7 @@ class Run:
     replays: Sequence[Result]
     spec: FleetSpec
     variant: Variant | None
-    money: money.Money | None
+    money: money.RunCost | None
 
     def range_of(self, name: str) -> tuple[float, float] | None:
         """The least and the largest value of several replays."""
@@ -200,12 +200,12 @@ class Run:
 Plan = tuple[str, FleetSpec, Variant | None]
 
 
-def _plans(options: argparse.Namespace, opened: Opened) -> list[Plan]:
+def _plans(options: argparse.Namespace, opened: OpenedTrace) -> list[Plan]:
     policy = options.policy or (opened.recorded.policy if opened.recorded else "cost")
     return [(name, opened.spec, None) for name in policy.split(",")]
 
 
-def _variants(options: argparse.Namespace, opened: Opened, variants: Sequence[Variant]) -> list[Plan]:
+def _variants(options: argparse.Namespace, opened: OpenedTrace, variants: Sequence[Variant]) -> list[Plan]:
     """What is not changed is as in the first row."""
     first, base = _plans(options, opened)[0][0], opened.spec
     names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate")
@@ -219,19 +219,19 @@ def _variants(options: argparse.Namespace, opened: Opened, variants: Sequence[Va
 
 
 def _simulated(
-    options: argparse.Namespace, opened: Opened, name: str, spec: FleetSpec, changed: Variant | None
-) -> tuple[Run, list[Served]]:
+    options: argparse.Namespace, opened: OpenedTrace, name: str, spec: FleetSpec, changed: Variant | None
+) -> tuple[SimulationRun, list[ServedRequest]]:
     workload = opened.workload(options.speed * (changed.speed or 1.0 if changed else 1.0))
-    watch, results, served = sys.stderr.isatty(), list[Result](), list[Served]()
+    watch, results, served = sys.stderr.isatty(), list[Result](), list[ServedRequest]()
     for number in range(options.runs if opened.recorded else 1):
         result, served = replay(name, spec, workload, options.seed + number, fronts_of(options), watch=watch)
         results.append(result)
     prices = money.prices_of(options)
     cost = money.cost_of(prices, spec, served) if prices else None
-    return Run(middle_of(results), results, spec, changed, cost), served
+    return SimulationRun(middle_of(results), results, spec, changed, cost), served
 
 
-def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> None:
+def _show(options: argparse.Namespace, opened: OpenedTrace, runs: Sequence[SimulationRun]) -> None:
     fronts, recorded = fronts_of(options), opened.recorded
     was = recorded.measured(opened.spec) if recorded else None
     if options.json:
@@ -254,11 +254,11 @@ def _show(options: argparse.Namespace, opened: Opened, runs: Sequence[Run]) -> N
             print(sentence(one.variant, one.result, runs[0].result, one.range_of("ttft_p90_s"), both))
 
 
-def _labelled(run: Run) -> Result:
+def _labelled(run: SimulationRun) -> Result:
     return dataclasses.replace(run.result, policy=run.variant.text) if run.variant else run.result
 
 
-def _row(run: Run, fronts: Fronts) -> dict[str, Any]:
+def _row(run: SimulationRun, fronts: Fronts) -> dict[str, Any]:
     """For JSON. A bound is one queue for all; null: there is nobody to share with, or nothing is shared."""
     gateways, delay_s = (1, math.inf) if run.result.policy in BOUNDS else (fronts.gateways, fronts.delay_s)
     row = {**asdict(run.result), "gateways": gateways, "sharing_delay_s": None if math.isinf(delay_s) else delay_s}
@@ -304,7 +304,7 @@ def _check(options: argparse.Namespace) -> list[Variant]:
     return [variant(text, NAMES) for text in options.what_if]
 
 
-def print_results(results: Sequence[Result], costs: Sequence[money.Money | None] = ()) -> None:
+def print_results(results: Sequence[Result], costs: Sequence[money.RunCost | None] = ()) -> None:
     """A row per policy. costs: of the last rows."""
     from gateway.commands.tables import number, print_table, text
 
@@ -331,7 +331,7 @@ def print_results(results: Sequence[Result], costs: Sequence[money.Money | None]
 
 def replay(
     name: str, spec: FleetSpec, workload: Workload, seed: int, fronts: Fronts = ONE, *, watch: bool = False
-) -> tuple[Result, list[Served]]:
+) -> tuple[Result, list[ServedRequest]]:
     """One policy, peer's rule or bound on one workload. Raises TraceError if no request begins in it."""
     source = workload.source()
     if name in BOUNDS:
@@ -358,7 +358,7 @@ def _router(policy: str, chance: Random) -> Router:
     return Router(policy=policy, policies=SIMULATED, ttl_s=routing.ttl_s, memory_bytes=memory, chance=chance)
 
 
-def _watched(name: str, served: Iterator[Served], share: Callable[[int, float], float]) -> Iterator[Served]:
+def _watched(name: str, served: Iterator[ServedRequest], share: Callable[[int, float], float]) -> Iterator[ServedRequest]:
     """With a progress bar on the terminal, which is removed when the run ends. share: done, of (requests, simulated time)."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -381,7 +381,7 @@ def _watched(name: str, served: Iterator[Served], share: Callable[[int, float], 
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedTrace:
     """The trace as it was read. spec: the fleet that is simulated. workload: at a speed. recorded: of a recording."""
 
     spec: FleetSpec
@@ -389,11 +389,11 @@ class Opened:
     recorded: RecordedFleet | None = None
 
 
-def open_trace(options: argparse.Namespace) -> Opened:
+def open_trace(options: argparse.Namespace) -> OpenedTrace:
     """The trace, in any format, or the generator. Raises TraceError."""
     spec = _spec_of(options, FleetSpec())
     if options.trace.startswith(GENERATED):
-        return Opened(spec, lambda speed: _generated(options, spec.replicas, speed))
+        return OpenedTrace(spec, lambda speed: _generated(options, spec.replicas, speed))
     rows = trace_lines(Path(options.trace))
     first = next(rows, None)
     if first is None:
@@ -402,7 +402,7 @@ def open_trace(options: argparse.Namespace) -> Opened:
     if is_header(first):
         fleet = recorded_fleet(rows, options.pool, options.warm_up)
         spec = _spec_of(options, fleet.spec(FleetSpec()))
-        return Opened(spec, lambda speed: _recorded(options, fleet, spec, speed), fleet)
+        return OpenedTrace(spec, lambda speed: _recorded(options, fleet, spec, speed), fleet)
     if "hash_ids" in first:
         listed = list(rows)
 
@@ -411,11 +411,11 @@ def open_trace(options: argparse.Namespace) -> Opened:
             return Workload(lambda: source)
 
         workload(options.speed)  # its errors come first
-        return Opened(spec, workload)
+        return OpenedTrace(spec, workload)
     if "requests" not in first:
         raise TraceError("neither Mooncake's format (hash_ids), nor the agents' (requests), nor a recording (format)")
     sessions = _sessions(options, rows)
-    return Opened(spec, lambda _speed: _users(options, spec.replicas, sessions))
+    return OpenedTrace(spec, lambda _speed: _users(options, spec.replicas, sessions))
 
 
 def load(options: argparse.Namespace) -> Workload:
@@ -432,7 +432,7 @@ def _spec_of(options: argparse.Namespace, base: FleetSpec) -> FleetSpec:
 def _recorded(options: argparse.Namespace, fleet: RecordedFleet, spec: FleetSpec, speed: float) -> Workload:
     how, runs = Replaying(options.open, options.engine_block), itertools.count()
 
-    def source() -> Source:
+    def source() -> WorkloadSource:
         """Another one for each run."""
         chance = random.Random(options.seed + next(runs))
         return fleet.source(chance, spec, how, speed)
@@ -466,8 +466,8 @@ def _generated(options: argparse.Namespace, replicas: int, speed: float) -> Work
         changes["rate"] = generator.rate * speed
     generator = dataclasses.replace(generator, **changes)
 
-    def source() -> Source:
-        made: Source = generator.source(replicas, random.Random(options.seed))
+    def source() -> WorkloadSource:
+        made: WorkloadSource = generator.source(replicas, random.Random(options.seed))
         return made
 
     first = source()

@@ -34,7 +34,7 @@ class Stream:
         return getattr(self._stream, name)
 
 
-class Output(Stream):
+class StandardOutput(Stream):
     """In the place of sys.stdout."""
 
     def write(self, text: str) -> int:
@@ -51,7 +51,7 @@ class Output(Stream):
                 self._stream.flush()
 
 
-class Messages(Stream):
+class StandardError(Stream):
     """In the place of sys.stderr: what cannot be written there is lost. lost: something was."""
 
     lost = False
@@ -74,7 +74,7 @@ class Messages(Stream):
 def messages_lost() -> bool:
     """Whether something that was to be said could not be."""
     messages: object = sys.stderr
-    return isinstance(messages, Messages) and messages.lost
+    return isinstance(messages, StandardError) and messages.lost
 
 
 def escaped(text: str) -> str:
@@ -86,7 +86,7 @@ def escaped(text: str) -> str:
 def messaging() -> Iterator[None]:
     """Within it messages fail nothing. Without it, those for a closed standard error would go to standard output."""
     _fill_standard_descriptors()
-    with contextlib.redirect_stderr(cast(TextIO, Messages(sys.stderr))):
+    with contextlib.redirect_stderr(cast(TextIO, StandardError(sys.stderr))):
         yield
 
 
@@ -94,7 +94,7 @@ def messaging() -> Iterator[None]:
 def guarded() -> Iterator[None]:
     """Within `messaging`. What is printed is written at its end. Raises OutputError; BrokenPipeError if its reader has left."""
     stream = sys.stdout
-    output = Output(stream)
+    output = StandardOutput(stream)
     try:
         with contextlib.redirect_stdout(cast(TextIO, output)):
             try:

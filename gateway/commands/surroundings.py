@@ -13,7 +13,7 @@ from pathlib import Path
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, Key, Problem, values_of
 from gateway.config.schema import Config, DiscoveryConfig, KeyConfig, TlsConfig
-from gateway.config.source import Loaded
+from gateway.config.source import LoadedConfig
 from gateway.database.failures import StoreFailed
 from gateway.errors import ReplicaFailure
 from gateway.features.discovery.file import LOGGED, listed
@@ -39,7 +39,7 @@ def require_libraries(config: Config) -> None:
             raise ConfigError(f"keys.oidc needs a library that is not installed here: pip install '{jwks.LIBRARY}'")
 
 
-def notes_of(loaded: Loaded, env: Mapping[str, str] = os.environ) -> list[Problem]:
+def notes_of(loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> list[Problem]:
     """All of them, with file and line. Raises ConfigError for a file of keys that is invalid."""
     contexts = TlsContexts()
     found = (
@@ -61,7 +61,7 @@ def _missing(key: Key, value: KeyConfig | TlsConfig, contexts: TlsContexts, env:
         yield Problem(key, f"not on this machine: {failure.message}")
 
 
-def _of_the_lists(loaded: Loaded) -> Iterator[Problem]:
+def _of_the_lists(loaded: LoadedConfig) -> Iterator[Problem]:
     """Lists of replicas: discovery[].file. One that is here and invalid is named, too."""
     for key, value in values_of(loaded.config):
         if isinstance(value, DiscoveryConfig) and value.file:
@@ -71,14 +71,14 @@ def _of_the_lists(loaded: Loaded) -> Iterator[Problem]:
                 yield Problem((*key, "file"), f"not read on this machine: {'; '.join(map(str, error.problems[:LOGGED]))}")
 
 
-def _of_the_store(loaded: Loaded) -> Iterator[Problem]:
+def _of_the_store(loaded: LoadedConfig) -> Iterator[Problem]:
     try:
         tls_context(loaded.config.sharing)
     except ReplicaFailure as failure:
         yield Problem(("sharing",), f"not on this machine: {failure.message}")
 
 
-def _of_the_keys(loaded: Loaded) -> Iterator[Problem]:
+def _of_the_keys(loaded: LoadedConfig) -> Iterator[Problem]:
     """Raises ConfigError for a file of keys that can be read, and is invalid."""
     url = loaded.config.keys.url
     if not url.startswith("/"):
@@ -100,7 +100,7 @@ def _of_the_keys(loaded: Loaded) -> Iterator[Problem]:
         yield Problem(("keys", "url"), text)
 
 
-def _of_the_databases(loaded: Loaded) -> Iterator[Problem]:
+def _of_the_databases(loaded: LoadedConfig) -> Iterator[Problem]:
     for section, url in ((name, getattr(loaded.config, name).url) for name in ("state", "ledger", "keys")):
         if url.startswith("postgres"):
             from gateway.database.urls import parsed  # SQLAlchemy: not for whoever has no database

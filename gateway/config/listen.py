@@ -16,7 +16,7 @@ _MAX_SOCKET_PATH = 100  # bytes; the kernel takes 107
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ListenAddress:
     """An address to listen on: host and port, or the path of a Unix socket."""
 
     host: str
@@ -28,7 +28,7 @@ class Endpoint:
             return f"{UNIX}{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
-    def overlaps(self, other: Endpoint) -> bool:
+    def overlaps(self, other: ListenAddress) -> bool:
         """Whether only one of the two can be bound."""
         if self.path or other.path:
             return self.path == other.path
@@ -50,7 +50,7 @@ def _same_host(one: str, two: str) -> bool:
     return len(names) == 1 or (names > {"localhost"} and all(map(is_loopback, names)))
 
 
-def parse_listen(name: str, text: str) -> Endpoint | None:
+def parse_listen(name: str, text: str) -> ListenAddress | None:
     """The value of a listener's key: `host:port` (an IPv6 host in brackets), for operators also `unix:/path`; None: a keyword.
 
     Raises AddressError.
@@ -60,19 +60,19 @@ def parse_listen(name: str, text: str) -> Endpoint | None:
     path, unix = text.removeprefix(UNIX), name == "admin_listen"
     if unix and path != text:
         if path.startswith("/") and len(path.encode()) <= _MAX_SOCKET_PATH and "\0" not in path:
-            return Endpoint("", 0, path)
+            return ListenAddress("", 0, path)
         raise AddressError(f"{shown(text)} is not {UNIX} and an absolute path of at most {_MAX_SOCKET_PATH} bytes")
     host, _, digits = text.rpartition(":")
     port = parse_port(digits)
     if port is None or not is_host(host):
         others = "".join(f", nor {word!r}" for word in (*((f"{UNIX}/path",) if unix else ()), *KEYWORDS[name]))
         raise AddressError(f"{shown(text)} is not host:port, for example 0.0.0.0:8000{others}")
-    return Endpoint(host.strip("[]"), port)
+    return ListenAddress(host.strip("[]"), port)
 
 
 def listener_problems(texts: Mapping[str, str], *, has_admin_key: bool, replicas: Mapping[Key, str]) -> Iterator[Problem]:
     """Of the values of listeners' keys: with each of them, with each other, and with replicas (their URLs, by key)."""
-    endpoints: dict[str, Endpoint] = {}
+    endpoints: dict[str, ListenAddress] = {}
     for name, text in texts.items():
         try:
             endpoint = parse_listen(name, text)

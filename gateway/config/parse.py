@@ -12,7 +12,7 @@ for unknown keys, and the forms of values listed in `hints.py`. A Struct may hav
 for the value of that key.
 
 Problems between values (two replicas with one name) are checked in `checks.py`, among all values that are valid on their own
-(`Parsed.good`): one invalid value does not hide the problems of others.
+(`ParsedConfig.good`): one invalid value does not hide the problems of others.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def key_name(key: Key) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed(Generic[T]):
+class ParsedConfig(Generic[T]):
     """value: None if there are problems. good: all valid single values, defaults included, by key."""
 
     value: T | None
@@ -101,11 +101,11 @@ class Parsed(Generic[T]):
     problems: Sequence[Problem]
 
 
-def parse(kind: type[T], raw: object, further: Sequence[str] = ()) -> Parsed[T]:
+def parse(kind: type[T], raw: object, further: Sequence[str] = ()) -> ParsedConfig[T]:
     """raw: parsed YAML or JSON. further: keys that the caller has removed from it, for the suggestions."""
     reader = _Reader(further)
     made = reader.read(kind, raw, ())
-    return Parsed(None if made is _BAD else made, reader.good, reader.problems)
+    return ParsedConfig(None if made is _BAD else made, reader.good, reader.problems)
 
 
 def convert(kind: type[T], raw: object, further: Sequence[str] = ()) -> T:
@@ -117,7 +117,7 @@ def convert(kind: type[T], raw: object, further: Sequence[str] = ()) -> T:
 
 
 def values_of(value: Any, key: Key = ()) -> Iterable[tuple[Key, Any]]:
-    """(key, value) of a Struct and of all values in it: its `Parsed.good`."""
+    """(key, value) of a Struct and of all values in it: its `ParsedConfig.good`."""
     yield key, value
     parts: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, msgspec.Struct):

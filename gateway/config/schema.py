@@ -34,7 +34,7 @@ from gateway.config.addresses import (
 )
 from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, alias_name, model_name
 from gateway.config.hints import ALONE, EXPECTED, FALSE, MAX_NUMBER, NAME, READ, SECRET, UNSHOWN
-from gateway.config.listen import AUTO, OFF, Endpoint, parse_listen
+from gateway.config.listen import AUTO, OFF, ListenAddress, parse_listen
 from router import POLICIES
 
 MATCH_ALL = "*"
@@ -899,19 +899,19 @@ class Config(_Section, frozen=True):
         return endpoint.host, endpoint.port
 
     @property
-    def admin(self) -> Endpoint | None:
+    def admin(self) -> ListenAddress | None:
         """The listener for operators; None: there is none. With `auto`: at port 0, which is any free one, if `listen` has port
         0, or if the default port is out of range or a replica's.
         """
         if self.admin_listen != AUTO:
             return parse_listen("admin_listen", self.admin_listen)
         port = self.address[1]
-        endpoint = Endpoint("127.0.0.1", port + ADMIN_PORT_OFFSET if 0 < port <= 65535 - ADMIN_PORT_OFFSET else 0)
+        endpoint = ListenAddress("127.0.0.1", port + ADMIN_PORT_OFFSET if 0 < port <= 65535 - ADMIN_PORT_OFFSET else 0)
         taken = any(endpoint.is_at(replica.url) for pool in self.pools for replica in pool.replicas)
-        return Endpoint(endpoint.host, 0) if taken else endpoint
+        return ListenAddress(endpoint.host, 0) if taken else endpoint
 
     @property
-    def metrics(self) -> Endpoint | None:
+    def metrics(self) -> ListenAddress | None:
         """The listener for Prometheus; None: there is none."""
         return parse_listen("metrics_listen", self.metrics_listen)
 

@@ -1,6 +1,6 @@
 """Sources of the configuration: flags override environment variables, which override the YAML file.
 
-`read` reads all three and reports all problems, with file and line. `Source` watches the file of a running gateway by polling
+`read` reads all three and reports all problems, with file and line. `ConfigSource` watches a running gateway's file by polling
 its path, so that a retargeted symbolic link (as Kubernetes updates a ConfigMap) is a change; it is read, in a thread, once two
 polls in a row find the same state, because it may be half written.
 """
@@ -32,7 +32,7 @@ _VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WAR
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A configuration, and the file that it comes from.
 
     replaced: keys whose values come from the environment or from flags. empty: variables of the environment that are set, but
@@ -54,7 +54,7 @@ def load(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     return read(path, overrides, env).config
 
 
-def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Loaded:
+def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> LoadedConfig:
     """`load`, with the file's lines. Raises ConfigError with all problems."""
     file = YamlFile(path) if path else None
     raw: dict[str, Any] = dict(file.values) if file else {}
@@ -73,7 +73,7 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     if problems or parsed.value is None:
         more = (_more(file.problems, " in the YAML") if file else "", _more(found))
         raise ConfigError(*sorted(problems, key=lambda problem: problem.line), *filter(None, more))
-    return Loaded(parsed.value, file, replacing.keys(), [name for name in _VARIABLES.values() if env.get(name) == ""])
+    return LoadedConfig(parsed.value, file, replacing.keys(), [name for name in _VARIABLES.values() if env.get(name) == ""])
 
 
 def _more(problems: Collection[Problem], where: str = "") -> str:
@@ -100,7 +100,7 @@ FileState = tuple[int, ...] | None
 _NEVER_READ: FileState = (-1,)  # differs from every state of a file
 
 
-class Source(Generic[T]):
+class ConfigSource(Generic[T]):
     """The configuration of a running gateway, or another file that it watches. path: the file, or None; read: reads all of it,
     raises ConfigError.
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.dialects.anthropic.messages import CountTokens, Messages, OtherMessages
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.openai.generations import Chat, Completion, DryRun
+from gateway.dialects.openai.generations import ChatBody, Completion, DryRun
 from gateway.dialects.passthrough import PassThrough, Tokenize
 from gateway.dialects.responses.responses import (
     CompactResponses,
@@ -22,7 +22,7 @@ from gateway.errors import bad_request
 # A path that ends with a slash stands for all below it that are not named themselves.
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {
-        "/v1/chat/completions": Chat(),
+        "/v1/chat/completions": ChatBody(),
         "/v1/completions": Completion(),
         "/v1/messages": Messages(),
         "/v1/messages/count_tokens": CountTokens(),

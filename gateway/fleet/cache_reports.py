@@ -18,7 +18,7 @@ ENOUGH_REQUESTS = 20
 ENOUGH_TOKENS = 20_000
 
 
-class Finding(enum.Enum):
+class CacheFinding(enum.Enum):
     """What an answer has just shown."""
 
     ZERO = "cached tokens are reported, and always zero"
@@ -36,7 +36,7 @@ class Overlap:
     zero: bool = False
     silent: bool = False
 
-    def metered(self, predicted: int, reported: int | None) -> Finding | None:
+    def metered(self, predicted: int, reported: int | None) -> CacheFinding | None:
         """One answer's cached tokens, as predicted and as reported (None: not reported). Returns a new finding. O(1)."""
         if reported is not None and not self.reports:
             self.reports = True
@@ -44,7 +44,7 @@ class Overlap:
         if reported:
             was_zero, self.zero = self.zero, False
             self.restart()
-            return Finding.HIT if was_zero else None
+            return CacheFinding.HIT if was_zero else None
         if predicted <= 0 or (reported is None and self.reports):
             return None
         self.requests += 1
@@ -57,9 +57,9 @@ class Overlap:
         """Start the row anew, as after a restart of the replica."""
         self.requests = self.tokens = 0
 
-    def _once(self) -> Finding | None:
+    def _once(self) -> CacheFinding | None:
         if self.reports:
             known, self.zero = self.zero, True
-            return None if known else Finding.ZERO
+            return None if known else CacheFinding.ZERO
         known, self.silent = self.silent, True
-        return None if known else Finding.SILENT
+        return None if known else CacheFinding.SILENT

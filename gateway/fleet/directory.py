@@ -37,7 +37,7 @@ from gateway.errors import (
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import any_well, eligible
 from gateway.fleet.catalog import Catalog, warn_of_misfits
-from gateway.fleet.membership import CONFIGURATION, SHOWN_S, Departed, Member, Members, configured, merge, reconcile
+from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
@@ -114,7 +114,7 @@ class Fleet:
         self._unused_urls: list[str] = []  # URLs of replicas that were forgotten
         self._metrics = metrics
         keep_s = SHOWN_S if config.workers == 1 else 2 * SHOWN_S
-        self._departed, self._departed_pools = Departed(keep_s), Departed(keep_s)
+        self._departed, self._departed_pools = DepartedNames(keep_s), DepartedNames(keep_s)
         self._members = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
         self.pools: tuple[Pool, ...] = ()
         self._prefixes: Any = pygtrie.CharTrie()

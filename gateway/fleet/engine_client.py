@@ -14,8 +14,8 @@ import orjson
 from gateway.dialects.api_request import MAX_MODEL_CHARS
 from gateway.errors import NO_ACCESS, GatewayError, ReplicaFailure
 from gateway.fleet import engines
-from gateway.fleet.engines import Engine, Facts, Page
-from gateway.upstream.client import Call, UpstreamClient
+from gateway.fleet.engines import EngineProfile, Facts, Page
+from gateway.upstream.client import ReplicaCall, UpstreamClient
 from gateway.upstream.loop_guard import LOOP_DETECTED
 
 
@@ -118,7 +118,7 @@ async def facts_of(
     timeout_s: float,
     models: Models,
     known: Facts,
-    named: Engine | None = None,
+    named: EngineProfile | None = None,
     *,
     inquire: bool,
 ) -> tuple[Facts, bool]:
@@ -155,8 +155,8 @@ async def _page_of(text: bytes) -> Page:
     return reader.page
 
 
-def _call(path: str) -> Call:
-    return Call("GET", path, b"Accept-Encoding: identity\r\n", b"", probe=True)
+def _call(path: str) -> ReplicaCall:
+    return ReplicaCall("GET", path, b"Accept-Encoding: identity\r\n", b"", probe=True)
 
 
 async def _get(upstream: UpstreamClient, url: str, path: str) -> bytes:

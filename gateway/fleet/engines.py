@@ -40,7 +40,7 @@ Page = Mapping[str, Sequence[Sample]]
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineProfile:
     """One row of the table.
 
     owner: `owned_by` in its model list. running, waiting: its gauges, "" where it has none. rank: the label that distinguishes
@@ -85,7 +85,7 @@ class Facts:
     started: of its process, in seconds since 1970. running, waiting: sequences. caching: whether its prefix cache is on.
     """
 
-    engine: Engine = field(default_factory=lambda: UNKNOWN)
+    engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
     kv_tokens: int | None = None
     started: float | None = None
     running: int | None = None
@@ -98,7 +98,7 @@ class Facts:
         return self.kv_tokens if self.engine.bounded else None
 
 
-def recognise(owners: Iterable[object], page: Page) -> Engine:
+def recognise(owners: Iterable[object], page: Page) -> EngineProfile:
     """By the `owned_by` of its models; where no engine has that (a proxy, a list that needs a key), by the names of its metrics
     of running and waiting requests.
     """
@@ -110,12 +110,12 @@ def recognise(owners: Iterable[object], page: Page) -> Engine:
     return next(named, UNKNOWN)
 
 
-def named(name: str) -> Engine | None:
+def named(name: str) -> EngineProfile | None:
     """The engine that the configuration names; None: it is to be recognised. O(1)."""
     return _BY_NAME.get(name)
 
 
-def read(engine: Engine, page: Page) -> Facts:
+def read(engine: EngineProfile, page: Page) -> Facts:
     """The facts on the page; `kv_of` may add one."""
     return Facts(
         engine=engine,
@@ -127,7 +127,7 @@ def read(engine: Engine, page: Page) -> Facts:
     )
 
 
-def kv_of(engine: Engine, answer: Any) -> int | None:
+def kv_of(engine: EngineProfile, answer: Any) -> int | None:
     """The size of the KV cache in tokens, from the parsed JSON answer to one of the engine's inquiries."""
     return engine.answer_kv(answer)
 
@@ -260,7 +260,7 @@ def _llamacpp_answer_kv(answer: Any) -> int | None:
     return _product(settings.get("n_ctx"), answer.get("total_slots")) if isinstance(settings, dict) else None
 
 
-VLLM = Engine(
+VLLM = EngineProfile(
     name="vllm",
     owner="vllm",
     running="vllm:num_requests_running",
@@ -283,7 +283,7 @@ OURS = replace(
     zero="Its cache may be too small for what is sent: look at vllm:prefix_cache_hits_total.",
 )
 
-SGLANG = Engine(
+SGLANG = EngineProfile(
     name="sglang",
     owner="sglang",
     running="sglang:num_running_reqs",
@@ -298,7 +298,7 @@ SGLANG = Engine(
 )
 
 # What a slot loses goes to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not report.
-LLAMACPP = Engine(
+LLAMACPP = EngineProfile(
     name="llamacpp",
     owner="llamacpp",
     running="llamacpp:requests_processing",
@@ -311,7 +311,7 @@ LLAMACPP = Engine(
     bounded=False,
 )
 
-TGI = Engine(
+TGI = EngineProfile(
     name="tgi",
     owner="",
     running="tgi_batch_current_size",
@@ -323,7 +323,7 @@ TGI = Engine(
 )
 
 # Its list has the namespace of each model as owned_by: "library", but for models that somebody has pushed.
-OLLAMA = Engine(
+OLLAMA = EngineProfile(
     name="ollama",
     owner="library",
     running="",
@@ -337,7 +337,7 @@ OLLAMA = Engine(
 
 # It crashes at a connection that closes before a whole request was there, at JSON of other types than it expects, and at
 # bodies that are no JSON; to paths that it does not know it answers half a head, for ever. So it is never guessed.
-DISTRIBUTED_LLAMA = Engine(
+DISTRIBUTED_LLAMA = EngineProfile(
     name="distributed-llama",
     owner="",
     running="",
@@ -353,7 +353,7 @@ DISTRIBUTED_LLAMA = Engine(
     one_conversation=True,
 )
 
-UNKNOWN: Engine = Engine(
+UNKNOWN: EngineProfile = EngineProfile(
     name="unknown",
     salts=True,  # rather in vain than not at all, where tenants are isolated
     owner="",
@@ -365,7 +365,7 @@ UNKNOWN: Engine = Engine(
 )
 
 ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
-_BY_NAME: Mapping[str, Engine] = {engine.name: engine for engine in ENGINES}
+_BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGINES}
 
 _NAMES = frozenset([_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics) if name)])
 # Some builds of SGLang write sglang_ for sglang:, as every exporter does that cannot have colons.

@@ -119,7 +119,7 @@ Members = Mapping[str, Member]
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedMember:
     """A member that a source names, but that cannot be one. why: for logs."""
 
     member: Member
@@ -128,15 +128,15 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedMembers:
     """sources: the name of each member's source, by the member's name."""
 
     members: Members
     sources: Mapping[str, str]
-    rejected: Sequence[Rejected]
+    rejected: Sequence[RejectedMember]
 
 
-def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Merged:
+def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> MergedMembers:
     """All sources together, by their names; an earlier one goes first. pools: the names that there are. O(members).
 
     A watched source brings no second member at a URL: it would be the same replica, counted twice. Only that it drains counts
@@ -145,7 +145,7 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
     members: dict[str, Member] = {}
     owners: dict[str, str] = {}
     urls: dict[str, str] = {}  # -> name
-    rejected: list[Rejected] = []
+    rejected: list[RejectedMember] = []
     for source, named in sources.items():
         for member in named:
             why = "" if source == CONFIGURATION else problem_of(member, pools)  # which is checked when it is read
@@ -159,12 +159,12 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
             if not why and known and known.connection != member.connection:
                 why = f"its URL is that of {known.name}, which has another key, other TLS options or another engine"
             if why:
-                rejected.append(Rejected(member, source, why))
+                rejected.append(RejectedMember(member, source, why))
             else:
                 members[member.name] = member
                 owners[member.name] = source
                 urls[member.url] = member.name
-    return _bounded(Merged(members, owners, rejected))
+    return _bounded(MergedMembers(members, owners, rejected))
 
 
 def _may_be(known: Member, other: Member) -> bool:
@@ -172,7 +172,7 @@ def _may_be(known: Member, other: Member) -> bool:
     return known.instance == other.instance or not (known.instance and other.instance)
 
 
-def _bounded(merged: Merged) -> Merged:
+def _bounded(merged: MergedMembers) -> MergedMembers:
     """At most MAX_REPLICAS: those that drain are left out first, then the last ones."""
     surplus = len(merged.members) - MAX_REPLICAS
     if surplus <= 0:
@@ -182,10 +182,10 @@ def _bounded(merged: Merged) -> Merged:
     excess = sorted(found, key=lambda member: member.draining)[-surplus:]
     names = {member.name for member in excess}
     why = f"at most {MAX_REPLICAS} replicas are possible"
-    return Merged(
+    return MergedMembers(
         {name: member for name, member in merged.members.items() if name not in names},
         {name: source for name, source in sources.items() if name not in names},
-        [*merged.rejected, *[Rejected(member, sources[member.name], why) for member in excess]],
+        [*merged.rejected, *[RejectedMember(member, sources[member.name], why) for member in excess]],
     )
 
 
@@ -206,7 +206,7 @@ def problem_of(member: Member, pools: Collection[str]) -> str:
     return "" if base == member.url else f"its URL is not a base URL such as {base}"
 
 
-class Departed:
+class DepartedNames:
     """Names of replicas, or of pools, that have left: their counters are shown for SHOWN_S, and forgotten after keep_s.
 
     Several processes forget at slightly different times, and a sum that only some of them still count in looks like a reset. So
@@ -241,7 +241,7 @@ class Departed:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class MembershipChanges:
     """joined, left: also a member that is not the same one now, as both. changed: others of which anything is another now."""
 
     joined: Sequence[Member]
@@ -249,7 +249,7 @@ class Changes:
     changed: Sequence[Member]
 
 
-def reconcile(now: Members, wanted: Members) -> Changes:
+def reconcile(now: Members, wanted: Members) -> MembershipChanges:
     """What has to happen so that the wanted members are those of the fleet. O(members)."""
     joined, changed = list[Member](), list[Member]()
     for name, member in wanted.items():
@@ -259,4 +259,4 @@ def reconcile(now: Members, wanted: Members) -> Changes:
         elif known != member:
             changed.append(member)
     left = [member for name, member in now.items() if name not in wanted or not wanted[name].is_same(member)]
-    return Changes(joined, left, changed)
+    return MembershipChanges(joined, left, changed)

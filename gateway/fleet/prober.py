@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable
 
 from gateway.config.schema import HealthConfig
 from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.fleet.cache_reports import Finding
+from gateway.fleet.cache_reports import CacheFinding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
 from gateway.fleet.engines import Facts, named
 from gateway.fleet.state import NOT_PROBED, ReplicaState
@@ -159,12 +159,12 @@ class Prober:
             return
         about = {"replica": state.name, "engine": state.engine.name}
         match finding:
-            case Finding.ZERO:
+            case CacheFinding.ZERO:
                 self._metrics.replica_cache_hits_missing.set((state.name,), 1)
                 log.warning("cached tokens stay at zero", extra={**about, "hint": _zero_hint(state)})
-            case Finding.SILENT:
+            case CacheFinding.SILENT:
                 log.info("cached tokens are not reported", extra={**about, "hint": state.engine.silent})
-            case Finding.HIT:
+            case CacheFinding.HIT:
                 self._metrics.replica_cache_hits_missing.set((state.name,), 0)
                 log.info("cached tokens are no longer zero", extra=about)
 

@@ -9,7 +9,7 @@ from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
-from gateway.fleet.engines import Engine, Facts, named
+from gateway.fleet.engines import EngineProfile, Facts, named
 from gateway.fleet.membership import MAX_WEIGHT, Member
 from gateway.fleet.refusals import Refusals
 
@@ -99,7 +99,7 @@ class ReplicaState:
         return self.member.url
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineProfile:
         """As its source names it, else as it was recognised."""
         return named(self.member.engine) or self.facts.engine
 

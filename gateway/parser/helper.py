@@ -26,8 +26,8 @@ from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
-from gateway.dialects.responses.conversation import Given, given
-from gateway.dialects.responses.create_message import Created, created
+from gateway.dialects.responses.conversation import ConversationFields, given
+from gateway.dialects.responses.create_message import CreateMessage, created
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
@@ -133,7 +133,7 @@ def _translate(body: bytes, name: str) -> tuple[bytes, bytes]:
     return translated.body, translated.echo
 
 
-def _create(body: bytes) -> Created:
+def _create(body: bytes) -> CreateMessage:
     if exceeds(body):
         raise _too_complex()
     return created(body)
@@ -148,7 +148,7 @@ def _references(body: bytes) -> tuple[list[Reference]]:
     return (references_in(body),)
 
 
-def _given(body: bytes) -> Given:
+def _given(body: bytes) -> ConversationFields:
     if exceeds(body):
         raise _too_complex()
     return given(body)

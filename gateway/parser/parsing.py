@@ -27,7 +27,7 @@ from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_objec
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
-from gateway.dialects.responses.create_message import Created, created
+from gateway.dialects.responses.create_message import CreateMessage, created
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.features.translation.answers import TranslatedAnswers
 from gateway.features.translation.table import TRANSLATIONS
@@ -122,7 +122,7 @@ class Parsing:
         request = TranslatedRequest(*await self.process.run((wire.TRANSLATE, dialect.name), body, client))
         return TranslatedAnswers(translation, request)
 
-    async def created(self, message: bytes, client: str = "") -> tuple[Created, bytes]:
+    async def created(self, message: bytes, client: str = "") -> tuple[CreateMessage, bytes]:
         """A message of Responses' WebSocket mode: what it says, and the body of its request. client: as for `parse`.
 
         Raises GatewayError 400 for one that is no request; as `parse` if it could not be read.
@@ -130,7 +130,7 @@ class Parsing:
         if is_quick(message):
             found = await self.turns.take(partial(created, message))
         else:
-            found = Created(*await self.process.run((wire.CREATE,), message, client))
+            found = CreateMessage(*await self.process.run((wire.CREATE,), message, client))
         return found, await edited(message, found.edits)
 
     async def members(self, body: bytes, client: str = "") -> Members:

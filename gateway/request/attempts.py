@@ -43,7 +43,7 @@ from gateway.request.lone_failures import LoneFailures
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
 from gateway.telemetry.metrics import Metrics
-from gateway.upstream.client import Call, ReplicaAnswer, UpstreamClient
+from gateway.upstream.client import ReplicaAnswer, ReplicaCall, UpstreamClient
 from gateway.upstream.loop_guard import LOOP_DETECTED
 from router import Candidate
 
@@ -133,7 +133,7 @@ class Attempts:
         raise self._no_answer(exchange)
 
     def _last_word(
-        self, exchange: Exchange, call: Call, verdicts: Verdicts, refusal: ReplicaAnswer | None
+        self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts, refusal: ReplicaAnswer | None
     ) -> ReplicaAnswer | None:
         """The refusal, if there is one, and no other replica is left: the client gets its own words. None: there is none, or
         another pool gets the request, and the client the refusal only if that fails too.
@@ -169,7 +169,7 @@ class Attempts:
             if verdicts.failed:
                 verdicts.judge(self._clock())
 
-    async def _rest(self, exchange: Exchange, call: Call, verdicts: Verdicts) -> ReplicaAnswer | None:
+    async def _rest(self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts) -> ReplicaAnswer | None:
         attempts = exchange.attempts
         most = MAX_SENT - attempts.sent
         while attempts.resumptions < most and await self._next(exchange, attempts.resumptions + 1, verdicts):
@@ -291,7 +291,7 @@ class Attempts:
         if reason not in _FREE:
             self.budget.give_back()
 
-    def _goes_elsewhere(self, exchange: Exchange, call: Call, verdicts: Verdicts, refusal: ReplicaAnswer | None) -> bool:
+    def _goes_elsewhere(self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts, refusal: ReplicaAnswer | None) -> bool:
         """Whether another pool gets the request, because all attempts in this one have failed: it may be sent again, there is
         such a pool, and budget for it.
         """
@@ -320,7 +320,7 @@ class Attempts:
         return self._fleet.candidates(exchange.target, now, tried, resting=not verdicts.refused)
 
     async def _try(
-        self, exchange: Exchange, candidate: Candidate, call: Call, verdicts: Verdicts, *, fresh: bool
+        self, exchange: Exchange, candidate: Candidate, call: ReplicaCall, verdicts: Verdicts, *, fresh: bool
     ) -> ReplicaAnswer:
         """One attempt on one replica, up to its first byte. Of a plain answer to a generation the whole body is read, of one
         that is larger than MAX_HELD_ANSWER the beginning.
@@ -362,7 +362,9 @@ class Attempts:
             trial.abandoned()
             raise
 
-    async def _open_translatable(self, exchange: Exchange, state: ReplicaState, call: Call, *, fresh: bool) -> ReplicaAnswer:
+    async def _open_translatable(
+        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
+    ) -> ReplicaAnswer:
         """As the replica speaks: in the client's dialect, or in chat. One that does not know the dialect's path is asked again
         at once, and remembered.
         """
@@ -384,7 +386,7 @@ class Attempts:
             exchange.attempts.body = translated.error(answer.status, error)
         return answer
 
-    async def _open(self, state: ReplicaState, call: Call, *, fresh: bool) -> ReplicaAnswer:
+    async def _open(self, state: ReplicaState, call: ReplicaCall, *, fresh: bool) -> ReplicaAnswer:
         """Raises ReplicaFailure also if the replica refuses the gateway's own key: the client has none there."""
         answer = await self._upstream.open(state.url, call, fresh=fresh)
         if answer.status in (401, 403) and state.member.key is not None:

@@ -17,7 +17,7 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.api_request import MAX_SESSION_CHARS
 from gateway.dialects.usage import Usage
 from gateway.request.rights import Rights
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 TENANT_HEADER: Final = "X-Tenant-Id"
@@ -123,7 +123,7 @@ class ClientReply:
     async def flushed(self) -> None:
         """Wait until the client has read the answer, before its next request is served."""
 
-    def feed_from(self, answer: Source | None) -> None:
+    def feed_from(self, answer: PausableSource | None) -> None:
         """What is to be paused while the client does not read: the replica's answer; None: nothing any more."""
 
 

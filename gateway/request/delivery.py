@@ -28,7 +28,7 @@ from gateway.request.attempts import EVENT_STREAM, Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.notes import DELIVER
-from gateway.request.resumption import Kept, Resumption, pump
+from gateway.request.resumption import Resumption, SentBytes, pump
 from gateway.request.running import Running
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
@@ -122,7 +122,7 @@ class Delivery:
             delivered.first_byte = delivered.last_byte
             if api.countable or not api.size:  # the first token of a batch shows that its first prompt is computed, no more
                 exchange.booking.first_token(delivered.last_byte)
-            kept = Kept(exchange.request.lease) if exchange.target.resume_streams else None
+            kept = SentBytes(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
         if counted:
             reader = _told(exchange, reader)

@@ -3,7 +3,7 @@
 `Exchange` begins with the request and its record. identify sets `caller`, parse `api`, admit `target` and `permit`, choose
 `booking`; further attempts renew the target and move the booking, another pool begins with a booking of its own, and the body
 in `api` is dropped when there will be no further attempt. `AttemptLog` is written by `attempts.py` and, for broken streams, by
-`resumption.py`, which makes further attempts; `delivery.py` takes the answer's body out of it. `Delivered` is written by
+`resumption.py`, which makes further attempts; `delivery.py` takes the answer's body out of it. `DeliveryLog` is written by
 `delivery.py` and `resumption.py`. The end of the request reads both.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.accounting.consumed import Consumed, Prediction, consumed
+from gateway.accounting.consumed import Consumption, Prediction, consumed
 from gateway.accounting.meter import Bill
 from gateway.admission.memory import LARGE_BODY
 from gateway.admission.pool_queue import Permit
@@ -32,7 +32,7 @@ from gateway.fleet.state import ReplicaState
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
-from gateway.upstream.client import Call, ReplicaAnswer
+from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
@@ -107,7 +107,7 @@ class AttemptLog:
             self.refusal = None
 
 
-class Delivered:
+class DeliveryLog:
     """What went to the client.
 
     status: 0 while there is none. reply: once there is one. first_byte, last_byte: readings of the clock. done_sent: the
@@ -212,7 +212,7 @@ class Exchange:
         self.parsed = self.booked = False
         self.salt = b""
         self.attempts = AttemptLog()
-        self.delivered = Delivered()
+        self.delivered = DeliveryLog()
         self.answers: Dialect = dialect
         self.translated: TranslatedAnswers | None = None
         self.edited: AnswerEditor | None = None
@@ -233,12 +233,12 @@ class Exchange:
         if self.permit is not None:
             self.permit.release()
 
-    def call(self, body: bytes) -> Call:
+    def call(self, body: bytes) -> ReplicaCall:
         """The request as it goes to any replica, with this body."""
         request = self.request
         headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.record.id.encode("ascii"))
         via = request.headers.get(VIA_HEADER)
-        call = Call(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
+        call = ReplicaCall(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
         call.upgrades = request.upgrades
         return call
 
@@ -249,7 +249,7 @@ class Exchange:
             return api.repeatable and not self.dialect.may_store(api, self.request.path)
         return self.request.method in _IDEMPOTENT
 
-    def call_to(self, replica: ReplicaState, call: Call) -> Call:
+    def call_to(self, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
         """The call as it goes to this replica: without the client's billing line, if its pool wants that, with a token to
         generate, if its engine has to have one, and with the salt, if it knows what to do with it.
 
@@ -274,7 +274,7 @@ class Exchange:
         body = salted(call.body, self.salt)
         return call if body is None else call.with_body(body)
 
-    def _adapted(self, call: Call, body: bytes, inner: Dialect) -> Call:
+    def _adapted(self, call: ReplicaCall, body: bytes, inner: Dialect) -> ReplicaCall:
         """The call for an engine that takes texts only. inner: reads a chat answer for the client.
 
         Raises ReplicaFailure if it cannot do what the request asks for.
@@ -285,12 +285,12 @@ class Exchange:
             self.attempts.unfit = error.again()
             raise ReplicaFailure(UNFIT, error.message, reached=0, blameless=True) from None
         self.answers = AdaptedAnswers(chat, inner, self.record.id)
-        call = Call("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
+        call = ReplicaCall("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
         self._charge_copy(body)
         chat.body, call.adapted = b"", True
         return call
 
-    def translated_call(self, replica: ReplicaState, call: Call, translated: TranslatedAnswers) -> Call:
+    def translated_call(self, replica: ReplicaState, call: ReplicaCall, translated: TranslatedAnswers) -> ReplicaCall:
         """The call as it goes to a replica that speaks chat only. Raises GatewayError if there is no room for a large body."""
         if self.translated is None:
             self.translated = translated
@@ -306,7 +306,7 @@ class Exchange:
         key = of_client.get("X-Api-Key")
         if key and of_client.get("Authorization") is None:
             headers = with_bearer(headers, key)
-        return Call("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
+        return ReplicaCall("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
 
     def editor(self) -> AnswerEditor | None:
         """For a good answer of the replica in charge, where the client has asked something of it."""
@@ -336,7 +336,7 @@ class Exchange:
             return Usage(usage.prompt, usage.completion)
         return usage
 
-    def consumed(self, reported: Usage | None, *, whole: bool) -> Consumed:
+    def consumed(self, reported: Usage | None, *, whole: bool) -> Consumption:
         """By this request, once, whatever attempts there were. whole: the answer came to its end."""
         decision, trial = self.booking.decision, self.attempts.trial
         caches = trial is None or trial[1].facts.caching is not False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.fleet.state import ReplicaState
-from gateway.upstream.client import Call
+from gateway.upstream.client import ReplicaCall
 from router.native import mypyc_attr
 
 RECEIVE: Final = "receive"
@@ -29,7 +29,7 @@ class Notes:
         """A phase begins; the one before it ends."""
         raise NotImplementedError
 
-    def calls(self, call: Call, replica: ReplicaState, now: float) -> Call:
+    def calls(self, call: ReplicaCall, replica: ReplicaState, now: float) -> ReplicaCall:
         """An attempt begins. Returns the call as it goes to the replica."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ import re
 from http import HTTPStatus
 from typing import Any, Final
 
-from gateway.accounting.consumed import Consumed
+from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
 from gateway.dialects.table import OTHER_ENDPOINT, endpoint_of
 from gateway.dialects.usage import Usage
@@ -109,7 +109,7 @@ class UsageRecord:
     """
 
     bill: Bill | None = None
-    consumed: Consumed | None = None
+    consumed: Consumption | None = None
     usage: Usage | None = None
 
 

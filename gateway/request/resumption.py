@@ -37,7 +37,7 @@ MAX_KEPT_BYTES: Final = 4 << 20  # of one stream; a longer one is not resumed
 KEPT_STEP: Final = 1 << 16
 
 
-class Kept:
+class SentBytes:
     """The bytes that went to a client, as long as they are not too many, by themselves or for the budget."""
 
     __slots__ = ("_charged", "_data", "_lease", "_most", "_too_many")
@@ -82,7 +82,7 @@ async def pump(
     exchange: Exchange,
     answer: ReplicaAnswer,
     reader: StreamReader,
-    kept: Kept | None,
+    kept: SentBytes | None,
     clock: Callable[[], float],
     *,
     headers: bytes | None,
@@ -128,7 +128,7 @@ async def pump(
     return None
 
 
-def _gone(out: bytes, reader: StreamReader, kept: Kept | None) -> None:
+def _gone(out: bytes, reader: StreamReader, kept: SentBytes | None) -> None:
     """This went to the client. Raises ReplicaFailure if the engine has reported that it failed."""
     if kept is not None:
         kept.add(out)
@@ -174,7 +174,7 @@ class SentEvents:
         self._clock = clock
         self._lock = asyncio.Lock()
 
-    async def read(self, continuation: Continuation, kept: Kept) -> PartialAnswer | None:
+    async def read(self, continuation: Continuation, kept: SentBytes) -> PartialAnswer | None:
         """What the client has, read in turns with other work. None: it is too much, or more than one text."""
         contended = self._lock.locked()
         async with self._lock:
@@ -230,7 +230,9 @@ class Resumption:
         self._clock = clock
         self._sent = SentEvents(clock)
 
-    async def resume(self, exchange: Exchange, reply: ClientReply, kept: Kept, failure: ReplicaFailure) -> GatewayError | None:
+    async def resume(
+        self, exchange: Exchange, reply: ClientReply, kept: SentBytes, failure: ReplicaFailure
+    ) -> GatewayError | None:
         """Complete the answer of which `kept` went out. Returns the error for the client if that cannot be done."""
         attempts, delivered = exchange.attempts, exchange.delivered
         error = self._note(exchange, failure)
@@ -253,7 +255,9 @@ class Resumption:
         self._metrics.resumed.add((exchange.record.subject.label, result))
         return error_for_client
 
-    async def _continue(self, exchange: Exchange, reply: ClientReply, kept: Kept, error: GatewayError) -> GatewayError | None:
+    async def _continue(
+        self, exchange: Exchange, reply: ClientReply, kept: SentBytes, error: GatewayError
+    ) -> GatewayError | None:
         """Go on at one replica after the other. error: for the client where that ends."""
         api, continuation = exchange.api, exchange.dialect.continuation
         if continuation is None:

@@ -36,7 +36,7 @@ def observers_of(fleet: Fleet, meter: Meter, metrics: Metrics, requests: Request
         RouterOutcome(fleet),
         CacheReports(fleet),
         Metering(meter, metrics),
-        Breakpoints(metrics),
+        BreakpointOutcomes(metrics),
         RequestMetrics(metrics),
         AccessLog(requests),
     ]
@@ -106,7 +106,7 @@ class Metering:
             self._metrics.available_cached.add((label,), booking.decision.available_tokens)
 
 
-class Breakpoints:
+class BreakpointOutcomes:
     """What became of what was promised to clients that mark breakpoints: the router's word, then the engine's."""
 
     def __init__(self, metrics: Metrics) -> None:

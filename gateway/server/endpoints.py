@@ -51,7 +51,7 @@ class Sockets(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedParts:
     """The parts behind the endpoints. endpoints: for operators, by features; pages: of the admin listener alone. sockets: makes
     what serves WebSockets, None: nothing does. memory, connections: limits on clients.
     """
@@ -69,7 +69,7 @@ class Served:
     connections: ConnectionLimit
 
 
-def clients_runner(served: Served) -> ClientServer:
+def clients_runner(served: ServedParts) -> ClientServer:
     """The server on the clients' port."""
     forwarding = _Forwarding(served)
     operators = _operator_routes(served)
@@ -88,7 +88,7 @@ def clients_runner(served: Served) -> ClientServer:
     return _server(served, routed.serve, served.lifecycle.serve, served.connections, refusal)
 
 
-def side_runner(served: Served, name: str) -> ClientServer:
+def side_runner(served: ServedParts, name: str) -> ClientServer:
     """The server on the listener for operators (ADMIN) or for Prometheus ("metrics")."""
     operators = _operator_routes(served) if name == ADMIN else []
     pages = [route for page in served.pages for route in page()] if name == ADMIN else []
@@ -102,7 +102,7 @@ def side_runner(served: Served, name: str) -> ClientServer:
 
 
 def _server(
-    served: Served,
+    served: ServedParts,
     handler: Callable[[HttpRequest], Awaitable[ClientReply]],
     fast_handler: Callable[[ClientRequest], Awaitable[ClientReply]] | None,
     connections: ConnectionLimit,
@@ -122,11 +122,11 @@ def _server(
     )
 
 
-def _operator_routes(served: Served) -> list[Route]:
+def _operator_routes(served: ServedParts) -> list[Route]:
     return [*served.operator.routes(), *served.endpoints]
 
 
-def _routes(served: Served, routes: Sequence[Route], serves: str, operators: Sequence[Route]) -> Routes:
+def _routes(served: ServedParts, routes: Sequence[Route], serves: str, operators: Sequence[Route]) -> Routes:
     """serves: what the port serves, for the text of its 404. operators: what it serves for operators, likewise."""
     listed = ", ".join(f"{route.methods[0]} {PARAMETER.sub('NAME', route.path)}" for route in operators)
 
@@ -140,7 +140,7 @@ def _routes(served: Served, routes: Sequence[Route], serves: str, operators: Seq
     return Routes(routes, write, nothing_at)
 
 
-def _written(served: Served, request: HttpRequest, response: Response) -> ClientReply:
+def _written(served: ServedParts, request: HttpRequest, response: Response) -> ClientReply:
     lines = b"" if ALLOW_ORIGIN in response.headers else cors.lines_of(request, served.live)
     headers = {**({"Content-Type": response.content_type} if response.content_type else {}), **response.headers}
     lines += "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
@@ -154,7 +154,7 @@ def _written(served: Served, request: HttpRequest, response: Response) -> Client
 class _Forwarding:
     """Requests that go to replicas, or that the gateway answers from what it has stored."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedParts) -> None:
         self._live = served.live
         self._lifecycle = served.lifecycle
         self._sockets = served.sockets() if served.sockets is not None else None

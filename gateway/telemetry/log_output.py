@@ -40,7 +40,7 @@ Sink = Callable[[memoryview], int]
 """Writes some of the bytes and returns their number. May block. Raises OSError, or ValueError if it is closed."""
 
 
-class Output:
+class LogOutput:
     """See the top of this file."""
 
     def __init__(

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Final
 
 from gateway.telemetry.line_format import ConsoleLine, LineFormat, json_line, text
-from gateway.telemetry.log_output import NO_FIELDS, Output, sink_of
+from gateway.telemetry.log_output import NO_FIELDS, LogOutput, sink_of
 from gateway.telemetry.request_log import RequestLog
 
 # Standard LogRecord attributes; all others came through `extra`.
@@ -71,7 +71,7 @@ def _message(record: logging.LogRecord) -> str:
 class Handler(logging.Handler):
     """Writes records to an output, from any thread; warnings and errors at once."""
 
-    def __init__(self, output: Output, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line) -> None:
+    def __init__(self, output: LogOutput, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line) -> None:
         super().__init__()
         self._lines = LineFormatter(line, fixed)
         self.output = output
@@ -89,7 +89,7 @@ def configure(level: str, worker: int | None = None, log_format: str = "json") -
     fixed = NO_FIELDS if worker is None else {"worker": worker}
     console = log_format == "console" or (log_format == "auto" and _is_terminal())
     line = ConsoleLine(colors=_has_colors()) if console else json_line
-    output = Output(sink_of(sys.stderr), shared=worker is not None, fixed=fixed, line=line)
+    output = LogOutput(sink_of(sys.stderr), shared=worker is not None, fixed=fixed, line=line)
     logging.basicConfig(level=level.upper(), handlers=[Handler(output, fixed, line)], force=True)
     return RequestLog(output, logging.getLevelNamesMapping()[level.upper()], fixed, line)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.telemetry.line_format import LineFormat, json_line
-from gateway.telemetry.log_output import NO_FIELDS, Output
+from gateway.telemetry.log_output import NO_FIELDS, LogOutput
 
 _MILLISECONDS: Final = [b"%03d" % number for number in range(1000)]
 
@@ -19,7 +19,9 @@ _MILLISECONDS: Final = [b"%03d" % number for number in range(1000)]
 class RequestLog:
     """One line per request, like those of the logger "warmroute.request"."""
 
-    def __init__(self, output: Output, level: int, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line) -> None:
+    def __init__(
+        self, output: LogOutput, level: int, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line
+    ) -> None:
         """level: requests below it are not logged. fixed: fields of every line."""
         self._output = output
         self._level = level

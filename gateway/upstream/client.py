@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from gateway.config.live import Live
 from gateway.errors import UNKNOWN_PATH, ReplicaFailure
-from gateway.upstream.access.access import Access, NotReady
+from gateway.upstream.access.access import NotReady, UpstreamAccess
 from gateway.upstream.access.credentials import Credentials, TlsContexts, without_client_keys
 from gateway.upstream.access.fragile import FragilePool
 from gateway.upstream.access.options import DEFAULT_OPTIONS, ConnectionOptions
@@ -31,7 +31,7 @@ from gateway.upstream.http1 import AnswerHead
 from gateway.upstream.loop_guard import LoopGuard
 from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.resolver import AddressSource, KnownAddresses, Resolver
-from gateway.upstream.timeouts import Limits, limits_of
+from gateway.upstream.timeouts import UpstreamTimeouts, limits_of
 
 _REQUEST_TIMEOUT: Final = 408
 
@@ -40,7 +40,7 @@ _FEW_HEADERS: Final = b"Content-Type: application/json\r\n"
 _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
-class Call:
+class ReplicaCall:
     """One request to a replica. path: with its query, ASCII; headers: lines, from `upstream_headers`.
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
@@ -71,16 +71,16 @@ class Call:
         self.adapted = False
         self.via = via
 
-    def with_body(self, body: bytes) -> Call:
+    def with_body(self, body: bytes) -> ReplicaCall:
         """The same call with another body."""
         return self._changed(self.headers, body)
 
-    def with_headers(self, headers: bytes) -> Call:
+    def with_headers(self, headers: bytes) -> ReplicaCall:
         """The same call with other header lines."""
         return self._changed(headers, self.body)
 
-    def _changed(self, headers: bytes, body: bytes) -> Call:
-        call = Call(self.method, self.path, headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
+    def _changed(self, headers: bytes, body: bytes) -> ReplicaCall:
+        call = ReplicaCall(self.method, self.path, headers, body, repeatable=self.repeatable, probe=self.probe, via=self.via)
         call.upgrades = self.upgrades
         return call
 
@@ -88,7 +88,7 @@ class Call:
         return f"<Call {self.method} {self.path}, {len(self.body)} bytes>"
 
 
-class Source:
+class PausableSource:
     """Something whose bytes go on to a client, and that waits while the client does not keep up."""
 
     __slots__ = ()
@@ -101,7 +101,7 @@ class Source:
         raise NotImplementedError
 
 
-class ReplicaAnswer(Source):
+class ReplicaAnswer(PausableSource):
     """A replica's answer from its first byte on. `close` it in a `finally`; idempotent.
 
     address: of the replica. sends: number of times the request was sent for it.
@@ -237,7 +237,7 @@ class Upstream:
     host_lines: str
     options: ConnectionOptions
     fragile: FragilePool | None = None
-    access: Access | None = None
+    access: UpstreamAccess | None = None
 
 
 class UpstreamClient:
@@ -322,7 +322,9 @@ class UpstreamClient:
         upstream = self._upstreams.get(base_url)
         return asyncio.get_running_loop().time() - upstream.pool.answered_at if upstream else math.inf
 
-    async def open(self, base_url: str, call: Call, timeout_s: float | None = None, *, fresh: bool = False) -> ReplicaAnswer:
+    async def open(
+        self, base_url: str, call: ReplicaCall, timeout_s: float | None = None, *, fresh: bool = False
+    ) -> ReplicaAnswer:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
 
         A pooled connection that fails before any answer is no failure of the replica (it may just have closed an idle
@@ -331,7 +333,7 @@ class UpstreamClient:
         most.
         """
         upstream = self._upstreams.get(base_url) or self._add(base_url)
-        limits = Limits(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits_now()
+        limits = UpstreamTimeouts(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits_now()
         if upstream.access is not None:
             await upstream.access.ready(limits.connect_s)
         if upstream.fragile is not None:
@@ -360,7 +362,7 @@ class UpstreamClient:
         attempt.sends = 2
         return attempt
 
-    def _limits_now(self) -> Limits:
+    def _limits_now(self) -> UpstreamTimeouts:
         """Of the configuration in force."""
         if self._live.timeouts is not self._timeouts:
             self._timeouts = self._live.timeouts
@@ -396,7 +398,7 @@ class UpstreamClient:
                 if self._dials is None:
                     pool.renew(self._dialer(address, base_url, options, read.tls or self._default_tls(address)))
 
-            upstream.access = Access(options, base_url, self._contexts, secure=secure, renewed=renewed)
+            upstream.access = UpstreamAccess(options, base_url, self._contexts, secure=secure, renewed=renewed)
         return upstream
 
     def _default_tls(self, address: Address) -> ssl.SSLContext | None:
@@ -416,7 +418,7 @@ class UpstreamClient:
         resolver: AddressSource = KnownAddresses(options.addresses) if options.addresses else self._resolver
         return Dialer(host, port, tls, resolver, guarded, name, one_by_one=one_by_one)
 
-    def _head(self, upstream: Upstream, call: Call) -> bytes:
+    def _head(self, upstream: Upstream, call: ReplicaCall) -> bytes:
         """The request's bytes before its body."""
         address = upstream.address
         common = f"Host: {address.netloc}\r\n{self._loops.line(call.via)}" if call.via else upstream.host_lines
@@ -433,7 +435,7 @@ class UpstreamClient:
         return f"<UpstreamClient {[upstream.pool for upstream in self._upstreams.values()]}>"
 
 
-def _require_harmless(options: ConnectionOptions, call: Call) -> None:
+def _require_harmless(options: ConnectionOptions, call: ReplicaCall) -> None:
     """Raises ReplicaFailure for a call that a fragile replica must not get."""
     if options.fragile is None or (call.method, call.path) not in options.fragile or call.upgrades:
         text = "its engine does not have this endpoint"
@@ -441,7 +443,9 @@ def _require_harmless(options: ConnectionOptions, call: Call) -> None:
     assert call.adapted or not call.body, "a body that its engine may crash at"
 
 
-async def _answer(upstream: Upstream, connection: Connection, head: bytes, call: Call, limits: Limits) -> ReplicaAnswer:
+async def _answer(
+    upstream: Upstream, connection: Connection, head: bytes, call: ReplicaCall, limits: UpstreamTimeouts
+) -> ReplicaAnswer:
     if not call.probe:
         upstream.pool.carries_request(connection)
     try:

@@ -26,11 +26,11 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from gateway.errors import ClientStalled, ReplicaFailure
-from gateway.turns import AT_ONCE, LARGE, Late, first_turn, turns_of
+from gateway.turns import AT_ONCE, LARGE, DeferredData, first_turn, turns_of
 from gateway.upstream.backpressure import Backpressure
-from gateway.upstream.http1 import SWITCHING, Answer, FramingError
+from gateway.upstream.http1 import SWITCHING, AnswerParser, FramingError
 from gateway.upstream.sending import Sending
-from gateway.upstream.timeouts import Limits
+from gateway.upstream.timeouts import UpstreamTimeouts
 
 MAX_UNREAD: Final = 1 << 18  # buffered bytes of an answer beyond which reading is paused
 
@@ -83,12 +83,12 @@ class Connection(asyncio.Protocol):
         self._paused_by = 0  # why reading is paused: a sum of _OWNER, _UNREAD and _LATE
         self._stopped = False  # whether _tcp is paused
         self._backpressure = Backpressure()  # from pauses by the owner
-        self._late = Late(turns_of(loop))
+        self._late = DeferredData(turns_of(loop))
         self._ended: Exception | None = None  # why the connection was lost; EOFError: closed by the replica
         self._poll: select.poll | None = None
-        self._limits = Limits(0, 0, 0)
+        self._limits = UpstreamTimeouts(0, 0, 0)
         self._last_read = self._sent_at = self.idle_since = 0.0
-        self.answer: Answer | None = None
+        self.answer: AnswerParser | None = None
         self._flowing = False  # the body has begun
         self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
         self.started = False  # any byte of the answer was received
@@ -114,14 +114,14 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("it ended with its TLS handshake")
         self._transport = self._sending.transport = transport
 
-    def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: Limits, upgrades: bool = False) -> None:
+    def send(self, head: bytes, body: bytes = b"", *, to_head: bool, limits: UpstreamTimeouts, upgrades: bool = False) -> None:
         """Begin a call with a whole request; a large body is not copied. upgrades: it asks for another protocol.
 
         Raises ReplicaFailure if the connection has ended.
         """
         if self._transport is None:
             raise ReplicaFailure("reset", "the connection ended before the request was sent", reached=0)
-        self.answer, self.failure, self.started = Answer(to_head=to_head, upgrades=upgrades), None, False
+        self.answer, self.failure, self.started = AnswerParser(to_head=to_head, upgrades=upgrades), None, False
         self._limits, self._flowing = limits, False
         self._backpressure.clear()
         self._last_read = self._sent_at = now = self._loop.time()

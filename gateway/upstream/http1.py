@@ -112,7 +112,7 @@ class AnswerHead:
         return next((value for key, value in self.fields.headers if key == name), b"")
 
 
-class Answer:
+class AnswerParser:
     """Parses one answer. `feed` and `end` may be called until `complete` or an error.
 
     head: None until it is parsed. complete: the message has ended. rest: bytes after its end.
@@ -275,9 +275,9 @@ class Answer:
         return f"<Answer {self.head.status if self.head else 'without head'}, {state}, {self._left} bytes left>"
 
 
-def chunked_body() -> Answer:
+def chunked_body() -> AnswerParser:
     """The parser of a chunked body that comes without a head: of a request."""
-    body = Answer()
+    body = AnswerParser()
     body._step = _CHUNK_LINE_NEXT
     return body
 

@@ -9,7 +9,7 @@ from gateway.config.schema import TimeoutConfig
 CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after one second; then another replica is better
 
 
-class Limits(NamedTuple):
+class UpstreamTimeouts(NamedTuple):
     """Seconds. first_byte: request to first byte of the body; idle: silence after it; total: whole answer; None: no limit."""
 
     connect_s: float
@@ -18,5 +18,5 @@ class Limits(NamedTuple):
     total_s: float | None = None
 
 
-def limits_of(timeouts: TimeoutConfig) -> Limits:
-    return Limits(CONNECT_S, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)
+def limits_of(timeouts: TimeoutConfig) -> UpstreamTimeouts:
+    return UpstreamTimeouts(CONNECT_S, timeouts.first_byte_s, timeouts.idle_s, timeouts.total_s or None)

@@ -3,7 +3,7 @@ answers that have not been taken yet.
 
 An answer counts as waiting from the moment its request is admitted. The engine does not know of it while its prompt is being
 prepared, nor, if a prompt has several answers, until the first of them has its first token: until then it is counted here,
-by a `Reservation`. Requests waiting in the engine and reserved answers are together never more than `limit`.
+by a `AdmissionReservation`. Requests waiting in the engine and reserved answers are together never more than `limit`.
 
 What is made of a body, its texts and values, is some times as large. So long as it is there a `BodyShare` counts its bytes,
 from the first one that comes; once its prompts are tokens, the bytes of these, which may be more. What has not come does not
@@ -49,16 +49,16 @@ class AdmissionQueue:
         if ahead + answers > self._limit:
             raise _full(f"{ahead} requests wait already, and {self._limit} may.", ahead, self._completion_rate())
 
-    def reserve(self, answers: int, param: str = "n") -> "Reservation":
+    def reserve(self, answers: int, param: str = "n") -> "AdmissionReservation":
         """Raises as `check` does."""
         self.check(answers, param)
-        return Reservation(self, answers)
+        return AdmissionReservation(self, answers)
 
     def _change(self, change: int) -> None:
         self._reserved += change
 
 
-class Reservation:
+class AdmissionReservation:
     """One request's share of the queue. `close` exactly once."""
 
     def __init__(self, queue: AdmissionQueue, answers: int) -> None:

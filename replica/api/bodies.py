@@ -56,7 +56,7 @@ class Preparers:
             loop.call_soon_threadsafe(self._free.release)
 
 
-class Body(Generic[T]):
+class RequestBody(Generic[T]):
     """What was made of a body, to be taken once: nobody has it any more when its taker has dropped it. long: a long one."""
 
     __slots__ = ("_share", "_value", "long")
@@ -87,7 +87,7 @@ class BodyReader:
             self._trim.cancel()
 
     @asynccontextmanager
-    async def read(self, http: web.Request, parse: Callable[[bytes], T]) -> AsyncIterator[Body[T]]:
+    async def read(self, http: web.Request, parse: Callable[[bytes], T]) -> AsyncIterator[RequestBody[T]]:
         """What `parse` makes of the body. Leave it when the request is over. Raises ApiError for a body that is compressed,
         does not end, or is not to be looked at, or for which there is no room."""
         share = self._budget.share()
@@ -98,7 +98,7 @@ class BodyReader:
                 self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._give_back)
             share.close()
 
-    async def _parsed(self, http: web.Request, share: BodyShare, parse: Callable[[bytes], T]) -> Body[T]:
+    async def _parsed(self, http: web.Request, share: BodyShare, parse: Callable[[bytes], T]) -> RequestBody[T]:
         if http.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise ApiError(
                 415, "Compressed bodies are not read here: send it without Content-Encoding.", code="unsupported_encoding"
@@ -109,7 +109,7 @@ class BodyReader:
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {self._timeout_s:g} s.", code="request_timeout") from None
         long = len(raw) > LONG_BODY
-        return Body(await self._preparers.run(long, partial(_checked, raw, parse)), long, share)
+        return RequestBody(await self._preparers.run(long, partial(_checked, raw, parse)), long, share)
 
     async def _received(self, http: web.Request, share: BodyShare) -> bytes:
         """Not by `http.read`, which would keep the bytes as long as the request."""

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from msgspec import Meta, Struct
 
-from replica.api.prompts import Prompt
+from replica.api.prompts import RequestPrompt
 from replica.api.validation import ApiError
 from replica.cache.prefix import Scope
 from replica.engine import Sampling
-from replica.output.generation import Delta, Usage
+from replica.output.generation import Delta, TokenUsage
 
 UsageReporting = Literal["none", "last", "each"]  # in a stream: in no chunk, in one of its own at the end, in each chunk
 Retention = Literal["5m", "1h"]
@@ -57,15 +57,15 @@ class RetentionFields(Struct, kw_only=True):
 class Counts(Protocol):
     """The tokens of a request until now: of all its answers, and of one of them."""
 
-    def usage(self) -> Usage: ...
+    def usage(self) -> TokenUsage: ...
 
-    def usage_of(self, index: int) -> Usage: ...
+    def usage_of(self, index: int) -> TokenUsage: ...
 
 
 class Encoder(Protocol):
     """The bytes of one response: either `whole`, once; or as a stream each `delta`, then `end` or `failed`."""
 
-    def whole(self, answers: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Delta], usage: TokenUsage) -> bytes:
         """The body of a response that is not streamed; `answers` have all their text."""
 
     def delta(self, index: int, delta: Delta, counts: Counts) -> bytes:
@@ -112,7 +112,7 @@ class GenerationRequest:
     `max_tokens` and the grammar of `sampling` came from, for errors. `repeated`: characters of the request that its encoder
     repeats."""
 
-    prompts: list[Prompt]
+    prompts: list[RequestPrompt]
     n: int
     max_tokens: int | None
     sampling: Sampling

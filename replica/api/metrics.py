@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from replica.api.stats import Stats
 from replica.engine import Engine
-from replica.output.generation import Ended, FirstToken
+from replica.output.generation import FirstToken, GenerationEnd
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -30,7 +30,7 @@ ENGINE = "0"
 FINISHES = ("stop", "length", "abort", "error")
 
 
-class Metrics:
+class ReplicaMetrics:
     """All metrics of one replica, in a registry of its own."""
 
     def __init__(self, engine: Engine, model: str) -> None:
@@ -71,10 +71,10 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Recorder:
+class MetricsRecorder:
     """Observes generations for `/metrics` and `/stats`: the implementation of `output.generation.Observer`."""
 
-    def __init__(self, metrics: Metrics, stats: Stats) -> None:
+    def __init__(self, metrics: ReplicaMetrics, stats: Stats) -> None:
         self._metrics, self._stats = metrics, stats
 
     def first_token(self, first: FirstToken, now: float) -> None:
@@ -88,7 +88,7 @@ class Recorder:
         self._metrics.generated(tokens)
         self._stats.add("decode_tokens", tokens, now)
 
-    def ended(self, end: Ended, now: float) -> None:
+    def ended(self, end: GenerationEnd, now: float) -> None:
         self._metrics.ended(end.reason, end.total_s)
         self._stats.add("answers", 1, now)
         for phase, seconds in (("decode", end.decode_s), ("detokenise", end.detokenise_s)):

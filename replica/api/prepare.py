@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from replica.api.generation import GenerationRequest
-from replica.api.prompts import Prompt
+from replica.api.prompts import RequestPrompt
 from replica.api.validation import ApiError, json_text, shortened
 from replica.cache.prefix import Prefix
-from replica.engine import Engine, GrammarKind, Message, PromptError, PromptTooLong, Request, Sampling, counted
+from replica.engine import Engine, EngineRequest, GrammarKind, Message, PromptError, PromptTooLong, Sampling, counted
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
@@ -39,11 +39,11 @@ class ContextError(ApiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """The engine's requests, the number of messages left out to make the prompts fit, the positions of the first prompt's
     marks in tokens, and the text of each prompt if answers begin with it."""
 
-    requests: Sequence[Request]
+    requests: Sequence[EngineRequest]
     dropped: int = 0
     marks: tuple[int, ...] = ()
     echoes: Sequence[str] = ()
@@ -55,7 +55,7 @@ class Prepared:
         return tokens + sum(map(len, self.echoes))
 
 
-def prompt_tokens(engine: Engine, prompt: Prompt) -> list[int]:
+def prompt_tokens(engine: Engine, prompt: RequestPrompt) -> list[int]:
     """The tokens of a prompt, in whatever form it was sent. Raises ApiError, ContextError if it certainly has too many."""
     _check_length(engine, prompt, counted(engine.info.context))
     try:
@@ -91,7 +91,7 @@ def out_of_vocabulary(engine: Engine, name: str) -> ApiError:
     return ApiError(400, f"{name} has token ids outside 0 to {engine.info.vocab_size - 1}.", name)
 
 
-def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
+def prepare(engine: Engine, request: GenerationRequest) -> PreparedRequest:
     """Raises ApiError. Can take seconds; calls only those of the engine's methods that may run in another thread."""
     _check_supported(engine, request)
     check_tokens(engine, request.sampling.stop_tokens, "stop_token_ids")
@@ -104,7 +104,7 @@ def prepare(engine: Engine, request: GenerationRequest) -> Prepared:
     if first.marks:
         marks = tuple(_position(engine, first, mark, prepared[0][0].prompt) for mark in first.marks)
     echoes = [_text(engine, prompt) for prompt in request.prompts] if request.output.echo else []
-    return Prepared([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks, echoes)
+    return PreparedRequest([one for one, _ in prepared], sum(dropped for _, dropped in prepared), marks, echoes)
 
 
 def _check_returned(request: GenerationRequest, tokens: int) -> None:
@@ -126,7 +126,7 @@ def _check_scores(request: GenerationRequest, tokens: int) -> None:
         raise ApiError(400, f"{message} for fewer answers, tokens or top_logprobs.", "logprobs")
 
 
-def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
+def _position(engine: Engine, prompt: RequestPrompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
     """How many of a prompt's tokens it shares with the conversation up to a mark."""
     if mark is None:
         return len(tokens)
@@ -137,17 +137,17 @@ def _position(engine: Engine, prompt: Prompt, mark: list[Message] | None, tokens
     return next((at for at, (one, two) in enumerate(zip(begun, tokens, strict=False)) if one != two), len(begun))
 
 
-def _text(engine: Engine, prompt: Prompt) -> str:
+def _text(engine: Engine, prompt: RequestPrompt) -> str:
     """The text of a completion's prompt."""
     return prompt.text if prompt.text is not None else engine.decode(prompt.tokens or [], special=True)
 
 
-def with_seed(request: Request, index: int) -> Request:
+def with_seed(request: EngineRequest, index: int) -> EngineRequest:
     """The request of the index-th answer to a prompt: each has a seed of its own, as in vLLM."""
     return request if request.seed is None or not index else replace(request, seed=request.seed + index)
 
 
-def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[Request, int]:
+def _prepared(engine: Engine, request: GenerationRequest, prompt: RequestPrompt) -> tuple[EngineRequest, int]:
     prompt, dropped = _shortened(engine, request, prompt)
     tokens = _fitting(engine, request, prompt) if prompt.truncation == "auto" else prompt_tokens(engine, prompt)
     if tokens is None:
@@ -163,7 +163,7 @@ def _prepared(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
     sampling = {name: getattr(request.sampling, name) for name in _SAMPLING_FIELDS}
     scope = request.scope
     prefix = Prefix(tokens, engine.info.block_size, scope)
-    return Request(prefix.tokens, max_tokens, scope=scope, keep_s=request.keep_s, hashed=prefix, **sampling), dropped
+    return EngineRequest(prefix.tokens, max_tokens, scope=scope, keep_s=request.keep_s, hashed=prefix, **sampling), dropped
 
 
 def _check_supported(engine: Engine, request: GenerationRequest) -> None:
@@ -209,7 +209,7 @@ def _prompt_limit(engine: Engine, request: GenerationRequest) -> int:
     return engine.info.context - (request.max_tokens or 1)
 
 
-def _shortened(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[Prompt, int]:
+def _shortened(engine: Engine, request: GenerationRequest, prompt: RequestPrompt) -> tuple[RequestPrompt, int]:
     """Without turns that certainly do not fit, and how many messages these have: each message is a token at least. Raises
     ContextError for a prompt that is certainly too long."""
     limit = _prompt_limit(engine, request)
@@ -222,14 +222,14 @@ def _shortened(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tu
     return prompt, dropped
 
 
-def _check_length(engine: Engine, prompt: Prompt, most: int) -> None:
+def _check_length(engine: Engine, prompt: RequestPrompt, most: int) -> None:
     """Raises ContextError if it certainly has more tokens than `most`: tokenizing it would take seconds. O(texts)."""
     least, spare = _characters(prompt) // engine.info.longest_token, 1 if prompt.messages is None else TEMPLATE_MAY_DROP
     if least > spare * most:
         raise _too_long(engine, prompt, least)
 
 
-def _characters(prompt: Prompt) -> int:
+def _characters(prompt: RequestPrompt) -> int:
     """Of all that a prompt is made from. O(texts)."""
     if prompt.messages is None:
         return len(prompt.text or "")
@@ -242,14 +242,14 @@ def _length(value: object) -> int:
     return len(value) if isinstance(value, str) else len(json_text(value, "messages")) if value else 0
 
 
-def _too_long(engine: Engine, prompt: Prompt, least: int) -> ContextError:
+def _too_long(engine: Engine, prompt: RequestPrompt, least: int) -> ContextError:
     room, most = engine.info.context - 1, counted(engine.info.context)
     message = f"The prompt has more than {least:,} tokens; at most {room:,} leave room for an answer, and {most:,} are counted."
     message += " Shorten it."
     return ContextError(message, prompt.param, least, None, engine.info.context)
 
 
-def _truncate(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tuple[list[int], int]:
+def _truncate(engine: Engine, request: GenerationRequest, prompt: RequestPrompt) -> tuple[list[int], int]:
     def fits(messages: list[Message]) -> bool:
         return _fitting(engine, request, replace(prompt, messages=messages)) is not None
 
@@ -257,7 +257,7 @@ def _truncate(engine: Engine, request: GenerationRequest, prompt: Prompt) -> tup
     return prompt_tokens(engine, replace(prompt, messages=kept)), dropped
 
 
-def _fitting(engine: Engine, request: GenerationRequest, prompt: Prompt) -> list[int] | None:
+def _fitting(engine: Engine, request: GenerationRequest, prompt: RequestPrompt) -> list[int] | None:
     """The tokens of a prompt, None if they leave no room for the answer. Raises ApiError for what is no prompt."""
     try:
         tokens = prompt_tokens(engine, prompt)
@@ -266,7 +266,7 @@ def _fitting(engine: Engine, request: GenerationRequest, prompt: Prompt) -> list
     return tokens if len(tokens) <= _prompt_limit(engine, request) else None
 
 
-def _answer_room(engine: Engine, request: GenerationRequest, prompt: Prompt, length: int) -> int:
+def _answer_room(engine: Engine, request: GenerationRequest, prompt: RequestPrompt, length: int) -> int:
     """Tokens left for the answer behind a prompt of this length. Raises ApiError if that is none, or less than max_tokens."""
     context = engine.info.context
     room = context - length

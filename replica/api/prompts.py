@@ -44,7 +44,7 @@ class ChatPromptFields(Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RequestPrompt:
     """A prompt before it is tokenized. Exactly one of messages, text, tokens is set. `marks`: beginnings of the conversation
     whose length in tokens is asked for, None for the whole. `param`: the field that it came from, for errors."""
 
@@ -60,9 +60,9 @@ class Prompt:
     special: bool = True  # whether a text gets the tokenizer's own special tokens around it
 
 
-def chat_prompt(fields: ChatPromptFields) -> Prompt:
+def chat_prompt(fields: ChatPromptFields) -> RequestPrompt:
     """Raises ApiError."""
-    return Prompt(
+    return RequestPrompt(
         messages=chat_messages(fields.messages, lambda at: f"messages[{at}]"),
         tools=_tools(fields),
         end=_end(fields),
@@ -71,7 +71,7 @@ def chat_prompt(fields: ChatPromptFields) -> Prompt:
     )
 
 
-def text_prompts(prompt: object) -> list[Prompt]:
+def text_prompts(prompt: object) -> list[RequestPrompt]:
     """The prompts of a completion: one, or a list of them. Raises ApiError."""
     if isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt):
         if len(prompt) > MAX_PROMPTS:
@@ -174,10 +174,10 @@ def _end(fields: ChatPromptFields) -> PromptEnd:
     return "open"
 
 
-def _text_prompt(prompt: object) -> Prompt:
+def _text_prompt(prompt: object) -> RequestPrompt:
     if isinstance(prompt, str) and prompt:
-        return Prompt(text=prompt, param="prompt")
+        return RequestPrompt(text=prompt, param="prompt")
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return Prompt(tokens=prompt, param="prompt")
+        return RequestPrompt(tokens=prompt, param="prompt")
     message = "prompt must be a text or a list of token ids (integers), or a list of such prompts, and none of them empty."
     raise ApiError(400, message, "prompt")

@@ -18,16 +18,16 @@ from functools import partial
 import orjson
 from aiohttp import web
 
-from replica.api.admission import AdmissionQueue, BodyBudget, Reservation
+from replica.api.admission import AdmissionQueue, AdmissionReservation, BodyBudget
 from replica.api.bodies import LONG_BODY, BodyReader, Preparers
 from replica.api.completions.requests import parse, parse_detokenize, parse_tokenize
 from replica.api.errors import api_headers, errors, name_of
 from replica.api.generation import AnswerContext, GenerationRequest
 from replica.api.messages.requests import parse_count as parse_messages_count
 from replica.api.messages.requests import parse_messages
-from replica.api.metrics import Metrics, Recorder
-from replica.api.prepare import Prepared, check_tokens, prepare, prompt_tokens, with_seed
-from replica.api.prompts import Prompt
+from replica.api.metrics import MetricsRecorder, ReplicaMetrics
+from replica.api.prepare import PreparedRequest, check_tokens, prepare, prompt_tokens, with_seed
+from replica.api.prompts import RequestPrompt
 from replica.api.responses.requests import no_such_response, parse_responses
 from replica.api.responses.requests import parse_count as parse_responses_count
 from replica.api.stats import MINUTE_S, Stats
@@ -103,8 +103,8 @@ class Server:
     def __init__(self, engine: Engine, model: str, config: ServerConfig) -> None:
         self._engine, self._model, self._config = engine, model, config
         self._stats = Stats(time.monotonic())
-        self._metrics = Metrics(engine, model)
-        self._recorder = Recorder(self._metrics, self._stats)
+        self._metrics = ReplicaMetrics(engine, model)
+        self._recorder = MetricsRecorder(self._metrics, self._stats)
         self._started = int(time.time())
         self._queue = AdmissionQueue(lambda: engine.load().waiting, config.max_queue, self._answers_per_second)
         self._preparers = Preparers()
@@ -187,7 +187,7 @@ class Server:
         async with self._bodies.read(http, lambda raw: parse_tokenize(raw, self._model)) as body:
             return await self._preparers.run(body.long, partial(self._tokenized, *body.take()))
 
-    def _tokenized(self, prompt: Prompt, strings: bool) -> web.Response:
+    def _tokenized(self, prompt: RequestPrompt, strings: bool) -> web.Response:
         self._check_templates([prompt])
         tokens = prompt_tokens(self._engine, prompt)
         spelled = self._engine.token_strings(tokens) if strings else None
@@ -236,17 +236,17 @@ class Server:
                 request = request.prepared()
                 body.dropped(prepared.size + request.repeated)
                 self._check_alive()
-                return await self._answer(_Admitted(http, request, prepared, reservation, began))
+                return await self._answer(_AdmittedRequest(http, request, prepared, reservation, began))
             finally:
                 self._generating -= 1
                 reservation.close()
 
-    async def _count(self, read: Callable[[bytes, str], Prompt], http: web.Request) -> int:
+    async def _count(self, read: Callable[[bytes, str], RequestPrompt], http: web.Request) -> int:
         """The tokens of the prompt in a body."""
         async with self._bodies.read(http, lambda raw: read(raw, self._model)) as body:
             return len(await self._preparers.run(body.long, partial(prompt_tokens, self._engine, body.take())))
 
-    async def _answer(self, admitted: "_Admitted") -> web.StreamResponse:
+    async def _answer(self, admitted: "_AdmittedRequest") -> web.StreamResponse:
         request, headers = admitted.request, _headers(admitted, self._engine.info.scores)
         encoder = request.encoder(self._context(admitted))
         choices = Choices(lambda index: self._begin(admitted, index), len(admitted.prepared.requests), request.n)
@@ -266,7 +266,7 @@ class Server:
             choices.close()
             client.close()
 
-    def _begin(self, admitted: "_Admitted", index: int) -> Generation:
+    def _begin(self, admitted: "_AdmittedRequest", index: int) -> Generation:
         request, (prompt, nth) = admitted.request, divmod(index, admitted.request.n)
         echo = admitted.prepared.echoes[prompt] if request.output.echo else ""
         coalesce_s = self._config.coalesce_s if request.output.stream else 0.0
@@ -275,7 +275,7 @@ class Server:
         wanted = with_seed(admitted.prepared.requests[prompt], nth)
         return Generation(self._engine, self._recorder, wanted, options, admitted.began)
 
-    def _context(self, admitted: "_Admitted") -> AnswerContext:
+    def _context(self, admitted: "_AdmittedRequest") -> AnswerContext:
         prepared = admitted.prepared
         return AnswerContext(
             name_of(admitted.http),
@@ -288,7 +288,7 @@ class Server:
             marks=prepared.marks,
         )
 
-    def _check_templates(self, prompts: Sequence[Prompt]) -> None:
+    def _check_templates(self, prompts: Sequence[RequestPrompt]) -> None:
         if not self._config.trust_templates and any(prompt.template.text is not None for prompt in prompts):
             message = (
                 "chat_template is only taken from requests when this replica is started with --trust-request-chat-template."
@@ -297,17 +297,17 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class _Admitted:
+class _AdmittedRequest:
     """One client's request, ready for the engine. `began` is when it arrived."""
 
     http: web.Request
     request: GenerationRequest
-    prepared: Prepared
-    reservation: Reservation
+    prepared: PreparedRequest
+    reservation: AdmissionReservation
     began: float
 
 
-def _headers(admitted: _Admitted, scores: bool) -> dict[str, str]:
+def _headers(admitted: _AdmittedRequest, scores: bool) -> dict[str, str]:
     ignored = (*admitted.request.ignored, *(() if scores else admitted.request.needs_scores))
     headers = api_headers(admitted.http)
     headers |= {"x-warmroute-ignored": ",".join(ignored)} if ignored else {}
@@ -334,7 +334,7 @@ async def _whole(choices: Choices, *, ids: bool) -> list[Delta]:
     ]
 
 
-def _is_long(admitted: _Admitted, answers: Sequence[Delta]) -> bool:
+def _is_long(admitted: _AdmittedRequest, answers: Sequence[Delta]) -> bool:
     """Whether the body of whole answers takes long to write."""
     length = admitted.request.repeated + sum(len(answer.text) + SCORE * len(answer.scores) for answer in answers)
     if admitted.request.output.token_ids:

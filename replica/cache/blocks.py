@@ -45,7 +45,7 @@ class CacheListener(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class BlockLease:
     """The blocks of one running request, in order; the first `shared` of them are cached. `promised`: how many more it may take
     for certain. `counted`: whether its hits and misses are in the counts."""
 
@@ -138,7 +138,7 @@ class BlockLedger:
         """The number of leading blocks that are cached; changes nothing. O(matched)."""
         return next((at for at, key in enumerate(keys) if key not in self._cached), len(keys))
 
-    def reserve(self, prefix: Prefix, blocks: int, now: float, keep_s: float = 0.0, *, most: int = 0) -> Lease | None:
+    def reserve(self, prefix: Prefix, blocks: int, now: float, keep_s: float = 0.0, *, most: int = 0) -> BlockLease | None:
         """Hold the cached head of a prompt, take private blocks behind it to make `blocks`, and promise more to make `most`;
         None, and nothing changed, if they do not fit now. Its cached blocks are retained for `keep_s` after the release.
         O(blocks log capacity)."""
@@ -150,11 +150,11 @@ class BlockLedger:
         for block in hits:
             self._hold(block)
         self._promised += promised
-        lease = Lease(prefix, keep_s, [block.block for block in hits], len(hits), promised)
+        lease = BlockLease(prefix, keep_s, [block.block for block in hits], len(hits), promised)
         self._extend(lease, need, now)
         return lease
 
-    def grow(self, lease: Lease, blocks: int, now: float) -> bool:
+    def grow(self, lease: BlockLease, blocks: int, now: float) -> bool:
         """Make the lease's blocks at least `blocks`; False, and nothing changed, if they do not fit. O(new log capacity)."""
         need = max(0, blocks - len(lease.blocks))
         if need - lease.promised > self.spare:
@@ -163,7 +163,7 @@ class BlockLedger:
         self._extend(lease, need, now)
         return True
 
-    def rematch(self, lease: Lease) -> None:
+    def rematch(self, lease: BlockLease) -> None:
         """Hold what has become cached of its prompt since it was reserved. Only while it has no private blocks.
         O(new blocks)."""
         if len(lease.blocks) > lease.shared:
@@ -178,7 +178,7 @@ class BlockLedger:
         lease.blocks += [block.block for block in hits]
         lease.shared += len(hits)
 
-    def commit(self, lease: Lease, blocks: int) -> None:
+    def commit(self, lease: BlockLease, blocks: int) -> None:
         """The lease's first `blocks` blocks are computed and become cached. `lease.blocks` changes where another lease has
         computed the same block meanwhile: that one is held, this lease's is freed. O(new blocks)."""
         if blocks > min(len(lease.blocks), len(lease.prefix.keys)):
@@ -201,7 +201,7 @@ class BlockLedger:
             for listener in self._sinks:
                 listener.stored(run)
 
-    def release(self, lease: Lease, now: float) -> None:
+    def release(self, lease: BlockLease, now: float) -> None:
         """Give all blocks back; a released lease is empty. O(blocks log capacity)."""
         self._free += lease.blocks[lease.shared :]
         for key in reversed(lease.prefix.keys[: lease.shared]):
@@ -268,7 +268,7 @@ class BlockLedger:
                 assert parent.holders or parent.stamp > cached.stamp
                 assert parent.keep_until >= cached.keep_until
 
-    def _keep_promise(self, lease: Lease, blocks: int) -> None:
+    def _keep_promise(self, lease: BlockLease, blocks: int) -> None:
         """It takes that many, or does not need them any more."""
         kept = min(lease.promised, blocks)
         lease.promised -= kept
@@ -291,7 +291,7 @@ class BlockLedger:
         else:
             heapq.heappush(self._lru, (cached.stamp, cached.key))
 
-    def _extend(self, lease: Lease, blocks: int, now: float) -> None:
+    def _extend(self, lease: BlockLease, blocks: int, now: float) -> None:
         """It takes private blocks. From the first one on, what its prompt found is final."""
         if blocks and not lease.counted:
             lease.counted = True

@@ -56,7 +56,7 @@ class _Models(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """When the request was sent and when the answer's pieces arrived (seconds); tokens of the prompt, cached ones, tokens of
     the answer."""
 
@@ -144,7 +144,7 @@ class ReplicaClient:
             await self.generate(text, 2)
         return texts
 
-    async def streams(self, texts: Items[str], tokens: int, begun: asyncio.Event | None = None) -> list[Answer]:
+    async def streams(self, texts: Items[str], tokens: int, begun: asyncio.Event | None = None) -> list[TimedAnswer]:
         """Streams at the same time; `begun` is set when each of them has its first BEGUN tokens."""
         counts = Counter[int]()
 
@@ -164,7 +164,7 @@ class ReplicaClient:
         """A random text of about `length` tokens."""
         return " ".join(self._random.choices(WORDS, k=max(1, round(length / self._tokens_per_word))))
 
-    async def generate(self, text: str, tokens: int, on_piece: Callable[[], None] = lambda: None) -> Answer:
+    async def generate(self, text: str, tokens: int, on_piece: Callable[[], None] = lambda: None) -> TimedAnswer:
         options = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0, "ignore_eos": True}
         body = {"model": self.model, "prompt": text, "max_tokens": tokens, **options}
         times, usage, sent = list[float](), None, time.perf_counter()
@@ -184,7 +184,7 @@ class ReplicaClient:
             raise SetupError(
                 f"{self._url} had {cached} of {usage.prompt_tokens} tokens cached: one at least has to be computed"
             )
-        answer = Answer(sent, times, usage.prompt_tokens, cached, usage.completion_tokens)
+        answer = TimedAnswer(sent, times, usage.prompt_tokens, cached, usage.completion_tokens)
         expected = len(text.split()) * self._tokens_per_word
         if answer.prompt < expected * 0.7:
             raise SetupError(f"{self._url} truncates: it took {answer.prompt} tokens of a prompt of about {expected:.0f}")

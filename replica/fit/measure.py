@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Self
 
 from replica.engine import SetupError
-from replica.fit.client import BEGUN, SHORT, Answer, ReplicaClient
+from replica.fit.client import BEGUN, SHORT, ReplicaClient, TimedAnswer
 
 LONGEST_S = 1.5  # a prompt that took this time is the longest of a series; one of twice the length may take four times as long
 LONG_S = 1.0  # most time for a prompt of many streams
@@ -126,10 +126,10 @@ class Measurer:
         self.measured.prefills += map(self._prefill, (cold, warm, more))
         return cold.ttft
 
-    def _prefill(self, answer: Answer) -> PrefillSample:
+    def _prefill(self, answer: TimedAnswer) -> PrefillSample:
         return PrefillSample(answer.prompt, answer.cached or 0, self._first_s(answer))
 
-    def _first_s(self, answer: Answer) -> float:
+    def _first_s(self, answer: TimedAnswer) -> float:
         return max(LEAST_S, answer.ttft - self._replica.overhead_s)
 
     async def _decodes(self) -> None:
@@ -217,10 +217,10 @@ def long_gaps(gaps: Items[float], usual: float) -> int:
     return sum(gap > limit for gap in gaps)
 
 
-def _step(answer: Answer, since: float, until: float) -> float:
+def _step(answer: TimedAnswer, since: float, until: float) -> float:
     """The mean time between two tokens; a piece may have several."""
     return fmean(answer.gaps(since, until)) * (len(answer.times) - 1) / (answer.tokens - 1)
 
 
-def _most_concurrent(answers: Items[Answer]) -> int:
+def _most_concurrent(answers: Items[TimedAnswer]) -> int:
     return max(sum(other.times[0] <= answer.times[0] < other.times[-1] for other in answers) for answer in answers)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from replica.engine import Engine, FinishReason, NewTokens, Request, Sequence
+from replica.engine import Engine, EngineRequest, FinishReason, NewTokens, Sequence
 from replica.output.transcript import PlacedScore, Transcript
 
 
@@ -28,7 +28,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens of a request, or of one of its answers. `cached_tokens` of the prompt were not computed again (None: not
     reported)."""
 
@@ -49,7 +49,7 @@ class FirstToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class GenerationEnd:
     """`reason` is a finish reason, "abort" (the client left) or "error". Seconds from arrival to end; from first to last
     token, and of decoding tokens to text (None: there was no token)."""
 
@@ -67,7 +67,7 @@ class Observer(Protocol):
 
     def generated(self, tokens: int, now: float) -> None: ...
 
-    def ended(self, end: Ended, now: float) -> None: ...
+    def ended(self, end: GenerationEnd, now: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class TextOptions:
 class Generation:
     """`next` until a delta has a finish reason; `close` exactly once, in any case. `began` is when the request arrived."""
 
-    def __init__(self, engine: Engine, observer: Observer, request: Request, options: TextOptions, began: float) -> None:
+    def __init__(self, engine: Engine, observer: Observer, request: EngineRequest, options: TextOptions, began: float) -> None:
         self._observer, self._began, self._coalesce_s = observer, began, options.coalesce_s
         self._stop_tokens = frozenset(request.stop_tokens)
         self._transcript = Transcript(engine.detokenizer(options.special), options.stops, request.min_tokens)
@@ -138,7 +138,7 @@ class Generation:
         now, decode_s, detokenise_s = _now(), None, None
         if self.completion_tokens:
             decode_s, detokenise_s = self._last_at - self._first_at, self._detokenised_s
-        self._observer.ended(Ended(self.reason, now - self._began, decode_s, detokenise_s), now)
+        self._observer.ended(GenerationEnd(self.reason, now - self._began, decode_s, detokenise_s), now)
 
 
 class Choices:
@@ -199,19 +199,19 @@ class Choices:
         await self._begin(others)
         return others
 
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """A prompt counts once, however many answers it has."""
         first = [self._all[index].sequence for index in self._firsts]
-        return Usage(
+        return TokenUsage(
             sum(len(sequence.request.prompt) for sequence in first),
             sum(one.completion_tokens for one in self._all.values()),
             sum(sequence.cached_tokens for sequence in first),
         )
 
-    def usage_of(self, index: int) -> Usage:
+    def usage_of(self, index: int) -> TokenUsage:
         """One answer's usage until now, without cached tokens: as vLLM reports it in the middle of a stream."""
         generation = self._all[index]
-        return Usage(len(generation.sequence.request.prompt), generation.completion_tokens)
+        return TokenUsage(len(generation.sequence.request.prompt), generation.completion_tokens)
 
     def fail(self) -> None:
         for generation in self._all.values():

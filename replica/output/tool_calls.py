@@ -18,14 +18,14 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCallText:
     """A function's name, and its arguments as the text of a JSON object."""
 
     name: str
     arguments: str
 
 
-Part = str | Call
+Part = str | ToolCallText
 
 
 class ToolCallReader:
@@ -101,7 +101,7 @@ def parts_of(text: str) -> list[Part]:
     return parts
 
 
-def call_of(body: str) -> Call | None:
+def call_of(body: str) -> ToolCallText | None:
     """The call between the tags, None if it is none. Arguments may be missing, an object, or an object as JSON text."""
     try:
         value = orjson.loads(body)
@@ -111,7 +111,7 @@ def call_of(body: str) -> Call | None:
         if not isinstance(arguments, dict) or not isinstance(value["name"], str) or not value["name"]:
             return None
         orjson.dumps([[[[arguments]]]])  # as deep as it gets in an answer
-        return Call(value["name"], orjson.dumps(arguments).decode())
+        return ToolCallText(value["name"], orjson.dumps(arguments).decode())
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, KeyError):
         return None
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from replica.cache.prefix import Prefix
-from replica.engine import FinishReason, Request
+from replica.engine import EngineRequest, FinishReason
 from replica.sim import text as sim_text
 
 LOOKAHEAD = 1024  # tokens; drawing them takes a millisecond
@@ -27,20 +27,20 @@ class Task:
     """What the answers to one prompt have in common. `request`: that of one of them. `prefix`: the prompt's blocks. `call`: the
     tokens of the call that it asks for, none for an ordinary answer. `stops`: the stop tokens that an answer can have."""
 
-    request: Request
+    request: EngineRequest
     prefix: Prefix
     call: Items[int]
     stops: frozenset[int]
 
     @classmethod
-    def of(cls, request: Request, block_size: int) -> Self:
+    def of(cls, request: EngineRequest, block_size: int) -> Self:
         """O(prompt)."""
         grammar = request.grammar
         call = sim_text.forced_call(grammar.text) if grammar else sim_text.requested_calls(request.prompt)
         possible = frozenset(call) if call else sim_text.DRAWN
         return cls(request, request.prefix(block_size), array("I", call), possible.intersection(request.stop_tokens))
 
-    def covers(self, request: Request) -> bool:
+    def covers(self, request: EngineRequest) -> bool:
         """Whether it is this request's task, too. O(1) for the n answers to one prompt: what is compared is the same there."""
         own = self.request
         same = (own.scope, own.grammar, own.stop_tokens) == (request.scope, request.grammar, request.stop_tokens)
@@ -62,7 +62,7 @@ class Answer:
 
     __slots__ = ("_drawing", "_request", "_task", "finish", "least", "most", "stopped", "tokens")
 
-    def __init__(self, task: Task, request: Request) -> None:
+    def __init__(self, task: Task, request: EngineRequest) -> None:
         """O(prompt + LOOKAHEAD)."""
         self._task, self._request = task, request
         self._drawing = sim_text.Drawing(task.prefix.tokens, _seed(request))
@@ -106,6 +106,6 @@ class Answer:
         return (known, known) if ahead.finish else (min(bound, max(known + 1, request.min_tokens)), bound)
 
 
-def _seed(request: Request) -> int:
+def _seed(request: EngineRequest) -> int:
     """A greedy answer depends only on its prompt; so does one without a seed, since nothing here is random."""
     return 0 if request.greedy else (request.seed or 0) % (1 << 32)

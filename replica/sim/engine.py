@@ -31,16 +31,16 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from replica.cache.blocks import BlockLedger, CacheCounts, CacheListener, Lease
+from replica.cache.blocks import BlockLease, BlockLedger, CacheCounts, CacheListener
 from replica.engine import (
     Detokenizer,
     EngineInfo,
     EngineLoad,
+    EngineRequest,
     Grammar,
     Message,
     PromptEnd,
     PromptError,
-    Request,
     Sequence,
     TemplateOverride,
     counted,
@@ -76,7 +76,7 @@ class _Job:
     fails_after: int | None  # tokens
     fault: str
     arrived_at: float = math.inf
-    lease: Lease | None = None
+    lease: BlockLease | None = None
     computed: int = 0
     decoded: bool = False
 
@@ -206,7 +206,7 @@ class SimEngine:
             assert self._prefilling.keys() >= lane.pieces.keys()
             assert self._decoding.keys() >= set(lane.decoding)
 
-    def submit(self, request: Request) -> Sequence:
+    def submit(self, request: EngineRequest) -> Sequence:
         """O(prompt), or a turn's work."""
         sequence, task = Sequence(request, self.cancel), self._task(request)
         answer, now, fault = Answer(task, request), self._now(), next(self._faults)
@@ -218,7 +218,7 @@ class SimEngine:
             self._enqueue(job)
         return sequence
 
-    def _task(self, request: Request) -> Task:
+    def _task(self, request: EngineRequest) -> Task:
         """Shared with the other answers to this prompt that are not over."""
         key = id(request.prompt)
         task = self._tasks.get(key)

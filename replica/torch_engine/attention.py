@@ -50,7 +50,7 @@ Forward = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptRows:
     """Rows `begin` to `end` of a step are one request's tokens, after `past` earlier ones; `pages` hold all of these."""
 
     begin: int
@@ -60,7 +60,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class AnswerRows:
     """Rows of a step, one per request; the same number of pages for each request, and a mask for what is after its end.
     `beyond`: the rows of all pages together that are masked. What is there, of others or of nobody, may be no number.
     """
@@ -77,8 +77,8 @@ class AttentionStep:
 
     allocator: Any
     slots: torch.Tensor
-    prompts: Items[Prompt]
-    answers: Items[Answers]
+    prompts: Items[PromptRows]
+    answers: Items[AnswerRows]
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """[rows, heads, size] of each -> [rows, heads x size]. The query is scaled already."""
@@ -131,7 +131,7 @@ def plan(allocator: Any, slots: torch.Tensor, requests: Items[Any]) -> Attention
             single.append((row, length, blocks))
         else:
             pages = torch.tensor(blocks) * stride
-            prompts.append(Prompt(row, row + future.query_length, length - future.query_length, pages))
+            prompts.append(PromptRows(row, row + future.query_length, length - future.query_length, pages))
         row += future.query_length
     groups = grouped(single, PADDING // size, GROUP // size)
     return AttentionStep(allocator, slots, prompts, [_padded(group, size, stride, allocator.cache_dtype) for group in groups])
@@ -151,14 +151,14 @@ def grouped(single: list[Single], padding: int, most: int) -> list[list[Single]]
     return groups
 
 
-def _padded(group: Items[Single], size: int, stride: int, dtype: torch.dtype) -> Answers:
+def _padded(group: Items[Single], size: int, stride: int, dtype: torch.dtype) -> AnswerRows:
     """From rows with their lengths and blocks, the longest first."""
     rows, lengths, blocks = zip(*group, strict=True)
     most = len(blocks[0])
     pages = torch.tensor([[*own, *[0] * (most - len(own))] for own in blocks]) * stride
     beyond = torch.arange(most * size) >= torch.tensor(lengths)[:, None]
     mask = torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, -torch.inf)
-    return Answers(torch.tensor(rows), pages.flatten(), mask[:, None, None], beyond.flatten().nonzero()[:, 0])
+    return AnswerRows(torch.tensor(rows), pages.flatten(), mask[:, None, None], beyond.flatten().nonzero()[:, 0])
 
 
 def _gathered(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
@@ -166,7 +166,7 @@ def _gathered(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
     return cache.flatten(1).index_select(0, pages).view(-1, *cache.shape[2:])
 
 
-def _attend_each(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, answers: Answers) -> torch.Tensor:
+def _attend_each(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, answers: AnswerRows) -> torch.Tensor:
     count, heads, size = query.shape
     gathered = (_gathered(cache, answers.pages).index_fill_(0, answers.beyond, 0.0) for cache in (keys, values))
     read_keys, read_values = (each.view(count, -1, *keys.shape[2:]) for each in gathered)

@@ -24,7 +24,7 @@ from typing import Any
 from transformers import ContinuousBatchingConfig
 
 from replica.cache.blocks import CacheCounts, CacheListener
-from replica.engine import EngineLoad, Request, Sequence
+from replica.engine import EngineLoad, EngineRequest, Sequence
 from replica.torch_engine import attention
 from replica.torch_engine.device import batching_config
 from replica.torch_engine.paged import Claim, PagedBlocks
@@ -84,7 +84,7 @@ class Batching:
         self._waiting: deque[_Job] = deque()
         self._running: dict[str, _Job] = {}
         self._jobs: dict[Sequence, _Job] = {}
-        self._counted = _Counted(sizes.num_blocks)
+        self._counted = _CountedStep(sizes.num_blocks)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._admission_due = False
         self._last_error: str | None = None
@@ -142,7 +142,7 @@ class Batching:
             return False
         return self.blocks is None or await asyncio.to_thread(reset, self._manager, self.blocks, STOP_TIMEOUT_S)
 
-    def submit(self, request: Request, sampler: Sampler | None) -> Sequence:
+    def submit(self, request: EngineRequest, sampler: Sampler | None) -> Sequence:
         """O(prompt)."""
         sequence = Sequence(request, self._cancel)
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._sizes.block_size)
@@ -153,7 +153,7 @@ class Batching:
         self._admit()
         return sequence
 
-    def ends(self, request: Request) -> list[int]:
+    def ends(self, request: EngineRequest) -> list[int]:
         """The tokens that end this request's answer."""
         return [*([] if request.ignore_eos else self._eos), *request.stop_tokens]
 
@@ -238,7 +238,7 @@ class Batching:
             del self._jobs[sequence]
 
 
-class _Counted:
+class _CountedStep:
     """The blocks that running requests may need, where a shared one counts for each of its requests: transformers' own pass
     reads it once for each, and has room to read no more in a step than the cache has."""
 

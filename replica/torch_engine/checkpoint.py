@@ -68,7 +68,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedBlocks:
     """Blocks in the ledger's order, and their rows."""
 
     blocks: list[Retained]
@@ -190,7 +190,7 @@ def _head(about: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> byte
     return len(text).to_bytes(8, "little") + text
 
 
-def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
+def read(path: Path, header: Mapping[str, str], row_bytes: int) -> SavedBlocks:
     """The contents of a file for this model. Raises CheckpointError or OSError; O(file)."""
     if path.exists() and not path.is_file():
         raise CheckpointError("it is no regular file")
@@ -217,7 +217,7 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> Saved:
             for key, parent, ids, scope in zip(_keys(keys), _keys(parents), tokens.tolist(), scopes.tolist(), strict=True)
         ]
         _check_keys(runs)
-        return Saved(list(zip(runs, keep_until.tolist(), strict=True)), rows)
+        return SavedBlocks(list(zip(runs, keep_until.tolist(), strict=True)), rows)
     except (
         SafetensorError,
         KeyError,

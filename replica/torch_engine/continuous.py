@@ -23,11 +23,11 @@ from replica.engine import (
     Detokenizer,
     EngineInfo,
     EngineLoad,
+    EngineRequest,
     Grammar,
     Message,
     PromptEnd,
     PromptError,
-    Request,
     Sequence,
     SetupError,
     TemplateOverride,
@@ -70,7 +70,7 @@ class ContinuousConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ComputeMethod:
     """A way of computing a model: with our own forward pass or transformers', with which attention there, sharing prefixes or
     not."""
 
@@ -83,13 +83,13 @@ class Way:
         return passes if self.share else f"{passes} without a prefix cache"
 
 
-def ways(own: bool, attention: str) -> Iterator[Way]:
+def ways(own: bool, attention: str) -> Iterator[ComputeMethod]:
     """The best one first. `attention`: transformers' choice for this model."""
     if own:
-        yield Way(own, attention)
+        yield ComputeMethod(own, attention)
     others = dict.fromkeys((attention, "sdpa" if attention.startswith("flash") else attention, "eager"))
     for share in (True, False):
-        yield from (Way(False, each, share) for each in others)
+        yield from (ComputeMethod(False, each, share) for each in others)
 
 
 class ContinuousEngine:
@@ -136,7 +136,7 @@ class ContinuousEngine:
         self._make_router, self._make_forward = router, forward
         self._forward: PackedLlama | None = None
         self._emptied = False
-        self._way: Way | None = None
+        self._way: ComputeMethod | None = None
         self.batching = Batching(self._model, None, config.sizes(), self._eos)  # the one that serves is made at the start
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class ContinuousEngine:
         return self.batching.blocks is not None
 
     @property
-    def way(self) -> Way | None:
+    def way(self) -> ComputeMethod | None:
         """None before the start."""
         return self._way
 
@@ -169,7 +169,7 @@ class ContinuousEngine:
         if self._checkpoint and self.batching.blocks and sound:
             await asyncio.to_thread(self._checkpoint.save, self.batching.blocks)
 
-    async def _right_way(self) -> Way:
+    async def _right_way(self) -> ComputeMethod:
         """The first whose answers are those of the plain model; the model is ready for it. Raises SetupError."""
         text, clock = self._tokenizer.encode(selftest.TEXT, special=True), _Clock()
         try:
@@ -177,7 +177,7 @@ class ContinuousEngine:
                 expected = await asyncio.to_thread(selftest.expect, self._model, text, self._config.block_size, self._longest)
         except Exception as error:
             raise SetupError(f"cannot serve {self._named()}: the plain model fails: {message_of(error)}") from error
-        reasons, reason = dict[Way, Mismatch](), ""
+        reasons, reason = dict[ComputeMethod, Mismatch](), ""
         for way in ways(self._make_forward.supports(self._model), self._model.config._attn_implementation):
             if not way.share and reasons[replace(way, share=True)].cold:
                 continue  # the prefix cache was not what was wrong
@@ -196,7 +196,7 @@ class ContinuousEngine:
                 return found
         raise SetupError(f"cannot serve {self._named()}: {selftest.known_reason(self._model) or reason}")
 
-    def _prepare(self, way: Way) -> None:
+    def _prepare(self, way: ComputeMethod) -> None:
         """The model for this way. It is loaded again if our own pass has emptied it. Raises Mismatch."""
         self._forward = None
         try:
@@ -252,7 +252,7 @@ class ContinuousEngine:
     async def reset_prefix_cache(self) -> bool:
         return await self.batching.reset_prefix_cache()
 
-    def submit(self, request: Request) -> Sequence:
+    def submit(self, request: EngineRequest) -> Sequence:
         """O(prompt). Raises PromptError beyond the context, where some models compute something else."""
         if len(request.prompt) + request.max_tokens > self._info.context:
             raise PromptError(f"prompt and max_tokens are more than the context of {self._info.context} tokens")

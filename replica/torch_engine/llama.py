@@ -37,7 +37,7 @@ PARTS = {
 LEAST_ROWS = 4  # of a product: fewer take oneDNN longer (on an EPYC with avx512_bf16 one row takes a sixth more than four)
 
 
-class _Packed:
+class _PackedWeights:
     """One product for several linear layers that read the same input. Their own weights are removed, unless `keep`."""
 
     def __init__(self, layers: Items[torch.nn.Linear], keep: bool = False) -> None:
@@ -69,11 +69,11 @@ class _Norm:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     before_attention: _Norm
-    query_key_value: _Packed
-    output: _Packed
+    query_key_value: _PackedWeights
+    output: _PackedWeights
     before_mlp: _Norm
-    gate_up: _Packed
-    down: _Packed
+    gate_up: _PackedWeights
+    down: _PackedWeights
 
 
 class PackedLlama:
@@ -88,7 +88,7 @@ class PackedLlama:
         self._scales = torch.tensor([first.scaling] * self._heads + [1.0] * self._key_heads)[:, None]
         self._embed, self._rotary, self._norm = inner.embed_tokens, inner.rotary_emb, _Norm(inner.norm)
         self._layers = [_layer(layer) for layer in inner.layers]
-        self._scores = _Packed([model.lm_head], keep=model.lm_head.weight is self._embed.weight)
+        self._scores = _PackedWeights([model.lm_head], keep=model.lm_head.weight is self._embed.weight)
         for rest in model.parameters():
             rest.data = rest.data.clone()  # else it keeps the whole file in memory that it was read from
 
@@ -120,11 +120,11 @@ def _layer(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     return _Layer(
         before_attention=_Norm(layer.input_layernorm),
-        query_key_value=_Packed([attention.q_proj, attention.k_proj, attention.v_proj]),
-        output=_Packed([attention.o_proj]),
+        query_key_value=_PackedWeights([attention.q_proj, attention.k_proj, attention.v_proj]),
+        output=_PackedWeights([attention.o_proj]),
         before_mlp=_Norm(layer.post_attention_layernorm),
-        gate_up=_Packed([mlp.gate_proj, mlp.up_proj]),
-        down=_Packed([mlp.down_proj]),
+        gate_up=_PackedWeights([mlp.gate_proj, mlp.up_proj]),
+        down=_PackedWeights([mlp.down_proj]),
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import transformers
 
-from replica.cache.blocks import BlockLedger, CacheListener, Lease
+from replica.cache.blocks import BlockLease, BlockLedger, CacheListener
 from replica.cache.prefix import Prefix
 from replica.engine import SetupError
 
@@ -75,7 +75,7 @@ class PagedBlocks:
         self._lock = threading.Lock()
         self._changed = changed
         self._claims: dict[str, Claim] = {}
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, BlockLease] = {}
 
     def __repr__(self) -> str:
         return f"<PagedBlocks {len(self._leases)} leases, {self.ledger!r}>"
@@ -189,7 +189,7 @@ class PagedBlocks:
     def compute_free_capacity(self, relative: bool = True) -> float:
         return self.ledger.room / self.ledger.capacity if relative else float(self.ledger.room * self.row_bytes)
 
-    def _open(self, request_id: str, lease: Lease) -> None:
+    def _open(self, request_id: str, lease: BlockLease) -> None:
         self.unused.clear()
         self._leases[request_id] = lease
         self._allocator.block_table[request_id] = lease.blocks

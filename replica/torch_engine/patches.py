@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 EAGER: Mapping[str, tuple[str, ...]] = {"update": ("key_states", "value_states", "layer_idx", "kwargs")}
 
 
-class Job(Protocol):
+class PatchJob(Protocol):
     """A running request as a step needs it."""
 
     @property
@@ -46,7 +46,7 @@ class OutputRouter:
     """Delivers outputs to the event loop and samples each request's tokens. The methods run in the engine's thread."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, received: Callable[[list[Any]], None], running: Mapping[str, Job]
+        self, loop: asyncio.AbstractEventLoop, received: Callable[[list[Any]], None], running: Mapping[str, PatchJob]
     ) -> None:
         self._loop, self._received, self._running = loop, received, running
 

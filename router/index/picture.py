@@ -34,7 +34,7 @@ class Holder(NamedTuple):
     idle_s: float
 
 
-class Drawn(NamedTuple):
+class DrawnNode(NamedTuple):
     """A node. way: the first keys of the edges that lead to it. blocks, tokens: of its edge; depth_tokens: of all edges above.
     holders: those that hold most of it first; further: holders beyond MAX_HOLDERS. idle_s: since anybody used it, None:
     nobody holds it any more. children: how many it has. shown: the most recently used ones, none below the picture's depth.
@@ -48,7 +48,7 @@ class Drawn(NamedTuple):
     further: int
     idle_s: float | None
     children: int
-    shown: Sequence[Drawn]
+    shown: Sequence[DrawnNode]
 
 
 class Picture:
@@ -62,11 +62,11 @@ class Picture:
         self._children = children
         self._left = most
 
-    def draw(self, way: Sequence[BlockKeys]) -> Drawn:
+    def draw(self, way: Sequence[BlockKeys]) -> DrawnNode:
         """The node at the end of the way, or the deepest that there is on it."""
         return next(drawn for drawn in self.steps(way) if drawn is not None)
 
-    def steps(self, way: Sequence[BlockKeys]) -> Iterator[Drawn | None]:
+    def steps(self, way: Sequence[BlockKeys]) -> Iterator[DrawnNode | None]:
         """The same in steps: the last is the node. Each O(LOOKED_AT + LOOKED_AT_HOLDS + holders of children shown)."""
         found, node, tokens = self.find(way)
         yield (yield from self._draw(found, node, tokens, self._depth))
@@ -84,11 +84,11 @@ class Picture:
             node = child
         return found, node, tokens
 
-    def _draw(self, way: list[BlockKeys], node: Node, above: int, depth: int) -> Generator[None, None, Drawn]:
+    def _draw(self, way: list[BlockKeys], node: Node, above: int, depth: int) -> Generator[None, None, DrawnNode]:
         self._left -= 1
         tokens = node.length * node.weight // TOKEN_WEIGHT
         holders = self._holders(node)
-        shown: list[Drawn] = []
+        shown: list[DrawnNode] = []
         if depth > 0 and node.children:
             recent = self._recent(node)
             yield
@@ -98,7 +98,7 @@ class Picture:
                 shown.append((yield from self._draw([*way, child.edge[:KEY_BYTES]], child, above + tokens, depth - 1)))
         idle = min([holder.idle_s for holder in holders], default=None)
         few = holders[:MAX_HOLDERS]
-        return Drawn(way, node.length, tokens, above, few, len(holders) - len(few), idle, len(node.children), shown)
+        return DrawnNode(way, node.length, tokens, above, few, len(holders) - len(few), idle, len(node.children), shown)
 
     def _holders(self, node: Node) -> list[Holder]:
         """Those that live and have not expired."""

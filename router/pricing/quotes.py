@@ -12,7 +12,7 @@ from typing import Final
 
 from router.index.trie import RadixTrie
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
-from router.load import Ledger, ReplicaLoad
+from router.load import BookingLedger, ReplicaLoad
 from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
 from router.pricing.replication import Rents
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
@@ -51,7 +51,13 @@ class Quotes:
     )
 
     def __init__(
-        self, trie: RadixTrie, ledger: Ledger, prompt: Prompt, units_per_token: float, replicas: Collection[str], now: float
+        self,
+        trie: RadixTrie,
+        ledger: BookingLedger,
+        prompt: Prompt,
+        units_per_token: float,
+        replicas: Collection[str],
+        now: float,
     ) -> None:
         self._trie = trie
         self._ledger = ledger

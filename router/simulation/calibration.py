@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.simulation.fleet import Result, quantile
-from router.simulation.recorded import Recorded
+from router.simulation.recorded import RecordedRequest
 
 LEAST: Final = 20  # requests for a straight line
 ROUNDS: Final = 10
@@ -34,7 +34,7 @@ class Speed:
     latency_s: float
 
 
-def speed_of(requests: Sequence[Recorded], *, whole: bool = True) -> Speed:
+def speed_of(requests: Sequence[RecordedRequest], *, whole: bool = True) -> Speed:
     """requests: in order of time. whole: they are all that there were."""
     waits = list(_waits(requests))
     idle = [(uncached, seconds) for uncached, seconds, free in waits if free]
@@ -45,7 +45,7 @@ def speed_of(requests: Sequence[Recorded], *, whole: bool = True) -> Speed:
     return Speed(rate or None, _decode_rate(requests), latency)
 
 
-def _waits(requests: Sequence[Recorded]) -> Iterable[tuple[int, float, bool]]:
+def _waits(requests: Sequence[RecordedRequest]) -> Iterable[tuple[int, float, bool]]:
     """(uncached tokens, seconds since its prefill can have begun, whether its replica was idle) of each stream."""
     busy_until: dict[int, float] = {}
     for one in requests:
@@ -82,7 +82,7 @@ def _line(points: Sequence[tuple[int, float]]) -> tuple[float | None, float]:
     return (1 / slope, constant) if constant >= 0 else (tokens / seconds, 0.0)
 
 
-def _decode_rate(requests: Iterable[Recorded]) -> float | None:
+def _decode_rate(requests: Iterable[RecordedRequest]) -> float | None:
     tokens, seconds = 0, 0.0
     for one in requests:
         if one.status < 400 and one.ttft is not None and one.output and one.output > 1 and one.seconds > one.ttft:
@@ -91,7 +91,7 @@ def _decode_rate(requests: Iterable[Recorded]) -> float | None:
     return tokens / seconds if seconds > 0 else None
 
 
-def measured(requests: Sequence[Recorded], replicas: int, kv_tokens: int, since: float = 0.0) -> Result | None:
+def measured(requests: Sequence[RecordedRequest], replicas: int, kv_tokens: int, since: float = 0.0) -> Result | None:
     """As it was: hits of the prompts whose cached tokens were reported, waits of the streams; None: there is neither.
 
     since: earlier ones do not count.

@@ -22,7 +22,7 @@ from router.booking import Booking
 from router.index.trie import RadixTrie
 from router.load import RATE_HALF_LIFE_TOKENS
 from router.router import Router
-from router.simulation.workloads import Request, Source
+from router.simulation.workloads import SimulatedRequest, WorkloadSource
 from router.types import TOKEN_WEIGHT, Outcome, Replica
 
 _FOREVER, _UNBOUNDED = float("inf"), 1 << 62
@@ -47,10 +47,10 @@ class FleetSpec:
 
 
 @dataclass(slots=True)
-class Served:
+class ServedRequest:
     """One request's history. Times in seconds of the simulation."""
 
-    request: Request
+    request: SimulatedRequest
     arrived: float
     handle: Any = None
     replica: int = -1
@@ -59,14 +59,14 @@ class Served:
     finished: float = 0.0
 
 
-Held = tuple[int, Request]
+Held = tuple[int, SimulatedRequest]
 """A replica's number (modulo their count), and a request that it has computed before the run."""
 
 
-class Placement(Protocol):
+class RequestPlacement(Protocol):
     """Decides where requests go, and receives their outcomes. `place` returns a replica's number and a handle."""
 
-    def place(self, request: Request, now: float) -> tuple[int, Any]: ...
+    def place(self, request: SimulatedRequest, now: float) -> tuple[int, Any]: ...
 
     def first_token(self, handle: Any, now: float) -> None: ...
 
@@ -81,7 +81,7 @@ class Cache:
     reserved: float = 0.0
     trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))
 
-    def take(self, request: Request, now: float) -> int:
+    def take(self, request: SimulatedRequest, now: float) -> int:
         """Look a prompt up and store it; returns the tokens that were cached (at least one is always computed)."""
         keys = request.prompt.keys
         self._reserve(request.running_tokens)
@@ -89,12 +89,12 @@ class Cache:
         self.trie.insert("", keys, now, weight=_weight(request))
         return request.cached(blocks)
 
-    def release(self, request: Request, now: float) -> None:
+    def release(self, request: SimulatedRequest, now: float) -> None:
         """End of a request: its blocks were in use until now, and its answer's are there, as far as they are known."""
         self._reserve(-request.running_tokens)
         self.trie.insert("", request.kept, now, weight=_weight(request))
 
-    def hold(self, request: Request) -> None:
+    def hold(self, request: SimulatedRequest) -> None:
         """It was computed before the run."""
         self._reserve(0.0)
         self.trie.insert("", request.kept, 0.0, weight=_weight(request))
@@ -106,13 +106,13 @@ class Cache:
         self.trie.add_replica("", int(room * TOKEN_WEIGHT))
 
 
-def _weight(request: Request) -> int:
+def _weight(request: SimulatedRequest) -> int:
     """Of one block."""
     return int(request.block_tokens * TOKEN_WEIGHT + 0.5) or 1
 
 
 class _Replica:
-    def __init__(self, number: int, spec: FleetSpec, cache: Cache, queue: deque[Served]) -> None:
+    def __init__(self, number: int, spec: FleetSpec, cache: Cache, queue: deque[ServedRequest]) -> None:
         speed = spec.speeds[number] if spec.speeds else 1.0
         self.number = number
         self.prefill_rate = spec.prefill_rate * speed
@@ -137,14 +137,20 @@ class Simulation:
     """One run. `run()` yields the requests in the order in which they finish."""
 
     def __init__(
-        self, spec: FleetSpec, source: Source, placement: Placement, *, shared: bool = False, held: Iterable[Held] = ()
+        self,
+        spec: FleetSpec,
+        source: WorkloadSource,
+        placement: RequestPlacement,
+        *,
+        shared: bool = False,
+        held: Iterable[Held] = (),
     ) -> None:
         """held: what the replicas have cached at the beginning."""
         self._source = source
         self._placement = placement
         self._shared = shared
         self._latency_s = spec.latency_s
-        one_cache, one_queue = Cache(spec.kv_tokens * spec.replicas), deque[Served]()
+        one_cache, one_queue = Cache(spec.kv_tokens * spec.replicas), deque[ServedRequest]()
         self._replicas = [
             _Replica(number, spec, one_cache if shared else Cache(spec.kv_tokens), one_queue if shared else deque())
             for number in range(spec.replicas)
@@ -153,9 +159,9 @@ class Simulation:
             self._replicas[number % spec.replicas].cache.hold(request)
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = itertools.count()
-        self._done: list[Served] = []
+        self._done: list[ServedRequest] = []
 
-    def run(self) -> Iterator[Served]:
+    def run(self) -> Iterator[ServedRequest]:
         known = self._source.begin()
         coming = next(known, None)
         while self._events or coming:
@@ -176,8 +182,8 @@ class Simulation:
     def _at(self, time: float, event: Callable[..., None], argument: Any) -> None:
         heapq.heappush(self._events, (time, next(self._order), event, argument))
 
-    def _arrive(self, request: Request, now: float) -> None:
-        served = Served(request, now)
+    def _arrive(self, request: SimulatedRequest, now: float) -> None:
+        served = ServedRequest(request, now)
         number, served.handle = self._placement.place(request, now)
         self._replicas[number].queue.append(served)
         free = sorted(self._replicas, key=_running) if self._shared else [self._replicas[number]]
@@ -196,7 +202,7 @@ class Simulation:
         replica.busy_s += seconds
         self._at(now + seconds, self._prefilled, served)
 
-    def _prefilled(self, served: Served, now: float) -> None:
+    def _prefilled(self, served: ServedRequest, now: float) -> None:
         replica = self._replicas[served.replica]
         replica.prefilling = False
         served.first_token = now + self._latency_s
@@ -204,7 +210,7 @@ class Simulation:
         self._at(now + served.request.output_tokens / replica.decode_rate, self._finished, served)
         self._start(replica, now)
 
-    def _finished(self, served: Served, now: float) -> None:
+    def _finished(self, served: ServedRequest, now: float) -> None:
         replica = self._replicas[served.replica]
         replica.running -= 1
         replica.cache.release(served.request, now)
@@ -231,7 +237,7 @@ class RouterPlacement:
             if spec.learned_rate:
                 router.ledger.restore(name, (RATE_HALF_LIFE_TOKENS, RATE_HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
 
-    def place(self, request: Request, now: float) -> tuple[int, Booking]:
+    def place(self, request: SimulatedRequest, now: float) -> tuple[int, Booking]:
         booking = self.router.choose(request.prompt, self._names, now)
         return self._numbers[booking.chosen.replica], booking
 
@@ -257,7 +263,7 @@ def remember(router: Router, spec: FleetSpec, held: Iterable[Held]) -> None:
 class SharedQueue:
     """The placement of the bounds: the first free replica takes the next request."""
 
-    def place(self, request: Request, now: float) -> tuple[int, None]:
+    def place(self, request: SimulatedRequest, now: float) -> tuple[int, None]:
         return 0, None
 
     def first_token(self, handle: None, now: float) -> None:
@@ -284,16 +290,16 @@ class Result:
     load_skew: float
 
 
-Compared = Callable[[Sequence[Served]], tuple[Sequence[Served], Sequence[Served]]]
+Compared = Callable[[Sequence[ServedRequest]], tuple[Sequence[ServedRequest], Sequence[ServedRequest]]]
 """Of all requests, those whose waits count, and those whose hits do. Neither may be empty."""
 
 
-def everything(served: Sequence[Served]) -> tuple[Sequence[Served], Sequence[Served]]:
+def everything(served: Sequence[ServedRequest]) -> tuple[Sequence[ServedRequest], Sequence[ServedRequest]]:
     return served, served
 
 
 def summary(
-    policy: str, spec: FleetSpec, served: Sequence[Served], busy_s: Sequence[float], compared: Compared = everything
+    policy: str, spec: FleetSpec, served: Sequence[ServedRequest], busy_s: Sequence[float], compared: Compared = everything
 ) -> Result:
     """Raises ValueError for a run without requests."""
     if not served:

@@ -16,7 +16,7 @@ from router.follower import Follower
 from router.replication_log import Journal
 from router.router import Router
 from router.simulation.fleet import FleetSpec, RouterPlacement
-from router.simulation.workloads import Request
+from router.simulation.workloads import SimulatedRequest
 from router.types import Outcome, Random
 
 NEVER: Final = math.inf  # the delay of gateways that do not share
@@ -63,7 +63,7 @@ class Gateways:
         """Batches that some gateway may not have applied yet."""
         return len(self._log)
 
-    def place(self, request: Request, now: float) -> tuple[int, tuple[_Gateway, Booking]]:
+    def place(self, request: SimulatedRequest, now: float) -> tuple[int, tuple[_Gateway, Booking]]:
         gateway = self._gateways[int(self._chance.random() * len(self._gateways))]
         self._follow(gateway, now)
         number, booking = gateway.placement.place(request, now)

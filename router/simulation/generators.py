@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import xxhash
 
 from router.learning.sessions import session_key
-from router.simulation.workloads import ClosedLoop, OpenLoop, Request, Source, Turn
+from router.simulation.workloads import ClosedLoop, OpenLoop, SimulatedRequest, Turn, WorkloadSource
 from router.types import Prompt, Random
 
 BLOCK = 64  # tokens
@@ -35,7 +35,7 @@ class Generator(Protocol):
     @property
     def hours(self) -> float: ...
 
-    def source(self, replicas: int, chance: Random) -> Source: ...
+    def source(self, replicas: int, chance: Random) -> WorkloadSource: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Text:
         keys = b"".join(xxhash.xxh3_64_digest(block.to_bytes(8, "little"), state) for block in blocks)
         return Text(end, self.keys + keys, state)
 
-    def request(self, output_tokens: int, session: str) -> Request:
+    def request(self, output_tokens: int, session: str) -> SimulatedRequest:
         prompt = Prompt(self.keys, self.tokens, BLOCK, "", session, session_key=session_key(session))
-        return Request(prompt, output_tokens, session)
+        return SimulatedRequest(prompt, output_tokens, session)
 
 
 # -- open loops: arrivals do not depend on answers
@@ -85,10 +85,10 @@ class SharedPrompt:
     message: Lengths = Lengths(600, most=4000)
     output: Lengths = Lengths(150, most=1000)
 
-    def source(self, replicas: int, chance: Random) -> Source:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
         system = Text().then("system", self.system)
 
-        def write(number: int) -> Request:
+        def write(number: int) -> SimulatedRequest:
             return system.then(f"user {number}", self.message.draw(chance)).request(self.output.draw(chance), f"user {number}")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
@@ -103,8 +103,8 @@ class NoReuse:
     prompt: Lengths = Lengths(6000, 1.0)
     output: Lengths = Lengths(250, most=2000)
 
-    def source(self, replicas: int, chance: Random) -> Source:
-        def write(number: int) -> Request:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
+        def write(number: int) -> SimulatedRequest:
             return Text().then(f"user {number}", self.prompt.draw(chance)).request(self.output.draw(chance), f"user {number}")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
@@ -128,12 +128,12 @@ class Rag:
     question: Lengths = Lengths(100, most=1000)
     output: Lengths = Lengths(250, most=2000)
 
-    def source(self, replicas: int, chance: Random) -> Source:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
         lengths = [self.document.draw(chance) for _ in range(self.corpus)]
         popularity = list(itertools.accumulate((1 + rank) ** -self.zipf for rank in range(self.corpus)))
         instruction = Text().then("instruction", self.instruction)
 
-        def write(number: int) -> Request:
+        def write(number: int) -> SimulatedRequest:
             text, taken = instruction, set[int]()
             while len(taken) < self.documents:
                 document = bisect.bisect(popularity, chance.random() * popularity[-1])
@@ -160,10 +160,10 @@ class BurstHead:
     rest: int = 7300
     output: Lengths = Lengths(100, 0.5, 1000)
 
-    def source(self, replicas: int, chance: Random) -> Source:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
         head = Text().then("head", self.head)
 
-        def write(number: int) -> Request:
+        def write(number: int) -> SimulatedRequest:
             return head.then(f"prompt {number}", self.rest).request(self.output.draw(chance), "")
 
         stream = _stream(self.rate * replicas, self.hours, write, chance)
@@ -180,16 +180,18 @@ class HotPrefix:
     tail: Lengths = Lengths(300, 0.5, 2000)
     output: Lengths = Lengths(60, 0.5, 500)
 
-    def source(self, replicas: int, chance: Random) -> Source:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
         prefix = Text().then("prefix", self.prefix)
 
-        def write(number: int) -> Request:
+        def write(number: int) -> SimulatedRequest:
             return prefix.then(f"tail {number}", self.tail.draw(chance)).request(self.output.draw(chance), "")
 
         return OpenLoop(_stream(self.rate * replicas, self.hours, write, chance))
 
 
-def _stream(rate: float, hours: float, write: Callable[[int], Request], chance: Random) -> Iterator[tuple[float, Request]]:
+def _stream(
+    rate: float, hours: float, write: Callable[[int], SimulatedRequest], chance: Random
+) -> Iterator[tuple[float, SimulatedRequest]]:
     """Poisson arrivals."""
     now = _exponential(1 / rate, chance)
     for number in itertools.count():
@@ -215,7 +217,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class ChatWorkload:
     """Conversations over one of a few system prompts. Every turn adds the last answer and a message, after a pause."""
 
     hours: float = 0.3
@@ -227,7 +229,7 @@ class Chat:
     output: Lengths = Lengths(250, most=2000)
     pause_s: float = 40.0  # on average
 
-    def source(self, replicas: int, chance: Random) -> Source:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
         return ClosedLoop(self._sessions(chance), self.users * replicas, self.hours * 3600, chance)
 
     def _sessions(self, chance: Random) -> Iterator[Iterator[Turn]]:
@@ -259,7 +261,7 @@ class Agents:
     sub_head: int = 4000
     sub_turns: tuple[int, int] = (4, 12)
 
-    def source(self, replicas: int, chance: Random) -> Source:
+    def source(self, replicas: int, chance: Random) -> WorkloadSource:
         return ClosedLoop(self._sessions(chance), self.users * replicas, self.hours * 3600, chance)
 
     def _sessions(self, chance: Random) -> Iterator[Iterator[Turn]]:
@@ -296,7 +298,7 @@ GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {
         "shared_prompt": SharedPrompt(),
         "no_reuse": NoReuse(),
-        "chat": Chat(),
+        "chat": ChatWorkload(),
         "rag": Rag(),
         "agents": Agents(),
         "burst_head": BurstHead(),

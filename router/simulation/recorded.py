@@ -25,7 +25,7 @@ copy's own.
 
 A recorded block is coarser than an engine's, and only prompts are recorded. What a next turn shows of the answer before it is
 known to be cached with that. And where prompts part within a block, the engines' reports of them say how much of it they share.
-See `Measured`.
+See `MeasuredTokens`.
 
 A fleet that is recorded is warm, and a simulated one would be cold, which a busy one may not get over for long. So what
 requests have found cached at first, though no recorded request had left it there, is there at the beginning (`held`).
@@ -44,7 +44,7 @@ from typing import Any, Final
 
 from router.learning.sessions import session_key
 from router.simulation.block_tree import BlockTree
-from router.simulation.workloads import Arrival, Measured, Request, Row, TraceError, Turn
+from router.simulation.workloads import Arrival, MeasuredTokens, Row, SimulatedRequest, TraceError, Turn
 from router.types import KEY_BYTES, BlockKeys, Prompt, Random
 
 FORMAT: Final = "warmroute-trace"
@@ -63,7 +63,7 @@ ENGINE_BLOCK: Final = 16  # tokens: of vLLM's default, and of the simulated engi
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordedRequest:
     """One request; see the top of this file. last: the number of its last block. blocks: how many it has."""
 
     at: float
@@ -87,8 +87,8 @@ class Recorded:
     status: int
     parent: int  # where it leaves all prompts before it
     shared: int = 0  # leading blocks that other conversations have, too
-    follows: tuple[int, int] = (0, 0)  # as in `Measured`
-    next: Recorded | None = None  # goes on with it
+    follows: tuple[int, int] = (0, 0)  # as in `MeasuredTokens`
+    next: RecordedRequest | None = None  # goes on with it
 
     @property
     def ended(self) -> float:
@@ -109,7 +109,7 @@ class Partings:
     def __init__(self) -> None:
         self._sums: dict[int, dict[int, tuple[float, int]]] = {}  # by the first block of the run, and the block
 
-    def learn(self, tree: BlockTree, one: Recorded) -> None:
+    def learn(self, tree: BlockTree, one: RecordedRequest) -> None:
         """A report that is not about the block at which the prompt parts (its replica had less, or more) is ignored."""
         if one.cached is None or not one.parent or not one.units:
             return
@@ -132,12 +132,12 @@ class Partings:
 
 
 @dataclass(slots=True)
-class Recording:
+class RecordedTraffic:
     """A whole file. share: of the conversations. pools: of each pool its replicas, as they were when the recording began."""
 
     share: float = 1.0
     pools: dict[int, list[Row]] = field(default_factory=dict)
-    requests: list[Recorded] = field(default_factory=list)
+    requests: list[RecordedRequest] = field(default_factory=list)
     tree: BlockTree = field(default_factory=BlockTree)
     partings: Partings = field(default_factory=Partings)
     policy: str = ""
@@ -153,11 +153,11 @@ def is_header(row: Row) -> bool:
     return "format" in row
 
 
-def read(rows: Iterable[Row]) -> Recording:
+def read(rows: Iterable[Row]) -> RecordedTraffic:
     """Raises TraceError."""
     lines = iter(rows)
-    recording, owners = Recording(), _Owners()
-    ends: dict[tuple[bool, int], list[Recorded]] = {}
+    recording, owners = RecordedTraffic(), _Owners()
+    ends: dict[tuple[bool, int], list[RecordedRequest]] = {}
     with _blaming_line(1):
         _read_header(next(lines, {}), recording)
     for number, row in enumerate(lines, 2):
@@ -182,11 +182,11 @@ def read(rows: Iterable[Row]) -> Recording:
     return recording
 
 
-def _when(one: Recorded) -> float:
+def _when(one: RecordedRequest) -> float:
     return one.at
 
 
-def _read_header(row: Row, recording: Recording) -> None:
+def _read_header(row: Row, recording: RecordedTraffic) -> None:
     if row.get("format") != FORMAT:
         raise ValueError(f"format is {row.get('format')!r}, and not {FORMAT!r}")
     if row.get("version") != VERSION:
@@ -206,14 +206,14 @@ def _read_header(row: Row, recording: Recording) -> None:
         recording.pools.setdefault(_whole(each, "pool", MAX_NUMBER, 0), []).append(replica)
 
 
-def _request(row: Row, tree: BlockTree) -> Recorded:
+def _request(row: Row, tree: BlockTree) -> RecordedRequest:
     named, block, units = "session" in row, _whole(row, "block", MAX_UNITS), _whole(row, "units", MAX_UNITS)
     parent = _whole(row, "parent", MAX_NUMBER)
     last = tree.add(parent, _whole(row, "new", MAX_NUMBER))
     blocks, tokens = tree.depth(last), _whole(row, "in", MAX_TOKENS)
     if block < 1 or blocks * block > units or (units and not tokens):
         raise ValueError(f"{blocks} blocks of {block}, {tokens} tokens, in a prompt of {units}")
-    return Recorded(
+    return RecordedRequest(
         at=_seconds(row, "t"),
         seconds=_seconds(row, "seconds"),
         ttft=None if row.get("ttft") is None else _seconds(row, "ttft"),
@@ -268,7 +268,7 @@ def _blaming_line(number: int) -> Iterator[None]:
 # -- conversations
 
 
-def _follow(tree: BlockTree, one: Recorded, ends: list[Recorded]) -> None:
+def _follow(tree: BlockTree, one: RecordedRequest, ends: list[RecordedRequest]) -> None:
     """Find the prompt that this one goes on with: the longest of the conversation's latest ones that leads to it."""
     before = [each for each in ends if each.blocks and each.block == one.block and tree.leads_to(each.last, one.last)]
     found = max(before, key=_length, default=None)
@@ -283,7 +283,7 @@ def _follow(tree: BlockTree, one: Recorded, ends: list[Recorded]) -> None:
     del ends[:-OPEN_ENDS]
 
 
-def _length(one: Recorded) -> int:
+def _length(one: RecordedRequest) -> int:
     return one.blocks
 
 
@@ -294,13 +294,13 @@ class _Owners:
         self._owner: dict[int, tuple[bool, int]] = {}
         self._shared: dict[int, int] = {}
 
-    def visit(self, tree: BlockTree, one: Recorded) -> None:
+    def visit(self, tree: BlockTree, one: RecordedRequest) -> None:
         who = one.named, one.session
         for first, last in tree.path(one.last):
             if self._owner.setdefault(first, who) != who:
                 self._shared[first] = max(self._shared.get(first, 0), last)
 
-    def shared(self, tree: BlockTree, one: Recorded) -> int:
+    def shared(self, tree: BlockTree, one: RecordedRequest) -> int:
         """Its leading blocks that others use, too."""
         blocks = 0
         for first, last in tree.path(one.last):
@@ -322,13 +322,13 @@ class Replay:
     copies: of (conversation, number) the shift of its time; empty: one copy of each.
     """
 
-    recording: Recording
-    requests: list[Recorded]
+    recording: RecordedTraffic
+    requests: list[RecordedRequest]
     decode_rate: float
     engine_block: int = ENGINE_BLOCK
 
-    def request(self, number: int, copy: int, thread: str = "") -> Request:
-        """requests[number] as the simulator has it. thread: see `Request`."""
+    def request(self, number: int, copy: int, thread: str = "") -> SimulatedRequest:
+        """requests[number] as the simulator has it. thread: see `SimulatedRequest`."""
         one, tree = self.requests[number], self.recording.tree
         name = f"{one.named:d} {one.session} {copy}"
         keys = tree.keys(one.last, shared=one.shared, copy=copy)
@@ -345,8 +345,8 @@ class Replay:
             output = int((one.seconds - (one.ttft if one.ttft is not None else one.seconds)) * self.decode_rate)
         tokens = max(1, one.tokens)
         beyond = self.recording.partings.of(tree, one.last)
-        measured = Measured(number, tokens, answered, one.follows, beyond, self.engine_block)
-        return Request(prompt, output, name, measured, thread)
+        measured = MeasuredTokens(number, tokens, answered, one.follows, beyond, self.engine_block)
+        return SimulatedRequest(prompt, output, name, measured, thread)
 
     def copies(self, chance: Random, jitter_s: float) -> list[tuple[float, int, int]]:
         """(when, number, copy) of all requests that are to be sent, in order of time."""
@@ -364,12 +364,12 @@ class Replay:
         return sorted(sent)
 
 
-def _client(one: Recorded, copy: int) -> int:
+def _client(one: RecordedRequest, copy: int) -> int:
     """Copies are other clients, as those who were not recorded are."""
     return (one.client + (copy << 40)) & ((1 << 63) - 1)
 
 
-def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tuple[int, Request]]:
+def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tuple[int, SimulatedRequest]]:
     """What replicas have had cached before the recording, by their reports within HELD_S, the earliest used last: a request
     that goes on with none that was recorded, and of which more was cached than earlier ones on its replica have left. names: of
     each replica, its place among the simulated ones. With all copies of it.
@@ -400,7 +400,7 @@ def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tupl
             prompt = request.prompt
             units, tokens = blocks * one.block, max(1, blocks * one.block * one.tokens // one.units)
             shorter = Prompt(prompt.keys[: blocks * KEY_BYTES], units, one.block, prompt.scale, session_key=prompt.session_key)
-            yield names[one.replica] + copy, Request(shorter, 0, request.session, Measured(number, tokens))
+            yield names[one.replica] + copy, SimulatedRequest(shorter, 0, request.session, MeasuredTokens(number, tokens))
 
 
 class OpenReplay:
@@ -418,7 +418,7 @@ class OpenReplay:
         for at, number, copy in self._sent:
             yield at / self._speed, self._replay.request(number, copy)
 
-    def after(self, request: Request, now: float) -> Arrival | None:
+    def after(self, request: SimulatedRequest, now: float) -> Arrival | None:
         return None
 
 
@@ -466,7 +466,7 @@ class ClosedReplay:
         for at, number, copy, name in self._first:
             yield at / self._speed, self._replay.request(number, copy, name)
 
-    def after(self, request: Request, now: float) -> Turn | None:
+    def after(self, request: SimulatedRequest, now: float) -> Turn | None:
         rest = self._chains[request.thread]
         if not rest:
             return None

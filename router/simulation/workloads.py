@@ -27,7 +27,7 @@ Row = Mapping[str, Any]  # a line of a trace
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulatedRequest:
     """One request: its prompt, the length of its answer in tokens, the conversation that it belongs to.
 
     The prompt names a session, too, if the client would. Its unit is a token unless `measured` says what it has in tokens.
@@ -37,7 +37,7 @@ class Request:
     prompt: Prompt
     output_tokens: int
     session: str
-    measured: Measured | None = None
+    measured: MeasuredTokens | None = None
     thread: str = ""
 
     @property
@@ -70,7 +70,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTokens:
     """What a recorded request has in tokens, where its blocks are coarser than an engine's, or are pieces of text.
 
     number: of the request in the recording. tokens: of the prompt. answered: the keys of the prompt and of its answer, as far
@@ -101,16 +101,16 @@ class Measured:
         return whole - whole % self.engine_block
 
 
-Arrival = tuple[float, Request]  # when it comes
-Turn = tuple[float, Request]  # the think time before it
+Arrival = tuple[float, SimulatedRequest]  # when it comes
+Turn = tuple[float, SimulatedRequest]  # the think time before it
 
 
-class Source(Protocol):
+class WorkloadSource(Protocol):
     """A source of requests. `begin`: the arrivals known at time 0, in order; `after`: the next one after an answer."""
 
     def begin(self) -> Iterator[Arrival]: ...
 
-    def after(self, request: Request, now: float) -> Arrival | None: ...
+    def after(self, request: SimulatedRequest, now: float) -> Arrival | None: ...
 
 
 def _when(arrival: Arrival) -> float:
@@ -129,7 +129,7 @@ class OpenLoop:
     def begin(self) -> Iterator[Arrival]:
         return iter(self._arrivals)
 
-    def after(self, request: Request, now: float) -> Arrival | None:
+    def after(self, request: SimulatedRequest, now: float) -> Arrival | None:
         return None
 
 
@@ -151,7 +151,7 @@ class ClosedLoop:
         first = (self._next_session(self._chance.random() * START_S) for _ in range(self._users))
         return iter(sorted(filter(None, first), key=_when))
 
-    def after(self, request: Request, now: float) -> Arrival | None:
+    def after(self, request: SimulatedRequest, now: float) -> Arrival | None:
         following = next(self._rest[request.session], None)
         if following is None:
             del self._rest[request.session]
@@ -167,7 +167,7 @@ class ClosedLoop:
                 return self._in_time(now, request)
         return None
 
-    def _in_time(self, at: float, request: Request) -> Arrival | None:
+    def _in_time(self, at: float, request: SimulatedRequest) -> Arrival | None:
         return (at, request) if at < self._horizon else None
 
 
@@ -241,10 +241,10 @@ def _block_key(place: int, head: int, block: int, shared: int, own: int) -> byte
     return xxhash.xxh3_64_digest(block.to_bytes(8, "little"), own)
 
 
-def _request(prompt: Prompt, output_tokens: int, session: str) -> Request:
+def _request(prompt: Prompt, output_tokens: int, session: str) -> SimulatedRequest:
     if not (isinstance(prompt.units, int) and prompt.units > 0 and isinstance(output_tokens, int) and output_tokens >= 0):
         raise ValueError(f"{prompt.units!r} tokens in, {output_tokens!r} out")
-    return Request(prompt, output_tokens, session)
+    return SimulatedRequest(prompt, output_tokens, session)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Final
 
 from router.index.holds import Hold
 from router.router import Router
-from router.snapshot.ends import Ends
+from router.snapshot.ends import EvictionEnds
 from router.snapshot.records import (
     LEAST,
     MAX_AGE_S,
@@ -27,14 +27,14 @@ from router.snapshot.records import (
     MAX_PATH_BLOCKS,
     MAX_TEXT,
     MOST,
-    General,
-    Held,
-    Learned,
+    GeneralRecord,
+    HeldRecord,
+    LearnedRecord,
     ObjectEntry,
     PromiseEntry,
     Record,
     RentEntry,
-    Scale,
+    ScaleRecord,
     SessionEntry,
 )
 from router.types import KEY_BYTES, BlockKeys
@@ -62,8 +62,8 @@ class _Collector:
         self._now = now
         self._since = now - since_s
         self._numbers = {name: number for number, name in enumerate(router.replicas)}
-        self._ends = Ends(router.trie, list(self._numbers))
-        self._written = _Written()
+        self._ends = EvictionEnds(router.trie, list(self._numbers))
+        self._written = _WrittenRecords()
         self._held = 0
         self._edges = 0  # that were walked for the prefixes of this slice
 
@@ -71,7 +71,7 @@ class _Collector:
         records: list[Record] = []
         done = keys = 0
         for record in self._records(size):
-            more = len(record.keys) if isinstance(record, Held) else 0
+            more = len(record.keys) if isinstance(record, HeldRecord) else 0
             if keys and keys + more > SLICE_BYTES:
                 yield records
                 records, done, keys, self._edges = [], 0, 0, 0
@@ -103,16 +103,16 @@ class _Collector:
 
     # -- learned values
 
-    def _general(self) -> General:
+    def _general(self) -> GeneralRecord:
         router = self._router
         lifetime = router.trie.lifetime
         sums = None
         if lifetime is not None and _plausible(lifetime.sums):
             over, under = lifetime.sums
             sums = over, under, lifetime.half_life
-        return General(router.ledger.turn_gap.value, router.sessions.overall.sums, sums)
+        return GeneralRecord(router.ledger.turn_gap.value, router.sessions.overall.sums, sums)
 
-    def _learned(self, name: str) -> Learned:
+    def _learned(self, name: str) -> LearnedRecord:
         load, evidence = self._router.ledger.loads.get(name), self._router.evidence_of(name)
         rate, answered, age = None, 0.0, 0.0
         if load is not None:
@@ -120,13 +120,13 @@ class _Collector:
             if load.answered_at > float("-inf"):
                 answered, age = load.answered, self._age(load.answered_at)
         if evidence is None:  # it has left meanwhile
-            return Learned(name, rate, answered, age, None, 0, False)
-        return Learned(name, rate, answered, age, evidence.capacity, evidence.held, evidence.hits)
+            return LearnedRecord(name, rate, answered, age, None, 0, False)
+        return LearnedRecord(name, rate, answered, age, evidence.capacity, evidence.held, evidence.hits)
 
     def _scales(self) -> Iterator[Record]:
         for name, sums in self._router.scales.entries():
             if _plausible(sums) and _is_text(name):
-                yield Scale(name, sums[0], sums[1])
+                yield ScaleRecord(name, sums[0], sums[1])
 
     # -- the index
 
@@ -164,7 +164,7 @@ class _Collector:
                 keys += len(record.keys)
         return records, since
 
-    def _record(self, replica: str, hold: Hold) -> Held | None:
+    def _record(self, replica: str, hold: Hold) -> HeldRecord | None:
         alive = self._live(replica, hold)
         end = None if alive is None else _confirmed(replica, alive)
         if alive is None or end is None:
@@ -183,7 +183,7 @@ class _Collector:
             node = node.parent
         return None
 
-    def _prefix(self, replica: int, end: Hold, age: float) -> Held:
+    def _prefix(self, replica: int, end: Hold, age: float) -> HeldRecord:
         written, node, cut = self._written, end.node, end.confirmed * KEY_BYTES
         pieces: list[BlockKeys] = []
         known = written.find(node.edge[cut - KEY_BYTES : cut])
@@ -205,7 +205,7 @@ class _Collector:
             if at <= MAX_PATH_BLOCKS:  # of a longer path, what is beyond is not written
                 written.put(piece[-KEY_BYTES:], self._held, at)
         keys = b"".join(pieces)[: (MAX_PATH_BLOCKS - shared) * KEY_BYTES]
-        return Held(replica, base, shared, keys, node.weight, age)
+        return HeldRecord(replica, base, shared, keys, node.weight, age)
 
     # -- sessions, promises, objects
 
@@ -239,7 +239,7 @@ class _Collector:
                 yield None
 
 
-class _Written:
+class _WrittenRecords:
     """Where each path that was written ends: last key -> number of a prefix, and its leading blocks. O(1).
 
     In many dictionaries: the larger one is, the longer are the pauses in which it grows, or is freed.

@@ -22,7 +22,7 @@ from router.index.trie import RadixTrie
 KEPT: Final = 1024  # ends that a walk can go back to; then it begins anew, and passes what it has found
 
 
-class Ends:
+class EvictionEnds:
     """See the top of this file. Of all replicas together."""
 
     def __init__(self, trie: RadixTrie, replicas: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """The records of a snapshot, and their encoding: msgpack arrays that begin with the record's kind.
 
-Replicas are numbered in the order of their `Learned` records, from 0; prefixes in the order of their `Held` records, from 1.
+Replicas are numbered from 0 in the order of their `LearnedRecord`s; prefixes from 1 in that of their `HeldRecord`s.
 Times are ages, in seconds before the moment of the snapshot: they mean the same by every clock. Decoding checks types and
 bounds; what records say of each other is checked by `restore.py`.
 
@@ -40,7 +40,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Keys = Annotated[bytes, Meta(max_length=MAX_PATH_BLOCKS * KEY_BYTES)]
 
 
-class Learned(Struct, frozen=True, array_like=True, gc=False, tag=0):
+class LearnedRecord(Struct, frozen=True, array_like=True, gc=False, tag=0):
     """What is known of a replica. rate: the two sums of `ReplicaLoad.rate`, None where nothing was booked there. answered,
     answered_age: of `ReplicaLoad`. capacity, held, hits: of `Evidence`.
     """
@@ -54,7 +54,7 @@ class Learned(Struct, frozen=True, array_like=True, gc=False, tag=0):
     hits: bool
 
 
-class Held(Struct, frozen=True, array_like=True, gc=False, tag=1):
+class HeldRecord(Struct, frozen=True, array_like=True, gc=False, tag=1):
     """A replica holds a prefix: the first `shared` blocks of prefix number `base` (0: of none), and then `keys`.
 
     weight: of a block.
@@ -68,7 +68,7 @@ class Held(Struct, frozen=True, array_like=True, gc=False, tag=1):
     age: Age
 
 
-class Scale(Struct, frozen=True, array_like=True, gc=False, tag=2):
+class ScaleRecord(Struct, frozen=True, array_like=True, gc=False, tag=2):
     """The two sums of a model's scale (`Scales`)."""
 
     name: Text
@@ -111,7 +111,7 @@ class RentEntry(Struct, frozen=True, array_like=True, gc=False, tag=6):
     seconds: Amount
 
 
-class General(Struct, frozen=True, array_like=True, gc=False, tag=7):
+class GeneralRecord(Struct, frozen=True, array_like=True, gc=False, tag=7):
     """turn_gap: `Ledger.turn_gap`. share: (unseen, found) of all sessions. lifetime: the two sums of `RadixTrie.lifetime`,
     and its half-life.
     """
@@ -121,7 +121,7 @@ class General(Struct, frozen=True, array_like=True, gc=False, tag=7):
     lifetime: tuple[Positive, Positive, Positive] | None
 
 
-Record = Learned | Held | Scale | SessionEntry | PromiseEntry | ObjectEntry | RentEntry | General
+Record = LearnedRecord | HeldRecord | ScaleRecord | SessionEntry | PromiseEntry | ObjectEntry | RentEntry | GeneralRecord
 
 
 class RecordError(ValueError):

@@ -25,15 +25,15 @@ from router.snapshot.records import (
     MAX_PATH_BLOCKS,
     MAX_REPLICAS,
     MAX_TOTAL,
-    General,
-    Held,
-    Learned,
+    GeneralRecord,
+    HeldRecord,
+    LearnedRecord,
     ObjectEntry,
     PromiseEntry,
     Record,
     RecordError,
     RentEntry,
-    Scale,
+    ScaleRecord,
     SessionEntry,
 )
 from router.types import KEY_BYTES, BlockKeys
@@ -60,8 +60,8 @@ class Restorer:
         self._most_bytes = most_bytes
         self._begins = not router.ledger.loads  # this router has booked nothing yet
         self._names: list[str] = []
-        self._learned: list[Learned] = []
-        self._held: list[Held] = []
+        self._learned: list[LearnedRecord] = []
+        self._held: list[HeldRecord] = []
         self._ends: list[int] = []  # blocks of each prefix
         self._depths: list[int] = []
         self._bytes = 0
@@ -80,9 +80,9 @@ class Restorer:
             self.records += 1
             if self.records > MAX_TOTAL:
                 raise RecordError("there are too many records")
-            if isinstance(record, Held):
+            if isinstance(record, HeldRecord):
                 self._add_held(record)
-            elif isinstance(record, Learned):
+            elif isinstance(record, LearnedRecord):
                 if len(self._names) == MAX_REPLICAS:
                     raise RecordError("there are too many replicas")
                 self._left.add(len(self._names))
@@ -91,7 +91,7 @@ class Restorer:
             else:
                 self._others.append(record)
 
-    def _add_held(self, held: Held) -> None:
+    def _add_held(self, held: HeldRecord) -> None:
         base, keys = held.base, len(held.keys)
         if held.replica >= len(self._names) or base > len(self._held) or keys % KEY_BYTES:
             raise RecordError("a prefix refers to what is not there")
@@ -102,7 +102,7 @@ class Restorer:
             raise RecordError("a prefix is longer than what it begins with, or too long")
         if base and not keys and held.shared == before:  # another replica holds the same
             same = self._held[base - 1]
-            held = Held(held.replica, same.base, same.shared, same.keys, held.weight, held.age)
+            held = HeldRecord(held.replica, same.base, same.shared, same.keys, held.weight, held.age)
             depth -= 1
         self._held.append(held)
         self._ends.append(blocks)
@@ -210,7 +210,7 @@ class Restorer:
         pieces.reverse()
         return b"".join(pieces)
 
-    def _restore_learned(self, learned: Learned, *, lost: bool) -> None:
+    def _restore_learned(self, learned: LearnedRecord, *, lost: bool) -> None:
         router, name = self._router, learned.name
         if learned.rate is not None:
             router.ledger.restore(name, learned.rate, learned.answered, self._at - learned.answered_age)
@@ -245,7 +245,7 @@ class Restorer:
                 made = self._at - record.age
                 promise = Promise(self._names[record.replica], record.blocks, made, self._at + record.left_s)
                 router.promises.restore(record.number, promise, self._now)
-        elif isinstance(record, Scale):
+        elif isinstance(record, ScaleRecord):
             router.scales.restore(record.name, (record.units, record.tokens))
         elif isinstance(record, ObjectEntry):
             if record.replica < len(self._names):  # it may be on the replica's disk
@@ -253,7 +253,7 @@ class Restorer:
         elif isinstance(record, RentEntry):
             if not router.rents.paid(record.prefix):
                 router.rents.pay(record.prefix, record.seconds)
-        elif isinstance(record, General):
+        elif isinstance(record, GeneralRecord):
             self._restore_general(record)
         return None
 
@@ -269,7 +269,7 @@ class Restorer:
             self._sessions.add(record.number)
         return SessionEntry(record.number, record.returned, left, record.share) if left else None
 
-    def _restore_general(self, record: General) -> None:
+    def _restore_general(self, record: GeneralRecord) -> None:
         router = self._router
         if self._begins:
             router.ledger.turn_gap.restore(record.turn_gap)

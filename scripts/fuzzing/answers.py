@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
-from gateway.upstream.http1 import Answer, FramingError
+from gateway.upstream.http1 import AnswerParser, FramingError
 from scripts.fuzzing.mutate import cut, mutate
 
 TOKEN = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -33,7 +33,7 @@ class Refused(NamedTuple):
 
 def read(pieces: list[bytes], *, to_head: bool = False) -> Outcome | Refused:
     """http1's view. Any exception but FramingError escapes: it is a bug."""
-    answer, body, rest = Answer(to_head=to_head), b"", b""
+    answer, body, rest = AnswerParser(to_head=to_head), b"", b""
     try:
         for piece in pieces:
             if answer.complete:

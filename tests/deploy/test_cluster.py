@@ -19,7 +19,7 @@ import yaml
 from gateway.app import compose
 from gateway.config.schema import DiscoveryConfig, KubernetesConfig
 from gateway.core import Surroundings
-from gateway.features.discovery.kubernetes.api import Access, Api, CannotGoOn
+from gateway.features.discovery.kubernetes.api import Api, ApiAccess, CannotGoOn
 from gateway.features.discovery.kubernetes.source import KubernetesSource
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
@@ -45,7 +45,7 @@ async def real(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 def source_of(real: Cluster, watch_s: float = 240, token_file: Path | None = None, **kubernetes: Any) -> KubernetesSource:
     config = DiscoveryConfig(kubernetes=KubernetesConfig(**(kubernetes or {"service": "vllm"})), pool="default")
-    access = Access(real.url, "default", token_file=token_file or real.token_file, ca_file=real.ca_file)
+    access = ApiAccess(real.url, "default", token_file=token_file or real.token_file, ca_file=real.ca_file)
     return KubernetesSource(config, access, watch_s, BETA)
 
 
@@ -99,7 +99,7 @@ async def test_a_version_that_has_expired_is_told_apart_from_other_errors(real: 
     await real.put_slice("a", "10.0.0.1")
     await real.kill_server()
     await real.start_server()  # it knows no events from before
-    access = Access(real.url, "default", token_file=real.token_file, ca_file=real.ca_file)
+    access = ApiAccess(real.url, "default", token_file=real.token_file, ca_file=real.ca_file)
     api = Api(access, BETA.format("default"), "", 240, lambda: 0.0)
 
     async def watch() -> None:

@@ -26,7 +26,7 @@ from gateway.core import Surroundings
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import ADMIN, SHUTDOWN_S, clients_runner, side_runner
 from gateway.server.http.connections import ClientServer
-from gateway.telemetry.log_output import Output
+from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.resolver import Resolver
 from tests.support.compiled import COMPILED
@@ -158,7 +158,7 @@ async def listening(server: ClientServer, path: str = "") -> AsyncIterator[str]:
 
 
 STREAM = io.BytesIO()
-OUTPUT = Output(STREAM.write)
+OUTPUT = LogOutput(STREAM.write)
 LOGGED = RequestLog(OUTPUT, logging.INFO)
 
 

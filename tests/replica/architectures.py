@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from replica.engine import EngineError, Request, SetupError
+from replica.engine import EngineError, EngineRequest, SetupError
 from replica.torch_engine.checks.positions import constant_until
 from tests.replica.tiny import VOCABULARY, answer, recorded_scores, running, tiny_model
 
@@ -158,9 +158,9 @@ async def row(kind: str, folder: Path) -> Row:
     return Row(kind, computed, way.share, right=True, note=note)
 
 
-def _requests(context: int) -> list[Request]:
+def _requests(context: int) -> list[EngineRequest]:
     """Four at once, of unlike lengths; then two that begin like one of them."""
     long = min(120, context - ANSWER)
     prompts = [prompt(min(length, long), length) for length in (5, 40, 120, 30)]
     prompts += [prompts[2][: long * 5 // 6] + prompt(long // 6, 9), prompts[2]]
-    return [Request(tokens, ANSWER, ignore_eos=True) for tokens in prompts]
+    return [EngineRequest(tokens, ANSWER, ignore_eos=True) for tokens in prompts]

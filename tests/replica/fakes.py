@@ -8,7 +8,7 @@ from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from typing import Any
 
-from replica.engine import Detokenizer, Request, Sequence
+from replica.engine import Detokenizer, EngineRequest, Sequence
 from replica.sim.engine import SimEngine
 from replica.sim.text import WordDetokenizer
 
@@ -89,7 +89,7 @@ class WatchedEngine(SimEngine):
         self.broken: str | None = None
         self.spelling_error: Exception | None = None
 
-    def submit(self, request: Request) -> Sequence:
+    def submit(self, request: EngineRequest) -> Sequence:
         sequence = super().submit(request)
         self.submitted.set()
         self.submissions.release()

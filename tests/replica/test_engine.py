@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from replica.cache.prefix import Prefix, Scope
-from replica.engine import EngineError, NewTokens, Request, Sequence
+from replica.engine import EngineError, EngineRequest, NewTokens, Sequence
 
-REQUEST = Request(prompt=[1, 2, 3], max_tokens=5)
+REQUEST = EngineRequest(prompt=[1, 2, 3], max_tokens=5)
 
 
 def sequence_and_closed() -> tuple[Sequence, list[Sequence]]:
@@ -71,7 +71,7 @@ def test_what_was_hashed_before_is_used_only_for_the_same_blocks() -> None:
     tokens, scope = array("I", range(40)), Scope(salt="a")
     known = Prefix(tokens, 16, scope)
     known.keys[0] = b"known"
-    request = Request(known.tokens, 5, scope=scope, hashed=known)
+    request = EngineRequest(known.tokens, 5, scope=scope, hashed=known)
     assert request.prefix(16).keys == known.keys
     assert request.prefix(8).keys == Prefix(tokens, 8, scope).keys
     assert replace(request, scope=Scope()).prefix(16).keys == Prefix(tokens, 16).keys

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Pretraine
 
 from replica.api.server import ServerConfig, create_app
 from replica.cache.blocks import CacheListener
-from replica.engine import NewTokens, Request
+from replica.engine import EngineRequest, NewTokens
 from replica.torch_engine.continuous import ContinuousConfig, ContinuousEngine
 from replica.torch_engine.loading import RandomWeights
 from replica.torch_engine.patches import OutputRouter
@@ -114,7 +114,7 @@ async def serving(model: Path, **options: Any) -> AsyncIterator[openai.AsyncOpen
         await runner.cleanup()
 
 
-async def answer(engine: ContinuousEngine, request: Request) -> tuple[list[int], int]:
+async def answer(engine: ContinuousEngine, request: EngineRequest) -> tuple[list[int], int]:
     """All tokens, and how many of the prompt's were cached."""
     sequence, tokens, step = engine.submit(request), list[int](), NewTokens([], None)
     while step.finish is None:

@@ -11,7 +11,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router import Outcome, Prompt, Replica, Router
-from router.events import CacheLost, Closed, Event, EventError, FirstToken, Moved, Opened, Rent, Stored, decode, encode
+from router.events import (
+    BookingClosed,
+    BookingFirstToken,
+    BookingMoved,
+    BookingOpened,
+    CacheLost,
+    Event,
+    EventError,
+    ObjectStored,
+    Rent,
+    decode,
+    encode,
+)
 from router.follower import Follower
 from router.replication_log import MAX_TOKENS, Journal
 from tests.support.strategies import keys_of, prompt_of
@@ -22,7 +34,7 @@ times = st.floats(-1e6, 1e6)
 names = st.sampled_from(["r1", "r2", "unknown", ""])
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(
-        Opened,
+        BookingOpened,
         number=numbers,
         keys=st.binary(max_size=20),
         units=counts,
@@ -39,12 +51,12 @@ events: st.SearchStrategy[Event] = st.one_of(
         silent=st.booleans(),
         unseen=counts,
     ),
-    st.builds(FirstToken, numbers, times),
-    st.builds(Moved, numbers, names, counts, counts, counts, times, counts),
-    st.builds(Closed, numbers, st.booleans(), st.none() | counts, st.none() | counts, times),
+    st.builds(BookingFirstToken, numbers, times),
+    st.builds(BookingMoved, numbers, names, counts, counts, counts, times, counts),
+    st.builds(BookingClosed, numbers, st.booleans(), st.none() | counts, st.none() | counts, times),
     st.builds(Rent, st.binary(max_size=8), st.none() | times),
     st.builds(CacheLost, names),
-    st.builds(Stored, st.integers(0, 2**64 - 1), names, names, times),
+    st.builds(ObjectStored, st.integers(0, 2**64 - 1), names, names, times),
 )
 
 
@@ -53,7 +65,7 @@ def test_what_is_encoded_comes_back(some: list[Event]) -> None:
     assert decode(encode(some)) == some
 
 
-LARGE = Opened(
+LARGE = BookingOpened(
     number=1,
     keys=b"",
     units=0,
@@ -70,7 +82,7 @@ LARGE = Opened(
     silent=False,
     unseen=2**40,
 )
-HELD = Opened(
+HELD = BookingOpened(
     number=1,
     keys=bytes(8),
     units=0,
@@ -87,11 +99,11 @@ HELD = Opened(
     silent=False,
     unseen=0,
 )
-RETURNED_WITH_MORE_UNCACHED_THAN_ALL = [HELD, FirstToken(1, 0.0), Moved(1, "r2", 0, 0, 2**40, 0.0, 0)]
+RETURNED_WITH_MORE_UNCACHED_THAN_ALL = [HELD, BookingFirstToken(1, 0.0), BookingMoved(1, "r2", 0, 0, 2**40, 0.0, 0)]
 
 
 @given(st.lists(events, max_size=12), st.booleans())
-@example([LARGE, FirstToken(1, 0.0)], False)
+@example([LARGE, BookingFirstToken(1, 0.0)], False)
 @example(RETURNED_WITH_MORE_UNCACHED_THAN_ALL, False)
 def test_whatever_decodes_can_be_applied_and_undone(some: list[Event], past: bool) -> None:
     """Events that no router would send, in an order that makes no sense."""
@@ -147,7 +159,7 @@ def test_a_count_that_no_engine_can_mean_is_not_sent(tokens: int) -> None:
     router = Router(policy="cost", ttl_s=10, memory_bytes=1 << 16, chance=random.Random(1), journal=journal)
     router.add(Replica("r1"))
     router.choose(prompt_of(b"abc"), ["r1"], 0.0).close(Outcome(True, tokens, tokens), 1.0)
-    (closed,) = (event for event in decode(encode(journal.take())) if isinstance(event, Closed))
+    (closed,) = (event for event in decode(encode(journal.take())) if isinstance(event, BookingClosed))
     assert (closed.prompt_tokens, closed.cached_tokens) == (None, None)
 
 
@@ -157,6 +169,6 @@ def test_a_prompt_comes_back_with_all_that_routes_it() -> None:
     router.add(Replica("r1"))
     router.choose(Prompt(keys_of(b"abc"), 500, 128, "m", "alice", 2**64 - 1), ["r1"], 3.5)
     (opened,) = decode(encode(journal.take()))
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, BookingOpened)
     assert (opened.keys, opened.units, opened.block_units, opened.scale) == (keys_of(b"abc"), 500, 128, "m")
     assert (opened.client, opened.replica, opened.since) == (2**64 - 1, "r1", 3.5)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, rule
 
-from router.load import DEFAULT_PREFILL_RATE, RATE_PRIOR_TOKENS, Lease, Ledger
+from router.load import DEFAULT_PREFILL_RATE, RATE_PRIOR_TOKENS, BookingLedger, Lease
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import replicas
 
@@ -20,7 +20,7 @@ class LedgerMachine(CountedMachine):
 
     @initialize()
     def start(self) -> None:
-        self.ledger, self.now = Ledger(), 0.0
+        self.ledger, self.now = BookingLedger(), 0.0
         self.all: list[Lease] = []
 
     @rule(target=leases, replica=replicas, tokens=st.integers(0, 5000), silent=st.booleans(), remote=st.booleans())
@@ -79,7 +79,7 @@ def test_no_order_of_events_makes_a_count_wrong() -> None:
 
 def test_a_prefill_is_timed_from_its_turn_in_the_queue() -> None:
     """Three prompts at once, served one after the other at 1000 tokens/s."""
-    ledger = Ledger()
+    ledger = BookingLedger()
     leases = [ledger.open("r", tokens, tokens, 100.0) for tokens in (2000, 500, 1000)]
     for lease, now in zip(leases, (102.0, 102.5, 103.5), strict=True):
         lease.first_token(now)
@@ -87,7 +87,7 @@ def test_a_prefill_is_timed_from_its_turn_in_the_queue() -> None:
 
 
 def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     first, second, third = (ledger.open("r", tokens, tokens, 100.0) for tokens in (80_000, 1000, 16_000))
     load = ledger.of("r")
     assert [load.remaining_tokens(now) for now in (50.0, 100.0, 105.0)] == [97_000, 97_000, 57_000]
@@ -100,7 +100,7 @@ def test_what_is_left_of_the_queue_shrinks_while_the_first_prompt_is_prefilled()
 
 
 def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     plain = [ledger.open("r", 8000, 8000, 0.0, silent=True) for _ in range(3)]  # a second each, at the believed rate
     streamed = ledger.open("r", 8000, 8000, 0.0)
     ledger.open("r", 8000, 8000, 0.0, silent=True)
@@ -114,14 +114,14 @@ def test_a_plain_answer_decodes_when_its_prefill_must_be_over() -> None:
 
 
 def test_one_that_leaves_the_middle_of_the_queue_ends_nobodys_turn() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     _, second = ledger.open("r", 80_000, 80_000, 0.0), ledger.open("r", 1000, 1000, 0.0)
     second.close(5.0)
     assert ledger.of("r").remaining_tokens(5.0) == 40_000
 
 
 def test_an_answered_client_is_expected_back_about_a_turns_gap_later() -> None:
-    load, gap = Ledger().of("r"), 20.0
+    load, gap = BookingLedger().of("r"), 20.0
     assert load.return_rate(5.0, gap) == 0
     for second in range(600):
         load.count_answer(second / 2, gap)
@@ -135,7 +135,7 @@ def test_an_answered_client_is_expected_back_about_a_turns_gap_later() -> None:
 
 @given(st.lists(st.floats(0, 100), max_size=30), st.floats(0.5, 300), st.floats(0, 100))
 def test_returns_are_a_sum_over_all_answers_in_constant_memory(gaps: list[float], gap: float, later: float) -> None:
-    load, now, answers = Ledger().of("r"), 0.0, []
+    load, now, answers = BookingLedger().of("r"), 0.0, []
     for pause in gaps:
         now += pause
         answers.append(now)
@@ -145,7 +145,7 @@ def test_returns_are_a_sum_over_all_answers_in_constant_memory(gaps: list[float]
 
 
 def test_a_client_that_is_back_is_no_longer_expected() -> None:
-    load, gap = Ledger().of("r"), 20.0
+    load, gap = BookingLedger().of("r"), 20.0
     for now in (0.0, 5.0, 10.0):
         load.count_answer(now, gap)
     load.count_return(12.0, gap, idle_s=7.0)
@@ -158,7 +158,7 @@ def test_a_client_that_is_back_is_no_longer_expected() -> None:
 
 
 def test_one_that_extends_another_s_head_is_nobody_s_next_turn() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     ledger.open("r", 10, 10, 0.0).close(0.0)
     ledger.record_return(ledger.of("r"), 40.0, weight=1.0, next_turn=False, now=40.0)
     before = ledger.of("r").return_rate(40.0, 20.0)
@@ -168,7 +168,7 @@ def test_one_that_extends_another_s_head_is_nobody_s_next_turn() -> None:
 
 
 def test_only_a_lease_that_closes_counts_as_an_answer_and_only_where_it_ended() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     lease = ledger.open("left", 10, 10, 0.0)
     lease.first_token(1.0)
     lease.move("right", 10, 10, 2.0)
@@ -180,7 +180,7 @@ def test_only_a_lease_that_closes_counts_as_an_answer_and_only_where_it_ended() 
 
 
 def test_the_ledgers_own_gap_fades_what_its_leases_count() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     ledger.turn_gap.value = 5.0
     for now in (0.0, 5.0):
         ledger.open("r", 10, 10, now).close(now)
@@ -188,7 +188,7 @@ def test_the_ledgers_own_gap_fades_what_its_leases_count() -> None:
 
 
 def test_the_rate_follows_a_replica_that_slows_down() -> None:
-    load = Ledger().of("r")
+    load = BookingLedger().of("r")
     assert load.rate.value == DEFAULT_PREFILL_RATE
     for seconds in [0.5] * 50 + [2.0] * 150:
         load.learn(1000, seconds)
@@ -196,7 +196,7 @@ def test_the_rate_follows_a_replica_that_slows_down() -> None:
 
 
 def test_a_few_long_prefills_outweigh_the_belief_and_one_moves_it_by_a_factor_of_two_at_most() -> None:
-    load = Ledger().of("r")
+    load = BookingLedger().of("r")
     rates = [DEFAULT_PREFILL_RATE]
     for _ in range(8):
         load.learn(int(10 * RATE_PRIOR_TOKENS), 10 * RATE_PRIOR_TOKENS / 1000)
@@ -208,7 +208,7 @@ def test_a_few_long_prefills_outweigh_the_belief_and_one_moves_it_by_a_factor_of
 
 @pytest.mark.parametrize("seconds", [1e-6, 1e6])
 def test_an_absurd_prefill_is_soon_made_good(seconds: float) -> None:
-    load = Ledger().of("r")
+    load = BookingLedger().of("r")
     for _ in range(30):
         load.learn(2000, 1.0)
     load.learn(1_000_000, seconds)
@@ -220,13 +220,13 @@ def test_an_absurd_prefill_is_soon_made_good(seconds: float) -> None:
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(1000, 0.0), (1000, -3.0), (0, 1.0), (-5, 1.0)])
 def test_nonsense_teaches_nothing(tokens: int, seconds: float) -> None:
-    load = Ledger().of("r")
+    load = BookingLedger().of("r")
     load.learn(tokens, seconds)
     assert load.rate.value == DEFAULT_PREFILL_RATE
 
 
 def test_a_stranger_is_believed_to_be_as_fast_as_the_others_are() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     for name, rate in (("fast", 12_000.0), ("slow", 2000.0)):
         ledger.open(name, 10, 10, 0.0)
         for _ in range(100):
@@ -239,13 +239,13 @@ def test_a_stranger_is_believed_to_be_as_fast_as_the_others_are() -> None:
 
 
 def test_a_look_at_a_stranger_books_nothing() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     ledger.of("r").advance(0.0)
     assert repr(ledger) == "<Ledger >"
 
 
 def test_a_busy_replica_that_left_keeps_its_count_until_its_leases_are_home() -> None:
-    ledger = Ledger()
+    ledger = BookingLedger()
     lease = ledger.open("r", 10, 10, 0.0)
     ledger.remove("r")
     assert ledger.open_leases == 1

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from router import Booking, Outcome, Prompt, Replica, Router
-from router.events import CacheLost, Closed, Event, Moved, Opened, decode, encode
+from router.events import BookingClosed, BookingMoved, BookingOpened, CacheLost, Event, decode, encode
 from router.follower import MAX_MOVES, Follower
 from router.replication_log import MAX_BLOCKS, Journal
 from router.types import KEY_BYTES
@@ -230,7 +230,7 @@ def test_what_is_open_is_sent_again_to_late_followers_and_counted_once() -> None
     booking.move(["r2"], 1.0)
     followers[0].apply(1, journal.take())
     (again,) = journal.still_open()
-    assert isinstance(again, Opened)
+    assert isinstance(again, BookingOpened)
     assert again.silent, "it teaches nothing"
     for follower, other in zip(followers, (early, late), strict=True):
         follower.apply(1, [again])
@@ -356,8 +356,8 @@ def test_of_a_very_long_prompt_others_are_told_the_beginning() -> None:
     assert other.ledger.open_leases == 0
 
 
-def opened(number: int, keys: bytes = b"12345678") -> Opened:
-    return Opened(number, keys, 20, 10, "", 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0)
+def opened(number: int, keys: bytes = b"12345678") -> BookingOpened:
+    return BookingOpened(number, keys, 20, 10, "", 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0)
 
 
 @pytest.mark.parametrize(("bounds", "fit"), [({"most_open": 3}, 3), ({"most_bytes": 40}, 5)])
@@ -368,7 +368,7 @@ def test_what_others_have_open_is_bounded(bounds: dict[str, int], fit: int) -> N
     follower.apply(2, [opened(number) for number in range(1, 100)])
     assert router.ledger.open_leases == fit
     follower.check()
-    follower.apply(1, [Closed(1, True, None, None, 2.0)])
+    follower.apply(1, [BookingClosed(1, True, None, None, 2.0)])
     follower.apply(3, [opened(1), opened(2)])
     assert router.ledger.open_leases == fit, "there was room for one more"
     for source in (1, 2, 3):
@@ -380,9 +380,9 @@ def test_what_others_have_open_is_bounded(bounds: dict[str, int], fit: int) -> N
 def test_a_booking_moves_a_bounded_number_of_times() -> None:
     router = router_of()
     follower = Follower(router)
-    follower.apply(1, [opened(1), *[Moved(1, NAMES[at % 2], 0, 10, 10, 1.0, 0) for at in range(MAX_MOVES + 2)]])
+    follower.apply(1, [opened(1), *[BookingMoved(1, NAMES[at % 2], 0, 10, 10, 1.0, 0) for at in range(MAX_MOVES + 2)]])
     assert router.ledger.of(NAMES[(MAX_MOVES - 1) % 2]).inflight == 1
-    follower.apply(1, [Moved(1, NAMES[MAX_MOVES % 2], 0, 10, 10, 1.0, 0)])
+    follower.apply(1, [BookingMoved(1, NAMES[MAX_MOVES % 2], 0, 10, 10, 1.0, 0)])
     assert router.ledger.of(NAMES[(MAX_MOVES - 1) % 2]).inflight == 1
     follower.leave(1, 2.0)
     follower.check()

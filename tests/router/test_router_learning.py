@@ -13,7 +13,7 @@ from router import Booking, Outcome, Prompt, Replica, Router, text_keys
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, Simulation
 from router.simulation.generators import NoReuse
 from router.simulation.policies import SIMULATED
-from router.simulation.workloads import Request
+from router.simulation.workloads import SimulatedRequest
 from router.types import TOKEN_WEIGHT
 from tests.support.strategies import prompt_of
 
@@ -196,7 +196,7 @@ def of_an_engine(router: Router, engine: Cache, prompts: int, rounds: int, start
         now = start + turn
         prompt = numbered(int(prompts * chance.random() ** 2), 50)
         booking = router.choose(prompt, R1, now)
-        booking.close(Outcome(True, 50, engine.take(Request(prompt, 0, ""), now)), now + 0.5)
+        booking.close(Outcome(True, 50, engine.take(SimulatedRequest(prompt, 0, ""), now)), now + 0.5)
 
 
 def test_a_replica_of_unknown_size_shows_how_much_it_holds_and_later_that_it_holds_more() -> None:

@@ -13,7 +13,7 @@ import sys
 from gateway.app import compose
 from gateway.config.source import load
 from gateway.core import Surroundings
-from gateway.telemetry.log_output import Output
+from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, framed, replica
 
@@ -29,7 +29,7 @@ def answer(request: bytes) -> bytes:
 async def main() -> None:
     config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}], "state": {"url": "off"}}, env={})
     around = Surroundings(dials=lambda address: MemoryDials(address, replica(answer)))
-    gateway = compose(config, RequestLog(Output(len), logging.INFO), around)
+    gateway = compose(config, RequestLog(LogOutput(len), logging.INFO), around)
     async with gateway.background():
         for stream in (False, True):
             body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": stream})

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.admission.memory import Budget
 from gateway.request.client import Caller, ClientReply, ClientRequest, caller_of
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 from gateway.upstream.connection import Connection
 from gateway.upstream.headers import Address
 
@@ -41,7 +41,7 @@ class BytesReply(ClientReply):
     def cut(self) -> None:
         self.whole = False
 
-    def feed_from(self, answer: Source | None) -> None:
+    def feed_from(self, answer: PausableSource | None) -> None:
         """Nobody holds it back."""
 
 

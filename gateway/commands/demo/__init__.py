@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from gateway.commands.demo import script
 from gateway.commands.demo.processes import DemoError, Process, admin_url, listening_url, log_line, ready_url
-from gateway.commands.demo.table import Message, Turn, print_comparison, print_header, print_turn
+from gateway.commands.demo.table import DemoTurn, Message, print_comparison, print_header, print_turn
 from gateway.dialects.usage import Usage
 
 
@@ -126,7 +126,7 @@ class _Gateway:
         self._client = stack.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0))
         self.model = self._client.models.list().data[0].id
 
-    def converse(self) -> Iterator[Turn]:
+    def converse(self) -> Iterator[DemoTurn]:
         """Play the script; every answer becomes part of its conversation."""
         history = {name: [{"role": "system", "content": script.SYSTEM}] for name in script.CONVERSATIONS}
         for index, name in enumerate(script.ORDER):
@@ -137,7 +137,7 @@ class _Gateway:
             messages.append({"role": "assistant", "content": turn.answer})
             yield turn
 
-    def send(self, name: str, number: int, messages: Sequence[Message]) -> Turn:
+    def send(self, name: str, number: int, messages: Sequence[Message]) -> DemoTurn:
         begun, first, text, usage = time.monotonic(), 0.0, [], None
         client: Any = self._client.chat.completions.with_raw_response
         raw = client.create(
@@ -157,7 +157,7 @@ class _Gateway:
         details = usage.prompt_tokens_details
         identity = raw.headers["x-request-id"]
         logged = self._process.wait_for(lambda line: _logged(line, identity))
-        return Turn(
+        return DemoTurn(
             conversation=name,
             number=number,
             replica=raw.headers["x-warmroute-replica"],
@@ -182,7 +182,7 @@ def _with_new_beginning(messages: Sequence[Message]) -> list[Message]:
     return [{**head, "content": "This is a new edition. " + head["content"]}, *rest]
 
 
-def _replay_round_robin(turns: Sequence[Turn], replicas: Sequence[str], config: Path) -> list[Turn]:
+def _replay_round_robin(turns: Sequence[DemoTurn], replicas: Sequence[str], config: Path) -> list[DemoTurn]:
     """The same prompts, turn by turn, on the same replicas with empty caches."""
     for url in replicas:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", method="POST")) as answer:

@@ -13,7 +13,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DemoTurn:
     """One answered request. ttft_s: at the client. cost_usd and saved_usd: as the gateway metered it."""
 
     conversation: str
@@ -38,7 +38,7 @@ def print_header() -> None:
     _print_turns([], header=True)
 
 
-def print_turn(turn: Turn) -> None:
+def print_turn(turn: DemoTurn) -> None:
     """Print a turn's row."""
     reported = "?" if turn.usage.cached is None else str(turn.usage.cached)
     tokens = (str(turn.usage.prompt), str(turn.predicted), reported)
@@ -52,7 +52,7 @@ def _print_turns(rows: Sequence[Sequence[str]], *, header: bool) -> None:
     print_table((*texts, *(number(*column) for column in (*_TURN, *_MONEY))), rows, header=header)
 
 
-def print_comparison(runs: Mapping[str, Sequence[Turn]]) -> None:
+def print_comparison(runs: Mapping[str, Sequence[DemoTurn]]) -> None:
     """The totals of each run of the same prompts; the TTFT is the mean."""
     rows = []
     for name, turns in runs.items():

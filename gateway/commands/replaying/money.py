@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.simulation.fleet import FleetSpec, Served
+from router.simulation.fleet import FleetSpec, ServedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class SimulationPrices:
     """USD: of a million tokens, and of a replica for an hour."""
 
     input: float = 0.0
@@ -20,7 +20,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Money:
+class RunCost:
     """USD of the whole run; hours: how long it took."""
 
     tokens_usd: float
@@ -42,18 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu-hour", type=float, metavar="USD", help="price of a replica for an hour (default: 0)")
 
 
-def prices_of(options: argparse.Namespace) -> Prices | None:
+def prices_of(options: argparse.Namespace) -> SimulationPrices | None:
     """None: the user has named none."""
     given = options.price_input, options.price_cached, options.price_output, options.gpu_hour
     if all(price is None for price in given):
         return None
     full, cached, output, hour = given
-    return Prices(full or 0.0, (full or 0.0) / 10 if cached is None else cached, output or 0.0, hour or 0.0)
+    return SimulationPrices(full or 0.0, (full or 0.0) / 10 if cached is None else cached, output or 0.0, hour or 0.0)
 
 
-def cost_of(prices: Prices, spec: FleetSpec, served: Sequence[Served]) -> Money:
+def cost_of(prices: SimulationPrices, spec: FleetSpec, served: Sequence[ServedRequest]) -> RunCost:
     cached, tokens = sum(one.cached_tokens for one in served), sum(one.request.tokens for one in served)
     output = sum(one.request.output_tokens for one in served)
     usd = ((tokens - cached) * prices.input + cached * prices.cached + output * prices.output) / 1e6
     hours = (max(one.finished for one in served) - min(one.arrived for one in served)) / 3600
-    return Money(usd, prices.replica_hour * spec.replicas * hours, hours)
+    return RunCost(usd, prices.replica_hour * spec.replicas * hours, hours)

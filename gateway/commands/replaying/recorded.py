@@ -10,10 +10,20 @@ from typing import Any, Final
 
 from router.load import DEFAULT_PREFILL_RATE
 from router.simulation.calibration import Speed, measured, speed_of
-from router.simulation.fleet import FleetSpec, Held, Result, Served
+from router.simulation.fleet import FleetSpec, Held, Result, ServedRequest
 from router.simulation.policies import SIMULATED
-from router.simulation.recorded import ENGINE_BLOCK, JITTER_S, ClosedReplay, OpenReplay, Recorded, Recording, Replay, held, read
-from router.simulation.workloads import Row, Source, TraceError
+from router.simulation.recorded import (
+    ENGINE_BLOCK,
+    JITTER_S,
+    ClosedReplay,
+    OpenReplay,
+    RecordedRequest,
+    RecordedTraffic,
+    Replay,
+    held,
+    read,
+)
+from router.simulation.workloads import Row, TraceError, WorkloadSource
 from router.types import Random
 
 DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
@@ -36,8 +46,8 @@ class RecordedFleet:
     earlier does not count, for the simulated caches are empty then. learned_rate: as in `FleetSpec`.
     """
 
-    recording: Recording
-    requests: list[Recorded]
+    recording: RecordedTraffic
+    requests: list[RecordedRequest]
     pool: int
     left_out: int
     replicas: int | None
@@ -64,7 +74,7 @@ class RecordedFleet:
             learned_rate=self.learned_rate,
         )
 
-    def source(self, chance: Random, spec: FleetSpec, how: Replaying, speed: float) -> Source:
+    def source(self, chance: Random, spec: FleetSpec, how: Replaying, speed: float) -> WorkloadSource:
         replay = Replay(self.recording, self.requests, spec.decode_rate, how.engine_block)
         return (OpenReplay if how.open else ClosedReplay)(replay, chance, speed, JITTER_S)
 
@@ -77,12 +87,12 @@ class RecordedFleet:
     def measured(self, spec: FleetSpec) -> Result | None:
         return measured(self.requests, spec.replicas, spec.kv_tokens, self.warm_s)
 
-    def compared(self, served: Sequence[Served]) -> tuple[list[Served], list[Served]]:
+    def compared(self, served: Sequence[ServedRequest]) -> tuple[list[ServedRequest], list[ServedRequest]]:
         """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was.
 
         By their recorded times, so that they are the same in each replay. Those of the warm-up count if there are no others.
         """
-        waited, reported, later = list[Served](), list[Served](), list[Served]()
+        waited, reported, later = list[ServedRequest](), list[ServedRequest](), list[ServedRequest]()
         for one in served:
             assert one.request.measured is not None
             recorded = self.requests[one.request.measured.number]

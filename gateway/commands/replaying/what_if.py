@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.commands.replaying.money import Money
+from gateway.commands.replaying.money import RunCost
 from router.simulation.fleet import Result
 
 MAX_REPLICAS: Final = 10_000
@@ -89,7 +89,7 @@ def _number(key: str, text: str, *, whole: bool) -> int | float:
 
 
 def sentence(
-    variant: Variant, then: Result, now: Result, spread: tuple[float, float] | None, money: tuple[Money, Money] | None
+    variant: Variant, then: Result, now: Result, spread: tuple[float, float] | None, money: tuple[RunCost, RunCost] | None
 ) -> str:
     """spread: the least and the largest p90 of several replays. money: then and now."""
     between = f"{_seconds(spread[0])} to {_seconds(spread[1])}, " if spread else ""

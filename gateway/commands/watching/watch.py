@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from gateway.commands.operate import Exchange, OperatorError, Replicas, ask, failed, failure, picture, read, shown
+from gateway.commands.operate import OperatorError, ReplicasAnswer, SharingAnswer, ask, failed, failure, picture, read, shown
 from gateway.commands.tables import console, line
 
 RECENT_S: Final = 10.0  # of which requests/s are the mean
@@ -74,8 +74,8 @@ def _part(admin: str) -> list[RenderableType]:
 
 def _asked(admin: str) -> list[RenderableType]:
     """Raises OperatorError."""
-    replicas = read(admin, ask(admin, "GET", "/warmroute/replicas"), Replicas)
-    sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), Exchange)
+    replicas = read(admin, ask(admin, "GET", "/warmroute/replicas"), ReplicasAnswer)
+    sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), SharingAnswer)
     activity = read(admin, ask(admin, "GET", "/warmroute/live"), Activity)
     return [line(_head(admin)), *map(line, _doing(activity)), *picture(replicas, sharing)]
 

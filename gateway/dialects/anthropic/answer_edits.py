@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.answer import MAX_PARSED_ANSWER
-from gateway.dialects.anthropic.cache_split import Marked, fields_of, split
+from gateway.dialects.anthropic.cache_split import CacheSplit, fields_of, split
 from gateway.dialects.anthropic.diagnosis import FIELD, MAX_ID_CHARS
 from gateway.dialects.anthropic.usage import merge
 from gateway.dialects.diagnosis import NOTHING
@@ -39,7 +39,7 @@ class MessageEditor(AnswerEditor):
     b"": the client does not ask.
     """
 
-    def __init__(self, marked: Marked | None, *, silent: bool, diagnosis: bytes = b"") -> None:
+    def __init__(self, marked: CacheSplit | None, *, silent: bool, diagnosis: bytes = b"") -> None:
         super().__init__()
         self.silent = silent
         self._diagnosis = diagnosis

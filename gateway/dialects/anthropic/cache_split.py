@@ -20,7 +20,7 @@ from router import Prompt
 _HOUR: Final = 3600
 
 
-class Marked:
+class CacheSplit:
     """How much of a prompt is before the last breakpoint, and before the last one of an hour; of `units`."""
 
     __slots__ = ("hours", "last", "units")
@@ -34,16 +34,16 @@ class Marked:
         return f"<Marked {self.last} of {self.units}, {self.hours} for an hour>"
 
 
-def marked_in(prompt: Prompt) -> Marked | None:
+def marked_in(prompt: Prompt) -> CacheSplit | None:
     """None: nothing is marked, or less than a block. O(breakpoints)."""
     last = max((blocks for blocks, seconds in prompt.breakpoints if seconds), default=0)
     if not last:
         return None
     hours = max((blocks for blocks, seconds in prompt.breakpoints if seconds >= _HOUR), default=0)
-    return Marked(last * prompt.block_units, hours * prompt.block_units, prompt.units)
+    return CacheSplit(last * prompt.block_units, hours * prompt.block_units, prompt.units)
 
 
-def split(counts: Mapping[str, Any], marked: Marked) -> Usage | None:
+def split(counts: Mapping[str, Any], marked: CacheSplit) -> Usage | None:
     """The usage with what was written. counts: as the engine reports them, of all events so far. None: nothing is to be added:
     the engine has split it itself, does not report what was cached, or had all of it in the cache.
     """

@@ -10,13 +10,13 @@ from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOp
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
-from gateway.dialects.openai.stream import QUIET, ChunkReader, Opening, begins_well
+from gateway.dialects.openai.stream import QUIET, ChatOpening, ChunkReader, begins_well
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 
 
-class Generation(Dialect):
+class GenerationBody(Dialect):
     """What chat and completions have in common. name: the kind of body, of `request.parse`."""
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
@@ -26,7 +26,7 @@ class Generation(Dialect):
         return ChunkReader(strip_usage=api.strip_usage, watchful=watchful, quiet=QUIET if self.name == CHAT else 0)
 
     def opening(self, data: bytes) -> StreamOpening | None:
-        return None if begins_well(data) else Opening()
+        return None if begins_well(data) else ChatOpening()
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)
@@ -42,17 +42,17 @@ class Generation(Dialect):
         return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
 
 
-class Chat(Generation):
+class ChatBody(GenerationBody):
     name: ClassVar[str] = CHAT
     continuation: ClassVar[Continuation | None] = TextContinuation(CHAT)
 
 
-class Completion(Generation):
+class Completion(GenerationBody):
     name: ClassVar[str] = COMPLETION
     continuation: ClassVar[Continuation | None] = TextContinuation(COMPLETION)
 
 
-class DryRun(Generation):
+class DryRun(GenerationBody):
     """A chat or a completion, whichever the body is: for a dry run, whose path does not show it."""
 
     name: ClassVar[str] = GUESS

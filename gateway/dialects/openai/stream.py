@@ -97,7 +97,7 @@ class ChunkReader(EventReader):
         return not (self.strip_usage and no_text)
 
 
-class Opening(StreamOpening):
+class ChatOpening(StreamOpening):
     """The beginning of a stream, until its first data, or until its first event is whole if that may be an error. O(bytes)."""
 
     def __init__(self) -> None:

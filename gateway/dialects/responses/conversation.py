@@ -15,14 +15,14 @@ MAX_PAIRS: Final = 16  # of metadata
 MAX_KEY, MAX_VALUE = 64, 512  # characters in them
 
 
-class Given(NamedTuple):
+class ConversationFields(NamedTuple):
     """metadata: JSON. items: (id, JSON) of each, as it is listed; None: the body has no `items`."""
 
     metadata: bytes
     items: list[tuple[str, bytes]] | None
 
 
-def given(body: bytes) -> Given:
+def given(body: bytes) -> ConversationFields:
     """Raises GatewayError 400. O(length)."""
     try:
         found = orjson.loads(body or b"{}")
@@ -30,7 +30,7 @@ def given(body: bytes) -> Given:
         found = None
     if not isinstance(found, dict):
         raise bad_request("The body must be a JSON object.")
-    return Given(orjson.dumps(_metadata(found.get("metadata"))), _items(found.get("items")))
+    return ConversationFields(orjson.dumps(_metadata(found.get("metadata"))), _items(found.get("items")))
 
 
 def _metadata(found: Any) -> dict[str, str]:

@@ -37,7 +37,7 @@ _LONGEST: Final = 512  # bytes of a member that is read
 _SPACE: Final = b" \t\r\n"
 
 
-class Created(NamedTuple):
+class CreateMessage(NamedTuple):
     """stream_id: the lane that the message names, "" if it names none. refers: it goes on with an earlier response. warms: it
     wants no output. edits: of the message, that make it a body.
     """
@@ -48,7 +48,7 @@ class Created(NamedTuple):
     edits: list[Edit]
 
 
-def created(raw: bytes) -> Created:
+def created(raw: bytes) -> CreateMessage:
     """Read a message. Raises GatewayError 400 for one that is no request; what is in the request is checked with its body."""
     try:
         members = read_object(raw)
@@ -70,7 +70,7 @@ def created(raw: bytes) -> Created:
     refers = previous is not None and raw[previous[0] : previous[1]] != b"null"
     warms = generate is False
     values = {"stream": b"true", "max_output_tokens": LEAST_OUTPUT} if warms else {"stream": b"true"}
-    return Created(stream_id or "", refers, warms, _edits(members, values))
+    return CreateMessage(stream_id or "", refers, warms, _edits(members, values))
 
 
 def warmed(events: Sequence[bytes]) -> list[bytes]:

@@ -37,7 +37,7 @@ _MARKS: Final = tuple(name.encode() for name in sorted(_TOLD))
 ENDS: Final = ("completed", "incomplete", "failed", "cancelled")  # how a response may have ended
 
 
-class Told:
+class ClientHistory:
     """What a client is told of its response's history. previous, conversation: ids, "" without one. store: it is to be kept
     here; None: keeping it is the replica's business, and its word for that stays. id, created_at: of a run in the background,
     which has them before a replica is asked; "" for others: the replica's are told.
@@ -69,7 +69,7 @@ class Told:
         return apply(response, members.put_all(told))
 
 
-class Kept:
+class StoredAnswer:
     """A whole response, as it is to be kept. output: its items as a later request repeats them, JSON, joined by commas. names:
     the ids of these, of MAX_NAMES at most.
     """
@@ -87,7 +87,7 @@ class Kept:
         return f"<Kept {self.id!r}, {self.status}>"
 
 
-def kept_of(response: bytes) -> Kept | None:
+def kept_of(response: bytes) -> StoredAnswer | None:
     """Of a response object (JSON). None: it is none, or more than is kept. O(length)."""
     if len(response) > MAX_KEPT or exceeds(response, MAX_VALUES):
         return None
@@ -106,7 +106,7 @@ def kept_of(response: bytes) -> Kept | None:
     except orjson.JSONEncodeError:  # nested too deeply
         return None
     names = dict.fromkeys(name for item in items if is_id(name := item.get("id")))
-    return Kept(id_, status if status in ENDS else "completed", response, joined, tuple(names)[:MAX_NAMES])
+    return StoredAnswer(id_, status if status in ENDS else "completed", response, joined, tuple(names)[:MAX_NAMES])
 
 
 def _repeatable(item: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class KeptReader(StreamReader):
     and nothing is held.
     """
 
-    def __init__(self, inner: StreamReader, told: Told, at_once: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, inner: StreamReader, told: ClientHistory, at_once: Callable[[bytes], None] | None = None) -> None:
         super().__init__()
         self.response = b""
         self._inner = inner

@@ -45,7 +45,7 @@ RETRY_S: Final = 2.0  # after a failed look-up: what has come back is known with
 _TRY_S: Final = 1.0  # of one name server, at first
 
 
-class Target(NamedTuple):
+class DnsTarget(NamedTuple):
     """host: or an IP address. addresses: of the host, as far as they are known."""
 
     host: str
@@ -53,7 +53,7 @@ class Target(NamedTuple):
     addresses: tuple[str, ...] = ()
 
 
-LookUp = Callable[[], Awaitable[Iterable[Target]]]
+LookUp = Callable[[], Awaitable[Iterable[DnsTarget]]]
 """All targets, none if the name has none. Raises LookUpFailed."""
 
 
@@ -87,7 +87,7 @@ class DnsSource:
 
     async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """See MemberSource."""
-        known: list[Target] | None = None
+        known: list[DnsTarget] | None = None
         empty_since: float | None = None  # answers, without any other one since
         while True:
             found = await self._targets()
@@ -101,7 +101,7 @@ class DnsSource:
                 yield self._members(found)
             await self._sleep(self._refresh_s if found is not None else min(self._refresh_s, RETRY_S))
 
-    async def _targets(self) -> list[Target] | None:
+    async def _targets(self) -> list[DnsTarget] | None:
         """In order; None: there was no answer to rely on."""
         try:
             found = sorted(set(await self._look_up()))
@@ -115,13 +115,13 @@ class DnsSource:
         self.problem = ""
         return found
 
-    def _note(self, found: Sequence[Target]) -> None:
+    def _note(self, found: Sequence[DnsTarget]) -> None:
         records = "SRV records" if self._dns.port is None else "address"
         self.note = "" if found else f"the name has no {records}: it does not exist, or nothing behind it is ready"
         if not found:
             log.warning("no replica behind the name", extra={"source": self.name, "error": self.note})
 
-    def _members(self, targets: Sequence[Target]) -> list[Member]:
+    def _members(self, targets: Sequence[DnsTarget]) -> list[Member]:
         members = list[Member]()
         for target in targets[:MAX_REPLICAS]:
             try:
@@ -140,7 +140,7 @@ def asking(dns: DnsConfig) -> LookUp:
     """Looks up what this configuration says, by c-ares."""
     addresses = TargetAddresses() if dns.servers and dns.port is None else None
 
-    async def look_up() -> Iterable[Target]:
+    async def look_up() -> Iterable[DnsTarget]:
         import aiodns  # only where it is needed: it loads a library
 
         try:
@@ -177,17 +177,17 @@ class _Resolver:
         await self.channel.close()
 
 
-async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[Target]:
+async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[DnsTarget]:
     """Raises DNSError."""
     import pycares
 
     if dns.port is not None:
-        return [Target(address, dns.port) for address in await _addresses_of(resolver, dns.name)]
+        return [DnsTarget(address, dns.port) for address in await _addresses_of(resolver, dns.name)]
     answer = (await resolver.query_dns(dns.name, "SRV")).answer
     records = [record.data for record in answer if isinstance(record.data, pycares.SRVRecordData)]
     named = [record for record in records if record.port and record.target.strip(".")]
     best = min((record.priority for record in named), default=0)
-    return sorted({Target(record.target.rstrip(".").lower(), record.port) for record in named if record.priority == best})
+    return sorted({DnsTarget(record.target.rstrip(".").lower(), record.port) for record in named if record.priority == best})
 
 
 async def _addresses_of(resolver: aiodns.DNSResolver, name: str) -> Sequence[str]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gateway.config.parse import ConfigError, parse
 from gateway.config.schema import DiscoveryConfig, ListedReplica, ReplicaList
-from gateway.config.source import POLL_S, Source
+from gateway.config.source import POLL_S, ConfigSource
 from gateway.config.yaml_file import YamlFile
 from gateway.fleet.membership import Member, connected_as
 
@@ -42,7 +42,7 @@ class FileSource:
 
     async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """See MemberSource."""
-        file = Source(self._path, lambda: listed(self._config), poll_s=self._poll_s)
+        file = ConfigSource(self._path, lambda: listed(self._config), poll_s=self._poll_s)
         file.asked.set()  # the first time at once
         while True:
             try:

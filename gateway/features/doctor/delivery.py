@@ -15,14 +15,14 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.features.doctor.causes import CONCURRENT, EVICTED, REPLICA_LOST, SPILLED
-from gateway.features.doctor.observed import Observed, Outcome
+from gateway.features.doctor.observed import ObservedOutcome, ObservedRequest
 
 MIN_LOST: Final = 256  # tokens
 MIN_SHARE: Final = 0.1  # of what was expected
 SPILL: Final = "spill"  # of the router's reasons
 
 
-def undelivered(now: Observed, expected: int, before: Observed) -> tuple[str, int] | None:
+def undelivered(now: ObservedRequest, expected: int, before: ObservedRequest) -> tuple[str, int] | None:
     """(cause, tokens lost); None: delivered, or not known. expected: tokens. before: the earlier prompt that has them."""
     outcome = now.outcome
     if outcome is None or outcome.cached_tokens is None:
@@ -33,7 +33,7 @@ def undelivered(now: Observed, expected: int, before: Observed) -> tuple[str, in
     return _cause(now, outcome, before, expected), lost
 
 
-def _cause(now: Observed, outcome: Outcome, before: Observed, expected: int) -> str:
+def _cause(now: ObservedRequest, outcome: ObservedOutcome, before: ObservedRequest, expected: int) -> str:
     earlier = before.outcome
     if earlier is None:
         return SPILLED if outcome.reason == SPILL else EVICTED

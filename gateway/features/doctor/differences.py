@@ -24,7 +24,7 @@ from gateway.features.doctor.causes import (
     TOOLS_REORDERED,
 )
 from gateway.features.doctor.causes import ID as ID_CAUSE
-from gateway.features.doctor.observed import SYSTEM, Observed
+from gateway.features.doctor.observed import SYSTEM, ObservedRequest
 
 _ADAPTERS: Final = ("lora", "lora_path")
 _OF_KIND: Final[Mapping[str, str]] = {TIME: TIMESTAMP, ID: ID_CAUSE}
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
     volatile: bool
 
 
-def first_difference(now: Observed, before: Observed) -> Difference | None:
+def first_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     """None: one of them begins with all of the other. O(segments)."""
     if now.model != before.model:
         cause = ADAPTER_CHANGED if is_adapter(now.model, before.model) else MODEL_CHANGED
@@ -79,7 +79,7 @@ def _shown(segment: Segment | None) -> str:
     return f"{segment.digest:016x}"[:8] if segment else ""
 
 
-def _of_tools(now: Observed, before: Observed) -> Difference | None:
+def _of_tools(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     at = 0
     for number, tool in enumerate(now.tools):
         other = before.tools[number] if number < len(before.tools) else None
@@ -110,7 +110,7 @@ def _of_tool(now: Sequence[Segment], before: Sequence[Segment], number: int, at:
     return Difference(TOOLS_CHANGED, where, at, _shown(earlier), _shown(tool), -1, volatile=False)
 
 
-def _of_fields(now: Observed, before: Observed) -> Difference | None:
+def _of_fields(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     ours, theirs = {each.name: each for each in now.fields}, {each.name: each for each in before.fields}
     at = sum([each.size for each in now.tools])
     for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -126,7 +126,7 @@ def _of_fields(now: Observed, before: Observed) -> Difference | None:
     return None
 
 
-def _of_turns(now: Observed, before: Observed) -> Difference | None:
+def _of_turns(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     at = now.head_bytes
     for number, (turn, other) in enumerate(zip(now.turns, before.turns, strict=False)):
         if turn.digest == other.digest:
@@ -141,7 +141,7 @@ def _of_turns(now: Observed, before: Observed) -> Difference | None:
     return None
 
 
-def place_of(prompt: Observed, turn: int) -> str:
+def place_of(prompt: ObservedRequest, turn: int) -> str:
     """A turn in words."""
     name = prompt.turns[turn].name
     if turn < prompt.lead:

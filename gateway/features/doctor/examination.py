@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from gateway.features.doctor.delivery import MIN_LOST, undelivered
 from gateway.features.doctor.differences import Difference
 from gateway.features.doctor.kinship import Break, compare, continues
-from gateway.features.doctor.observed import Observed
+from gateway.features.doctor.observed import ObservedRequest
 from gateway.features.doctor.window import MAX_BYTES, MAX_PROMPTS, Window
 
 FINDINGS: Final = 1000  # that are kept; all are counted
@@ -51,7 +51,7 @@ class Finding(NamedTuple):
     usd: float | None
 
 
-class Sum:
+class TokenSum:
     """Of one cause. usd: as far as prices are known. first: its first finding."""
 
     __slots__ = ("count", "first", "tokens", "usd")
@@ -86,7 +86,7 @@ class Examination:
         self.by_keys_alone = 0
         self.priced = False
         self.first_time = self.last_time = 0.0
-        self.sums = dict[str, Sum]()
+        self.sums = dict[str, TokenSum]()
         self.findings = list[Finding]()
 
     @property
@@ -103,7 +103,7 @@ class Examination:
         """None: no prices are known."""
         return sum([each.usd for each in self.sums.values()]) if self.priced else None
 
-    def add(self, prompt: Observed) -> None:
+    def add(self, prompt: ObservedRequest) -> None:
         """The next request of the stream. O(its segments and blocks)."""
         self.requests += 1
         prompt.number = self.requests
@@ -124,7 +124,7 @@ class Examination:
                 self._found(_failed(prompt, source, cause, lost))
         self._window.add(prompt)
 
-    def _count(self, prompt: Observed) -> None:
+    def _count(self, prompt: ObservedRequest) -> None:
         self.first_time = prompt.time if self.requests == 1 else self.first_time
         self.last_time = prompt.time
         self.tokens += prompt.tokens(prompt.units)
@@ -138,7 +138,7 @@ class Examination:
             self.reported += whole
             self.cached += min(prompt.outcome.cached_tokens, whole)  # a count of an engine's may be absurd
 
-    def _broken(self, prompt: Observed, kin: list[Observed]) -> Break | None:
+    def _broken(self, prompt: ObservedRequest, kin: list[ObservedRequest]) -> Break | None:
         """The break that has cost the most."""
         found: Break | None = None
         for each in kin:
@@ -149,7 +149,7 @@ class Examination:
 
     def _found(self, finding: Finding) -> None:
         if finding.cause not in self.sums:
-            self.sums[finding.cause] = Sum(finding)
+            self.sums[finding.cause] = TokenSum(finding)
         self.sums[finding.cause].add(finding)
         if len(self.findings) < FINDINGS:
             self.findings.append(finding)
@@ -163,7 +163,7 @@ class Examination:
         return f"<Examination of {self.requests} requests, {sum(each.count for each in self.sums.values())} findings>"
 
 
-def _finding(now: Observed, before: Observed, found: Difference, lost: int) -> Finding:
+def _finding(now: ObservedRequest, before: ObservedRequest, found: Difference, lost: int) -> Finding:
     old, new, at, shown = found.before, found.now, found.at, False
     if now.text and before.text and now.model == before.model and now.salt == before.salt:
         at = common_bytes(now.text, before.text)
@@ -172,14 +172,14 @@ def _finding(now: Observed, before: Observed, found: Difference, lost: int) -> F
     return Finding(found.cause, *names, found.where, at, old, new, shown, lost, _usd(now, lost))
 
 
-def _failed(now: Observed, before: Observed, cause: str, lost: int) -> Finding:
+def _failed(now: ObservedRequest, before: ObservedRequest, cause: str, lost: int) -> Finding:
     one, other = now.outcome, before.outcome
     old, new = (other.replica if other else ""), (one.replica if one else "")
     names = now.number, now.place, now.session, now.model, before.number, before.place
     return Finding(cause, *names, "the whole prefix", -1, old, new, False, lost, _usd(now, lost))
 
 
-def _usd(prompt: Observed, tokens: int) -> float | None:
+def _usd(prompt: ObservedRequest, tokens: int) -> float | None:
     return tokens * max(0.0, prompt.price[0] - prompt.price[1]) / 1e6 if prompt.price else None
 
 

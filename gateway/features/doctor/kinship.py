@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from gateway.dialects.prompt.segments import TEXT, Segment
 from gateway.features.doctor.causes import COMPACTION, HISTORY_REWRITTEN, HISTORY_TRUNCATED, TOOLS_REORDERED
 from gateway.features.doctor.differences import Difference, first_difference
-from gateway.features.doctor.observed import ASSISTANT, Observed, answers_in, common_blocks
+from gateway.features.doctor.observed import ASSISTANT, ObservedRequest, answers_in, common_blocks
 
 MIN_SHARED: Final = 512  # bytes of turns that are the same in both, as evidence
 MIN_TURN: Final = 64  # bytes of a turn that counts: "ok" and "yes" are in every conversation
@@ -39,12 +39,12 @@ EARLY: Final = 4  # turns among which a summary stands
 class Break(NamedTuple):
     """The prompt leaves an earlier one. reusable: see the top of this file, in units."""
 
-    before: Observed
+    before: ObservedRequest
     difference: Difference
     reusable: int
 
 
-def continues(now: Observed, before: Observed) -> bool:
+def continues(now: ObservedRequest, before: ObservedRequest) -> bool:
     """Whether it is the next request of the same conversation: all of the earlier prompt, and one more answer at most. Where
     answers cannot be counted: the earlier prompt is half of it, or more.
     """
@@ -58,7 +58,7 @@ def continues(now: Observed, before: Observed) -> bool:
     return answers_in(added) <= 1 if now.body[0].name != TEXT else 2 * before.units >= now.units
 
 
-def compare(now: Observed, before: Observed) -> Break | None:
+def compare(now: ObservedRequest, before: ObservedRequest) -> Break | None:
     """None: there is no evidence of a break. O(segments)."""
     if bool(now.outline) != bool(before.outline) or now.tenant != before.tenant:
         return None
@@ -80,12 +80,12 @@ def compare(now: Observed, before: Observed) -> Break | None:
     return Break(before, found, now.end_of(now.lead + same)) if same else None
 
 
-def _strangers(now: Observed, before: Observed) -> bool:
+def _strangers(now: ObservedRequest, before: ObservedRequest) -> bool:
     """Whether they name different sessions."""
     return bool(now.session and before.session) and now.session != before.session
 
 
-def _loosely_common(now: Observed, before: Observed) -> int:
+def _loosely_common(now: ObservedRequest, before: ObservedRequest) -> int:
     """How many turns both begin with, volatile texts aside; -1: not even their heads are the same."""
     if sorted(each.loose for each in now.tools) != sorted(each.loose for each in before.tools):
         return -1
@@ -103,7 +103,7 @@ def _equal(now: Sequence[Segment], before: Sequence[Segment]) -> int:
     return count
 
 
-def _same_conversation(now: Observed, before: Observed) -> int:
+def _same_conversation(now: ObservedRequest, before: ObservedRequest) -> int:
     """How many turns behind the system prompt both begin with, if that makes them one conversation; else 0."""
     if _strangers(now, before):
         return 0
@@ -116,7 +116,7 @@ def _same_conversation(now: Observed, before: Observed) -> int:
     return 0
 
 
-def _in_history(now: Observed, before: Observed, found: Difference) -> Break | None:
+def _in_history(now: ObservedRequest, before: ObservedRequest, found: Difference) -> Break | None:
     if _strangers(now, before):
         return None
     first = found.turn
@@ -135,7 +135,7 @@ def _in_history(now: Observed, before: Observed, found: Difference) -> Break | N
     return Break(before, found, start + shared)
 
 
-def _is_compacted(now: Observed, before: Observed, first: int, *, named: bool, shared: int, moved: bool) -> bool:
+def _is_compacted(now: ObservedRequest, before: ObservedRequest, first: int, *, named: bool, shared: int, moved: bool) -> bool:
     """first: the turn of the first difference. shared: bytes of later turns that both have. moved: see `_moved_up`."""
     size, earlier = (sum([each.size for each in one.body]) for one in (now, before))
     if size >= earlier or len(before.body) < MIN_COMPACTED:
@@ -145,17 +145,17 @@ def _is_compacted(now: Observed, before: Observed, first: int, *, named: bool, s
     return named and 2 * size <= earlier and shared > 0 and not moved
 
 
-def _moved_up(now: Observed, kept: Sequence[Segment], first: int) -> bool:
+def _moved_up(now: ObservedRequest, kept: Sequence[Segment], first: int) -> bool:
     """Whether what stands at the difference now stood behind it: turns before it were dropped."""
     return bool(kept) and now.turns[first].digest == kept[0].digest
 
 
-def _same_thread(now: Observed, before: Observed) -> bool:
+def _same_thread(now: ObservedRequest, before: ObservedRequest) -> bool:
     same = now.session == before.session and now.thread == before.thread and now.model == before.model
     return bool(now.session) and same and now.block == before.block and not before.outline
 
 
-def _by_keys(now: Observed, before: Observed) -> Break | None:
+def _by_keys(now: ObservedRequest, before: ObservedRequest) -> Break | None:
     """Only lengths are known: a prompt of the same thread that does not begin with the earlier one has left it."""
     if not _same_thread(now, before):
         return None

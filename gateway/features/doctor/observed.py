@@ -18,7 +18,7 @@ _SEGMENT_BYTES: Final = 250  # of memory, more or less
 _VOLATILE_BYTES: Final = 150
 
 
-class Outcome(NamedTuple):
+class ObservedOutcome(NamedTuple):
     """What became of a request, as far as is known. Tokens: None: not reported.
 
     available: tokens of the longest match of all replicas, None: not known. up: names of the replicas that took requests,
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     first_byte: float | None = None
 
 
-class Observed:
+class ObservedRequest:
     """A request. number: its place in the stream, from 1. place: where it was read ("line 7"), "": nowhere.
 
     thread: the part of a session that goes on by itself (recorded sub-agents), "" for the others. keys: the block keys of its
@@ -80,7 +80,7 @@ class Observed:
         self.block = block
         self.exact = exact
         self.text = b""
-        self.outcome: Outcome | None = None
+        self.outcome: ObservedOutcome | None = None
         self.price: tuple[float, float] | None = None
         self.outline = outline
         self.tools = tuple([each for each in outline if each.kind == TOOL])
@@ -132,7 +132,7 @@ class Observed:
         return f"<Observed {self.number}, {self.model!r}, {self.units} units, {len(self.turns)} turns>"
 
 
-def common_blocks(one: Observed, other: Observed) -> int:
+def common_blocks(one: ObservedRequest, other: ObservedRequest) -> int:
     """How many blocks both begin with. Keys are chained: where one is the same, so are all before it. O(log)."""
     low, high = 0, min(one.blocks, other.blocks)
     while low < high:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from gateway.dialects.prompt.segments import Outline
-from gateway.features.doctor.watch import SeenRequest, Watch
+from gateway.features.doctor.watch import DoctorWatch, SeenRequest
 from gateway.fleet.directory import Fleet
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -17,10 +17,10 @@ from gateway.request.slots import Slot
 _PROMPT: Final = Slot[tuple[Outline, str]]("doctor")  # its outline, its salt
 
 
-class DoctorWatch:
+class DoctorObserver:
     """Remembers requests for the prefix doctor, while an operator is interested."""
 
-    def __init__(self, fleet: Fleet, watch: Watch, extensions: Extensions, observers: list[Observer]) -> None:
+    def __init__(self, fleet: Fleet, watch: DoctorWatch, extensions: Extensions, observers: list[Observer]) -> None:
         """extensions, observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
         self._fleet = fleet
         self._watch = watch

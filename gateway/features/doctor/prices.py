@@ -12,7 +12,7 @@ Price = tuple[float, float]
 """USD per million tokens, uncached and cached."""
 
 
-class Prices:
+class DoctorPrices:
     """By model, moment and length of the prompt, as they are configured. fixed: instead, for all."""
 
     def __init__(self, prices: Mapping[str, Sequence[PriceConfig]] | None = None, fixed: Price | None = None) -> None:

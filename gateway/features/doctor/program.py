@@ -19,7 +19,7 @@ import msgspec
 from gateway.config.schema import PriceConfig
 from gateway.features.doctor.examination import Examination
 from gateway.features.doctor.examiner import RECORD
-from gateway.features.doctor.prices import Prices
+from gateway.features.doctor.prices import DoctorPrices
 from gateway.features.doctor.report import encoded
 from gateway.features.doctor.watch import RecordsError, observed
 
@@ -89,9 +89,9 @@ def _frames(stream: BinaryIO) -> Iterator[Timed]:
         yield time, record
 
 
-def _head(data: bytes) -> tuple[Mapping[str, Any], Prices, float]:
+def _head(data: bytes) -> tuple[Mapping[str, Any], DoctorPrices, float]:
     try:
         about, prices, now = msgspec.msgpack.decode(data, type=_Head)
     except msgspec.MsgspecError as error:
         raise RecordsError(str(error)) from error
-    return about, Prices(prices), now
+    return about, DoctorPrices(prices), now

@@ -23,7 +23,7 @@ from gateway.dialects.body import join_salt, parts_of_salt
 from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.prompt.segments import Outline, packed, unpacked
 from gateway.features.doctor.differences import digest_of
-from gateway.features.doctor.observed import MAX_KEYS, Observed, Outcome
+from gateway.features.doctor.observed import MAX_KEYS, ObservedOutcome, ObservedRequest
 
 TOPIC: Final = "doctor"
 WATCH_S: Final = 600.0  # after the last question
@@ -67,7 +67,7 @@ class RecordsError(ValueError):
     """These bytes are no records."""
 
 
-class Watch:
+class DoctorWatch:
     """See the top of this file; one in each worker. outliner: that of its parsing. `begins` and `ends`: called when
     it does."""
 
@@ -144,7 +144,7 @@ class Watch:
 
 
 def decode_watched(answer: bytes) -> WatchedRequests:
-    """Of `Watch.answer`. Raises MessageError."""
+    """Of `DoctorWatch.answer`. Raises MessageError."""
     return WatchedRequests(*decode(_WATCHED, answer))
 
 
@@ -153,7 +153,7 @@ def _valid(name: str) -> str:
     return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
-def observed(record: bytes) -> Observed:
+def observed(record: bytes) -> ObservedRequest:
     """Raises RecordsError."""
     try:
         fields: Sequence[Any] = msgspec.msgpack.decode(record)
@@ -161,10 +161,10 @@ def observed(record: bytes) -> Observed:
         seen = SeenRequest(*values)
     except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise RecordsError(str(error)) from error
-    found = Observed(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)
+    found = ObservedRequest(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)
     found.time, found.salt, found.tenant, found.session = seen.time, seen.salt, seen.tenant, seen.session
     tokens = seen.prompt_tokens, seen.cached_tokens, seen.available_tokens
-    found.outcome = Outcome(seen.replica, *tokens, seen.reason, frozenset(seen.ups), seen.first_byte)
+    found.outcome = ObservedOutcome(seen.replica, *tokens, seen.reason, frozenset(seen.ups), seen.first_byte)
     return found
 
 

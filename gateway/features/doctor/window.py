@@ -18,7 +18,7 @@ from typing import Final
 import xxhash
 
 from gateway.dialects.prompt.segments import Segment
-from gateway.features.doctor.observed import KEY, Observed
+from gateway.features.doctor.observed import KEY, ObservedRequest
 
 MAX_PROMPTS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
@@ -37,13 +37,13 @@ class Window:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._sizes = dict[int, int]()  # of each with its entries, in bytes, more or less
-        self._prompts = OrderedDict[int, Observed]()
+        self._prompts = OrderedDict[int, ObservedRequest]()
         self._keys = dict[bytes, int]()
         self._chains = dict[int, int]()
         self._turns = dict[int, int]()
         self._sessions = dict[tuple[str, str, str], deque[int]]()
 
-    def longest(self, prompt: Observed) -> tuple[int, Observed | None]:
+    def longest(self, prompt: ObservedRequest) -> tuple[int, ObservedRequest | None]:
         """(blocks, whose): how many of its blocks an earlier prompt has, and the first that had the last of them. O(blocks)."""
         keys = prompt.keys
         for at in range(len(keys) - KEY, -1, -KEY):
@@ -52,7 +52,7 @@ class Window:
                 return at // KEY + 1, self._prompts[number]
         return 0, None
 
-    def kin(self, prompt: Observed) -> list[Observed]:
+    def kin(self, prompt: ObservedRequest) -> list[ObservedRequest]:
         """Those that it may have to do with, the last first; a bounded number. O(segments)."""
         numbers = set(self._sessions.get(_session(prompt), ()))
         for chain in _chains(prompt):
@@ -72,7 +72,7 @@ class Window:
                         break
         return [self._prompts[number] for number in sorted(numbers, reverse=True)]
 
-    def add(self, prompt: Observed) -> None:
+    def add(self, prompt: ObservedRequest) -> None:
         """prompt.number: greater than that of all before."""
         number, keys = prompt.number, prompt.keys
         self._prompts[number] = prompt
@@ -134,11 +134,11 @@ class Window:
         return f"<Window of {len(self)} prompts, {self._bytes} bytes>"
 
 
-def _session(prompt: Observed) -> tuple[str, str, str]:
+def _session(prompt: ObservedRequest) -> tuple[str, str, str]:
     return prompt.tenant, prompt.session, prompt.thread
 
 
-def _turn(prompt: Observed, turn: Segment) -> int:
+def _turn(prompt: ObservedRequest, turn: Segment) -> int:
     return _chained(turn.digest, xxhash.xxh3_64_intdigest(prompt.tenant.encode("utf-8", "surrogatepass"), 3))
 
 
@@ -146,7 +146,7 @@ def _chained(digest: int, before: int) -> int:
     return xxhash.xxh3_64_intdigest(digest.to_bytes(8, "little"), before)
 
 
-def _chains(prompt: Observed) -> Iterator[list[int]]:
+def _chains(prompt: ObservedRequest) -> Iterator[list[int]]:
     """Loose digests, each with all before it: from the first token, whatever the order of tools; from the first turn."""
     if not prompt.outline:
         return

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from gateway.database.database import Database
 from gateway.features.histories.records import (
     Charge,
-    Conversation,
     ExpiredObjectError,
     HistoryTooLargeError,
     Item,
     ItemRange,
+    StoredConversation,
     UnknownObjectError,
     free,
 )
@@ -28,7 +28,7 @@ from gateway.features.histories.tables import conversations, items
 MAX_ITEMS: Final = 100_000  # of a conversation
 
 
-class Conversations:
+class ConversationStore:
     """See the top of this file. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
 
     def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
@@ -39,7 +39,7 @@ class Conversations:
     async def close(self) -> None:
         await self._database.close()
 
-    async def create_conversation(self, conversation: Conversation, added: Sequence[Item]) -> None:
+    async def create_conversation(self, conversation: StoredConversation, added: Sequence[Item]) -> None:
         now = self._clock()
         row = {
             "owner": conversation.owner,
@@ -56,7 +56,7 @@ class Conversations:
 
         await self._database.write(work)
 
-    async def conversation(self, owner: str, id_: str) -> Conversation:
+    async def conversation(self, owner: str, id_: str) -> StoredConversation:
         """A conversation. Raises UnknownObjectError or ExpiredObjectError."""
         query = select(conversations).where(_of(owner, id_))
 
@@ -65,7 +65,7 @@ class Conversations:
 
         row = await self._database.read(work)
         self._require(row, id_)
-        return Conversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
+        return StoredConversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
 
     async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
         """Set the metadata of a conversation. Raises UnknownObjectError or ExpiredObjectError."""

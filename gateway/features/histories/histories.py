@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
-from gateway.dialects.responses.kept import Kept, KeptReader, Told, kept_of
+from gateway.dialects.responses.kept import ClientHistory, KeptReader, StoredAnswer, kept_of
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import (
@@ -86,7 +86,7 @@ class Turn(AnswerTap):
         self._histories = histories
         self._owner = owner
         self.before = before
-        self.told = Told(history.previous, history.conversation, store=history.store)
+        self.told = ClientHistory(history.previous, history.conversation, store=history.store)
         self.own: bytes | None = history.own if history.store else None
         self.parent = history.previous
         self.client = ""
@@ -262,7 +262,7 @@ class Histories:
             text = "a response was not kept: its id is that of an earlier one; the engine gives ids twice (this is logged once)"
             log.warning(text, extra={"response": id_})
 
-    async def _put(self, owner: str, turn: Turn, own: bytes, found: Kept, items: list[Item]) -> bool:
+    async def _put(self, owner: str, turn: Turn, own: bytes, found: StoredAnswer, items: list[Item]) -> bool:
         """Write the answer; False: its background run has ended, or its id exists. Raises StoreError."""
         told = turn.told
         response = told.edited(found.response, stored=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from gateway.admission.memory import Account, MemoryLease
+from gateway.admission.memory import ClientAccount, MemoryLease
 
 MAX_LANES: Final = 32  # of a connection
 MAX_HISTORY: Final = 16 << 20  # bytes of one
@@ -28,7 +28,7 @@ class Entry:
 
     __slots__ = ("id", "items", "lane", "lease", "newest")
 
-    def __init__(self, newest: Newest, lane: str, id_: str, items: bytes, lease: MemoryLease) -> None:
+    def __init__(self, newest: NewestResponses, lane: str, id_: str, items: bytes, lease: MemoryLease) -> None:
         self.newest = newest
         self.lane = lane
         self.id = id_
@@ -68,10 +68,10 @@ class RecentResponses:
         return f"<RecentResponses {len(self._by_use)} histories, {self.held} bytes>"
 
 
-class Newest:
+class NewestResponses:
     """Of one connection. `close` it."""
 
-    def __init__(self, recent: RecentResponses, account: Account) -> None:
+    def __init__(self, recent: RecentResponses, account: ClientAccount) -> None:
         self._recent = recent
         self._account = account
         self._lanes: OrderedDict[str, Entry] = OrderedDict()  # by the order of their responses
@@ -136,7 +136,7 @@ class Lane:
 
     __slots__ = ("_lane", "_newest", "warms")
 
-    def __init__(self, newest: Newest, lane: str, *, warms: bool) -> None:
+    def __init__(self, newest: NewestResponses, lane: str, *, warms: bool) -> None:
         self._newest = newest
         self._lane = lane
         self.warms = warms

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.database.failures import StoreError
-from gateway.dialects.responses.conversation import Given
+from gateway.dialects.responses.conversation import ConversationFields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RunEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class StoredConversation:
     """A conversation. created_at: Unix seconds. metadata: a JSON object."""
 
     owner: str
@@ -105,6 +105,6 @@ class ItemReader(Protocol):
     """Reads stored items without blocking the event loop (`features/histories/items.py`). client: the unit of fairness."""
 
     async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]: ...
-    async def given(self, body: bytes, client: str) -> Given: ...
+    async def given(self, body: bytes, client: str) -> ConversationFields: ...
     async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None: ...
     async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes: ...

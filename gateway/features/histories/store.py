@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Integer, and_, bindparam, delete, insert, literal, select, update
 
 from gateway.features.histories import names
-from gateway.features.histories.conversations import Conversations
+from gateway.features.histories.conversations import ConversationStore
 from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
 from gateway.features.histories.records import Charge, HistoryTooLargeError, Item, StoredResponse, UnknownObjectError, free
 from gateway.features.histories.tables import responses
@@ -26,7 +26,7 @@ _RENEWED_SHARE: Final = 0.1
 _COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
 
 
-class Store(Conversations):
+class HistoryStore(ConversationStore):
     """See the top of this file, and Conversations."""
 
     # -- responses

@@ -12,7 +12,7 @@ from typing import Final
 
 from gateway.config.parse import ConfigError, Problem, parse
 from gateway.config.yaml_file import YamlFile
-from gateway.features.keys.record import Key, KeysFile, Settings, Written
+from gateway.features.keys.record import FileKey, Key, KeysFile, Settings
 
 MAX_PROBLEMS: Final = 20  # that are named
 
@@ -35,7 +35,7 @@ def read_keys(path: Path) -> list[Key]:
     ]
 
 
-def _repeated(written: Sequence[Written]) -> Iterator[tuple[str, int]]:
+def _repeated(written: Sequence[FileKey]) -> Iterator[tuple[str, int]]:
     """(field, number) of each that an earlier one has."""
     for name in ("id", "sha256"):
         seen = set[str]()

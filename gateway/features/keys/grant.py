@@ -12,7 +12,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from gateway.errors import GatewayError, first_names
-from gateway.features.keys.limits.account import Limits
+from gateway.features.keys.limits.account import KeyLimits
 from gateway.request.rights import Rights
 
 _OF_OPERATORS: Final = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
@@ -46,7 +46,7 @@ class Grant(Rights):
         *,
         priority: int = 0,
         expires_at: float = 0.0,
-        limits: Limits | None = None,
+        limits: KeyLimits | None = None,
     ) -> None:
         self.id = id_
         self.tenant = tenant

@@ -26,13 +26,13 @@ from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
 from gateway.config.schema import LEDGER, Config
-from gateway.config.source import Source
+from gateway.config.source import ConfigSource
 from gateway.database.failures import StoreFailed
 from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
 from gateway.errors import GatewayError
 from gateway.features.keys.file import read_keys
-from gateway.features.keys.limits.account import KEPT_DAYS, Limits, Total, later
+from gateway.features.keys.limits.account import KEPT_DAYS, KeyLimits, Total, later
 from gateway.features.keys.limits.calendar import Calendar
 from gateway.features.keys.limits.limiter import Limiter, Moment
 from gateway.features.keys.record import Key
@@ -243,14 +243,14 @@ class Keys:
         self.ready = True
         self._metrics.keys_known.set((), len(self.ring))
 
-    def _limits_of(self, id_: str) -> Limits | None:
+    def _limits_of(self, id_: str) -> KeyLimits | None:
         grant = self.ring.grant(id_)
         if grant is None and self.tokens is not None:
             return self.tokens.limits_of(id_)
         return grant.limits if grant else None
 
     async def _watch(self, file: Path) -> None:
-        source = Source(file, lambda: read_keys(file), poll_s=POLL_S)
+        source = ConfigSource(file, lambda: read_keys(file), poll_s=POLL_S)
         if not self.ready:
             source.asked.set()
         while True:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gateway.accounting.consumed import Consumed
+from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Meter
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
@@ -69,7 +69,7 @@ class Limiting:
         cached = min(max(0, booking.chosen.matched_tokens), prompt)
         money = 0
         if reservation.priced:
-            bill = self._meter.bill(api.model, Consumed(Usage(prompt, reservation.output, cached), api.images))
+            bill = self._meter.bill(api.model, Consumption(Usage(prompt, reservation.output, cached), api.images))
             money = bill.total if bill is not None else 0
         try:
             reservation.expect(prompt - cached, money, keys.moment())

@@ -16,7 +16,7 @@ from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time
 from gateway.features.keys.grant import Grant
-from gateway.features.keys.limits.account import Limits
+from gateway.features.keys.limits.account import KeyLimits
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import DIGEST, ID
 from gateway.request.record import NO_TENANT
@@ -104,7 +104,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     expires_at: Time = ""
 
 
-class Written(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FileKey(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A key in a file that an operator writes."""
 
     id: Annotated[str, Meta(extra={READ: _id})]
@@ -114,7 +114,7 @@ class Written(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class KeysFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The whole file."""
 
-    keys: Annotated[tuple[Written, ...], Meta(max_length=MAX_KEYS)] = ()
+    keys: Annotated[tuple[FileKey, ...], Meta(max_length=MAX_KEYS)] = ()
 
 
 class Key(Struct, frozen=True):
@@ -159,9 +159,9 @@ class Key(Struct, frozen=True):
         }
 
 
-def limits_of(settings: Settings | OidcConfig) -> Limits | None:
+def limits_of(settings: Settings | OidcConfig) -> KeyLimits | None:
     """Of a key's settings, or of the tenants of an issuer. None: there is no limit."""
-    made = Limits(
+    made = KeyLimits(
         requests=settings.requests_per_minute or 0,
         tokens=settings.uncached_tokens_per_minute or 0,
         day=_pico(settings.budget_usd_day),

@@ -37,7 +37,7 @@ Group = tuple[str, ...]
 """day, tenant, key, model, pool, endpoint."""
 
 
-class Batch:
+class LedgerBatch:
     """Entries with their ids. `rows` and `sums_of` may be called in a thread."""
 
     __slots__ = ("_first", "_maker", "_prefix", "_rows", "entries")
@@ -61,11 +61,11 @@ class Batch:
             self._rows = [self._maker.row(self._id(at), entry) for at, entry in enumerate(self.entries)]
         return self._rows
 
-    def halves(self) -> list[Batch]:
+    def halves(self) -> list[LedgerBatch]:
         """Two batches of the same entries under the same ids; none if there is one entry."""
         middle = len(self.entries) // 2
         parts = ((self.entries[:middle], self._first), (self.entries[middle:], self._first + middle))
-        return [Batch(self._maker, some, self._prefix, first) for some, first in parts] if middle else []
+        return [LedgerBatch(self._maker, some, self._prefix, first) for some, first in parts] if middle else []
 
     def _id(self, at: int) -> str:
         return f"{self._prefix}{self._first + at:010x}"
@@ -84,10 +84,10 @@ class RowMaker:
         self._day = 0
         self._tenants = FirstValues(MAX_TENANTS)
 
-    def batch(self, entries: list[Entry], now: float) -> Batch:
+    def batch(self, entries: list[Entry], now: float) -> LedgerBatch:
         """Make a batch. now: Unix seconds. Its rows are made later."""
         first, self._next = self._next, self._next + len(entries)
-        return Batch(self, entries, f"{milliseconds(now):012x}{self._process}", first)
+        return LedgerBatch(self, entries, f"{milliseconds(now):012x}{self._process}", first)
 
     def row(self, id_: str, entry: Entry) -> Row:
         """Make the row of an entry. O(1)."""

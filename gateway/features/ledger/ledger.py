@@ -28,7 +28,7 @@ from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
 from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
-from gateway.features.ledger.batches import Batch, RowMaker, day_of, milliseconds
+from gateway.features.ledger.batches import LedgerBatch, RowMaker, day_of, milliseconds
 from gateway.features.ledger.buffer import Buffer
 from gateway.telemetry.metrics import Metrics
 
@@ -48,18 +48,18 @@ _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that other processes can
 _DAY_S: Final = 86_400
 
 
-class Store(Protocol):
+class BatchStore(Protocol):
     """Interface of `LedgerStore`."""
 
-    async def write(self, batch: Batch) -> None: ...
+    async def write(self, batch: LedgerBatch) -> None: ...
     async def purge(self, rows_before_ms: int, days_before: str) -> int: ...
     async def close(self) -> None: ...
 
 
-Opener = Callable[[str], Awaitable[Store]]
+Opener = Callable[[str], Awaitable[BatchStore]]
 
 
-async def open_store(url: str) -> Store:
+async def open_store(url: str) -> BatchStore:
     """Open the database. Raises StoreFailed."""
     await asyncio.to_thread(importlib.import_module, "gateway.features.ledger.store")
     from gateway.features.ledger.store import opened
@@ -92,8 +92,8 @@ class Ledger:
         self._opens = opens
         self._maker = RowMaker()
         self._steadiness = Steadiness()
-        self._store: Store | None = None
-        self._taken = deque[Batch]()  # unwritten batches, in order
+        self._store: BatchStore | None = None
+        self._taken = deque[LedgerBatch]()  # unwritten batches, in order
         self._one_at_a_time = asyncio.Lock()
         self._tried = asyncio.Event()  # the first attempt to open the database is over
         self._failing_since: float | None = None
@@ -161,18 +161,18 @@ class Ledger:
             took = self._clock() - begun  # entries of a long transaction do not wait for another FLUSH_S
             await asyncio.sleep(max(LEAST_PAUSE_S, FLUSH_S - took) if written else RETRY_S)
 
-    async def _opened(self) -> Store:
+    async def _opened(self) -> BatchStore:
         if self._store is None:
             self._store = await self._opens(with_path(self._config.url, LEDGER_FILE))
         return self._store
 
-    def _next(self) -> Batch | None:
+    def _next(self) -> LedgerBatch | None:
         """The next batch to write; the same one until it is written."""
         if not self._taken and (entries := self.buffer.take(MAX_BATCH)):
             self._taken.append(self._maker.batch(entries, self.wall_clock()))
         return self._taken[0] if self._taken else None
 
-    async def _written(self, store: Store, batch: Batch) -> None:
+    async def _written(self, store: BatchStore, batch: LedgerBatch) -> None:
         """Write a batch. If the database refuses a row, the batch is split in halves until that row is alone, and is dropped.
 
         Raises StoreFailed.

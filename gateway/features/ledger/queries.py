@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal_column, select
 
 from gateway.features.ledger.batches import day_of
-from gateway.features.ledger.sums import COUNTS, DAY_MS, LAST_MS, MILL, MONEY, NAMES, TOKENS, Period, Sums, Usage
+from gateway.features.ledger.sums import COUNTS, DAY_MS, LAST_MS, MILL, MONEY, NAMES, TOKENS, Period, UsageReport, UsageSums
 from gateway.features.ledger.tables import daily, rows
 
 # Literals: Postgres does not recognise two equal parameters of one query.
@@ -23,7 +23,7 @@ _MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
 _DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
 
 
-def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
+def usage(connection: Connection, by: Sequence[str], period: Period) -> UsageReport:
     """Sum up a period. by: names of GROUP."""
     found = dict[tuple[str, ...], list[int]]()
     if days := period.whole_days():
@@ -32,11 +32,11 @@ def usage(connection: Connection, by: Sequence[str], period: Period) -> Usage:
     for begin, end in period.parts():
         _add(found, connection, _of_rows(by, begin, end), by)
         incomplete += _incomplete(connection, begin)
-    groups = [Sums(names, tuple(values)) for names, values in found.items() if values[0]]
+    groups = [UsageSums(names, tuple(values)) for names, values in found.items() if values[0]]
     groups.sort(key=lambda each: (-each.cost, -each["requests"], each.names))
     if "day" in by:
         groups.sort(key=lambda each: each.names[by.index("day")])
-    return Usage(groups, incomplete)
+    return UsageReport(groups, incomplete)
 
 
 def _of_days(by: Sequence[str], first_ms: int, last_ms: int) -> Select[Any]:

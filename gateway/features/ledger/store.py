@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.database.database import Database
 from gateway.database.driver import SQLITE, insert_each, is_of_a_value
 from gateway.database.failures import StoreFailed
-from gateway.features.ledger.batches import Batch, sums_of
+from gateway.features.ledger.batches import LedgerBatch, sums_of
 from gateway.features.ledger.sums import GROUP
 from gateway.features.ledger.tables import TABLES, daily, rows
 
@@ -36,7 +36,7 @@ class LedgerStore:
         """database: open."""
         self._database = database
 
-    async def write(self, batch: Batch) -> None:
+    async def write(self, batch: LedgerBatch) -> None:
         """Write a batch; it is durable when this returns. Raises StoreFailed or InvalidValueError."""
         try:
             await self._database.write(lambda connection: put(connection, batch))
@@ -62,7 +62,7 @@ async def opened(url: str) -> LedgerStore:
     return LedgerStore(database)
 
 
-def put(connection: Connection, batch: Batch) -> None:
+def put(connection: Connection, batch: LedgerBatch) -> None:
     """Write a batch in the caller's transaction. Idempotent."""
     first, last = batch.range
     present = set(connection.execute(_PRESENT, {"first": first, "last": last}).scalars())

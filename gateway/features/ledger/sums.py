@@ -51,7 +51,7 @@ class Period:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class UsageSums:
     """Sums of a group; whole numbers, money in picodollars. names: of the group, in the requested order."""
 
     names: tuple[str, ...]
@@ -68,14 +68,14 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class UsageReport:
     """Result of a query. groups: by day if requested, then the most expensive first. incomplete: (day, rows, requests) of
     incomplete days whose rows were removed in part.
     """
 
-    groups: list[Sums]
+    groups: list[UsageSums]
     incomplete: list[tuple[str, int, int]]
 
 
-def total(groups: Sequence[Sums]) -> Sums:
-    return Sums((), tuple(sum(each.values[at] for each in groups) for at in range(len(NAMES))))
+def total(groups: Sequence[UsageSums]) -> UsageSums:
+    return UsageSums((), tuple(sum(each.values[at] for each in groups) for at in range(len(NAMES))))

@@ -47,7 +47,7 @@ MOST_PROCESSES: Final = 256  # workers, those that have ended included
 Json = dict[str, Any]
 
 
-class Watcher:
+class PageWatcher:
     """One connection. `next` returns encoded events; None: it is over."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Watcher:
         return event
 
 
-class _Answered(NamedTuple):
+class _WorkerAnswers(NamedTuple):
     """Of a process's last answer. last: the version of its last row. ended, hidden: requests that have ended, and those without
     a row, since its ring began. replicas: tokens by name, since the process began.
     """
@@ -90,12 +90,12 @@ class _Answered(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownRows:
     """What the workers have answered until now. answered: by process, the last one last."""
 
     merging: Merging
     at: float
-    answered: OrderedDict[str, _Answered] = field(default_factory=OrderedDict)
+    answered: OrderedDict[str, _WorkerAnswers] = field(default_factory=OrderedDict)
     requests: OrderedDict[str, Json] = field(default_factory=OrderedDict)
     replicas: dict[str, list[float]] = field(default_factory=dict)
     pools: dict[str, list[int]] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class Broadcast:
         self._wall_clock = wall_clock
         self._every_s = every_s
         self._rows = ReplicaRows(local)
-        self._watchers = set[Watcher]()
-        self._known: _Known | None = None
+        self._watchers = set[PageWatcher]()
+        self._known: _KnownRows | None = None
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -137,12 +137,12 @@ class Broadcast:
         found: list[Json | None] = [msgspec.msgpack.decode(answer) for answer in answers.values()]
         return next(filter(None, found), None)
 
-    async def watch(self) -> Watcher:
+    async def watch(self) -> PageWatcher:
         """A new one, with its first event. Raises GatewayError 503."""
         self._require_room()
         hello = _event("hello", await self.snapshot())
         self._require_room()
-        watcher = Watcher()
+        watcher = PageWatcher()
         watcher.put(hello)
         self._watchers.add(watcher)  # in the same step as what it begins with was made: it misses nothing
         if self._task is None:
@@ -155,7 +155,7 @@ class Broadcast:
             text = f"{MOST_WATCHERS} watchers are connected to this worker, which is the most: close a page, or try again."
             raise GatewayError(503, "too_many_watchers", text, retry_after_s=5)
 
-    def leave(self, watcher: Watcher) -> None:
+    def leave(self, watcher: PageWatcher) -> None:
         """It is gone. Idempotent."""
         self._watchers.discard(watcher)
 
@@ -191,7 +191,7 @@ class Broadcast:
         """What is new. Raises GatewayError 503."""
         now = self._local.clock()
         if self._known is None or now - self._known.at > QUIET_S:
-            self._known = _Known(Merging(self._local.metrics.ttft_seconds.bounds), now)
+            self._known = _KnownRows(Merging(self._local.metrics.ttft_seconds.bounds), now)
         known = self._known
         question = {"cursors": known.cursors, "after": known.merging.last()}
         answers = await self._control.ask(TOPIC, msgspec.msgpack.encode(question))
@@ -204,13 +204,13 @@ class Broadcast:
         points = self._dated(known.merging.advance())
         return {**self._state(known), "points": points, "requests": changed, "ended": ended, "hidden": hidden}
 
-    def _take(self, known: _Known, pages: list[Json]) -> tuple[list[Json], int, int]:
+    def _take(self, known: _KnownRows, pages: list[Json]) -> tuple[list[Json], int, int]:
         """(rows that have changed, in the order of time; requests that have ended since the last time; those without a row)"""
         changed: list[Json] = []
         ended = hidden = 0
         for page in pages:
             process = page["process"]
-            now = _Answered(page["ring"], page["last"], page["ended"], page["hidden"], page["replicas"])
+            now = _WorkerAnswers(page["ring"], page["last"], page["ended"], page["hidden"], page["replicas"])
             before = known.answered.pop(process, None)
             if before is None or before.ring != now.ring:
                 before = now._replace(ended=0, hidden=0)
@@ -241,7 +241,7 @@ class Broadcast:
         offset = self._wall_clock() - self._local.clock()
         return [{**point, "time": round(point["time"] + offset, 3)} for point in points]
 
-    def _state(self, known: _Known) -> Json:
+    def _state(self, known: _KnownRows) -> Json:
         """What is the case now."""
         trie, fleet = self._local.router.trie, self._local.fleet
         rows = list(islice(self._rows.all(), SHOWN_REPLICAS))

@@ -12,7 +12,7 @@ from gateway.features.live_page.feed import Feed
 from gateway.features.live_page.live import LiveEndpoints
 from gateway.features.live_page.pages import Pages
 from gateway.features.live_page.requests import LiveRequests
-from gateway.features.live_page.sums import PoolLoad, Sums
+from gateway.features.live_page.sums import PoolLoad, RollingSums
 from gateway.features.live_page.view import TOPIC, LiveView
 from gateway.fleet.directory import Fleet
 from gateway.server.operator import Operator
@@ -20,7 +20,7 @@ from gateway.server.routing import Route
 
 
 def install(core: Core) -> None:
-    view = LiveView(_new_id(), Feed(_new_id), Sums(core.metrics, lambda: _loads(core.fleet), time.perf_counter))
+    view = LiveView(_new_id(), Feed(_new_id), RollingSums(core.metrics, lambda: _loads(core.fleet), time.perf_counter))
     LiveRequests(view.feed, core.extensions.explainers, core.observers, core.wall_clock)
 
     def endpoints(operator: Operator, local: LocalControl, control: ControlPlane) -> list[Route]:

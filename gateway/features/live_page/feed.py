@@ -29,7 +29,7 @@ Row = dict[str, Any]
 Reasons = Callable[[], Row]
 
 
-class Shown:
+class FeedRow:
     """A row with its version, and why its replica was chosen: made into values if somebody asks. None: nobody chose."""
 
     __slots__ = ("reasons", "row", "version")
@@ -55,7 +55,7 @@ class Feed:
         self.ended = 0
         self.hidden = 0
         self._new_id = new_id
-        self._rows: OrderedDict[int, Shown] = OrderedDict()  # by number, in the order of versions
+        self._rows: OrderedDict[int, FeedRow] = OrderedDict()  # by number, in the order of versions
         self._number = 0  # of the last row; it goes on in the next watch
         self._former = 0  # of the last row of former watches
         self._version = 0  # of the last change
@@ -83,7 +83,7 @@ class Feed:
         known = self._rows.pop(number, None)
         self._version += 1
         kept = reasons if reasons is not None or known is None else known.reasons
-        self._rows[number] = Shown(self._version, row, kept)
+        self._rows[number] = FeedRow(self._version, row, kept)
         while len(self._rows) > MAX_ROWS:
             self._rows.popitem(last=False)
 

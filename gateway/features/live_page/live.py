@@ -26,7 +26,7 @@ from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
 from gateway.server.routing import Response, Route, get
 from gateway.turns import turns_of
-from router.index.picture import Drawn, Picture
+from router.index.picture import DrawnNode, Picture
 from router.index.tree import MAX_EDGES
 
 STALL_S: Final = 20.0  # for one event to be written, and to be taken by the reader's machine
@@ -109,10 +109,10 @@ class LiveEndpoints:
         return f"<LiveEndpoints, {self._broadcast!r}"
 
 
-async def _drawn(picture: Picture, way: list[bytes]) -> Drawn:
+async def _drawn(picture: Picture, way: list[bytes]) -> DrawnNode:
     """In turns of the event loop, which it shares with other long work."""
     turns, steps = turns_of(asyncio.get_running_loop()), picture.steps(way)
-    drawn: Drawn | None = None
+    drawn: DrawnNode | None = None
     while drawn is None:
         drawn = await turns.take(partial(next, steps))
     return drawn
@@ -133,7 +133,7 @@ def _number(text: str, name: str, most: int) -> int:
     raise bad_request(f"'{name}' must be a whole number from 1 to {most}.", name)
 
 
-def _node(drawn: Drawn) -> dict[str, Any]:
+def _node(drawn: DrawnNode) -> dict[str, Any]:
     return {
         "way": ".".join([key.hex() for key in drawn.way]),
         "blocks": drawn.blocks,

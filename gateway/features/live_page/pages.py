@@ -53,7 +53,7 @@ _NEVER: Final = re.compile(r"q\s*=\s*0(?:\.0{0,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class StaticFile:
     """packed: the body, zipped. etag: of the body."""
 
     body: bytes
@@ -88,8 +88,8 @@ class Pages:
         return Response(body, content_type=page.content_type, headers=headers)
 
     @cached_property
-    def _pages(self) -> dict[str, Page]:
-        found: dict[str, Page] = {}
+    def _pages(self) -> dict[str, StaticFile]:
+        found: dict[str, StaticFile] = {}
         _collect(files("gateway.features.live_page") / "static", "", found)
         return found
 
@@ -103,7 +103,7 @@ def _takes_gzip(accepted: str) -> bool:
     return taken.get("gzip", taken.get("*", False))
 
 
-def _collect(folder: Traversable, prefix: str, found: dict[str, Page]) -> None:
+def _collect(folder: Traversable, prefix: str, found: dict[str, StaticFile]) -> None:
     for each in folder.iterdir():
         name = prefix + each.name
         if each.is_dir():
@@ -111,4 +111,4 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, Page]) -> None:
         elif (suffix := name.rpartition(".")[2]) in TYPES:
             body = each.read_bytes()
             etag = hashlib.sha256(body).hexdigest()[:32]
-            found[name] = Page(body, gzip.compress(body, mtime=0), etag, TYPES[suffix])
+            found[name] = StaticFile(body, gzip.compress(body, mtime=0), etag, TYPES[suffix])

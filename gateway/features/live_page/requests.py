@@ -25,7 +25,7 @@ MOST_ATTEMPTS: Final = 8
 HEAD_BYTES: Final = 8  # the key of the first block
 
 
-class Shown:
+class ShownRow:
     """A request's row. number: in the feed, -1: it gets none. since: when it got it, in Unix seconds; 0: not yet."""
 
     __slots__ = ("number", "since")
@@ -35,7 +35,7 @@ class Shown:
         self.since = 0.0
 
 
-_SHOWN: Final = Slot[Shown]("live page")
+_SHOWN: Final = Slot[ShownRow]("live page")
 
 
 class LiveRequests(Explainer):
@@ -60,11 +60,11 @@ class LiveRequests(Explainer):
     def wants(self, exchange: Exchange, now: float) -> bool:
         return self._shown(exchange.record, now).number > 0
 
-    def _shown(self, request: SettledRequest, now: float) -> Shown:
+    def _shown(self, request: SettledRequest, now: float) -> ShownRow:
         """Its row, which it gets now if it has none. now: of the gateway's clock."""
         shown = _SHOWN.get(request)
         if shown is None:
-            shown = Shown(self._feed.number(now) or -1)
+            shown = ShownRow(self._feed.number(now) or -1)
             _SHOWN.set(request, shown)
         return shown
 

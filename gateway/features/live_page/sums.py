@@ -42,7 +42,7 @@ Sample = tuple[float, list[float], list[float], list[float]]
 """Time; FIELDS; GAUGES; the buckets of the time to the first token."""
 
 
-class Sums:
+class RollingSums:
     """See the top of this file. replicas: prompt tokens and cached ones of each replica, at the last sample. spend: seconds of
     some clock, for the cost of a sample.
     """

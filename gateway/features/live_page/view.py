@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.cluster.messages import MessageError
 from gateway.features.live_page.feed import Feed
-from gateway.features.live_page.sums import Sums
+from gateway.features.live_page.sums import RollingSums
 
 TOPIC: Final = "live_page"
 
@@ -20,7 +20,7 @@ TOPIC: Final = "live_page"
 class LiveView:
     """See the top of this file. process: an id of this process, for as long as it lives."""
 
-    def __init__(self, process: str, feed: Feed, sums: Sums) -> None:
+    def __init__(self, process: str, feed: Feed, sums: RollingSums) -> None:
         self.process = process
         self.feed = feed
         self.sums = sums

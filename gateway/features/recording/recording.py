@@ -38,7 +38,7 @@ Row = tuple[object, ...]
 """The values of a request, in the order of the fields of `features/recording/command/rows.py`."""
 
 
-class Page:
+class RecordingPage:
     """The rows from number `first` to `last` that a recorder wants. left: how many there are behind them."""
 
     __slots__ = ("first", "last", "left", "ring", "rows", "skipped")
@@ -100,7 +100,7 @@ class Recording:
         cursors, share = decode(_QUESTION, question)
         return self.page(cursors, share, now).encode()
 
-    def page(self, cursors: dict[str, int], share: float, now: float, most_bytes: int = PAGE_BYTES) -> Page:
+    def page(self, cursors: dict[str, int], share: float, now: float, most_bytes: int = PAGE_BYTES) -> RecordingPage:
         """The rows after a recorder's cursor. cursors: of all workers' rings; share: of the conversations. O(rows)."""
         if not self.ring:
             self.ring = self._new_id()
@@ -120,7 +120,7 @@ class Recording:
                 rows.append(row)
                 size += row_size
         first += skip
-        return Page(self.ring, first, first + taken - 1, rows, len(self._rows) - skip - taken, self.skipped)
+        return RecordingPage(self.ring, first, first + taken - 1, rows, len(self._rows) - skip - taken, self.skipped)
 
     def sweep(self, now: float) -> None:
         """End a recording that nobody asks for any more. To be called every second or so."""

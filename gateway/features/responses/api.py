@@ -24,11 +24,11 @@ from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, gone, unavailable
 from gateway.features.histories.records import (
     Charge,
-    Conversation,
     ExpiredObjectError,
     HistoryTooLargeError,
     Item,
     ItemRange,
+    StoredConversation,
     UnknownObjectError,
 )
 from gateway.features.responses.background.objects import RUNNING, in_background
@@ -160,7 +160,7 @@ class StateApi:
         if id_ is None:
             _require(method, "POST")
             given = await read.given(body, client)
-            made = Conversation(owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=given.metadata)
+            made = StoredConversation(owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=given.metadata)
             await store.create_conversation(made, [Item(*each) for each in given.items or ()])
             return 200, _conversation(made)
         if below is None:
@@ -194,7 +194,7 @@ class StateApi:
         return 200, page([(each.id, each.item) for each in rows], more=more)
 
 
-def _conversation(found: Conversation) -> bytes:
+def _conversation(found: StoredConversation) -> bytes:
     metadata = orjson.loads(found.metadata)
     return orjson.dumps({"id": found.id, "object": "conversation", "created_at": int(found.created_at), "metadata": metadata})
 

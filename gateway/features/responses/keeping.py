@@ -8,7 +8,7 @@ from gateway.config.live import Live
 from gateway.dialects.responses.ids import is_disguised
 from gateway.errors import GatewayError
 from gateway.features.responses.recall import Recall, charge_to
-from gateway.features.runs.following import Following
+from gateway.features.runs.following import FollowerStream
 from gateway.fleet.directory import Fleet
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -52,7 +52,7 @@ class Keeping:
         if answer is None:
             subject.generates = subject.metered = api.metered
             return None
-        if isinstance(answer, Following):
+        if isinstance(answer, FollowerStream):
             reply = await self._follow(exchange, answer)
         else:
             record.status, body = answer
@@ -81,7 +81,7 @@ class Keeping:
         elsewhere = lifecycle.extensions.elsewhere
         (elsewhere.taker(target) if elsewhere is not None else target).require()
 
-    async def _follow(self, exchange: Exchange, following: Following) -> ClientReply:
+    async def _follow(self, exchange: Exchange, following: FollowerStream) -> ClientReply:
         """The events of a run, until it has ended."""
         record = exchange.record
         record.status, record.subject.stream = 200, True

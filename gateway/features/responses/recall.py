@@ -25,7 +25,7 @@ from gateway.features.histories.histories import Histories, Turn, too_large
 from gateway.features.histories.owner import owner
 from gateway.features.histories.recent import Lane
 from gateway.features.responses.api import Answer, RunStreamRequest, StateApi
-from gateway.features.runs.following import Followers, Following
+from gateway.features.runs.following import Followers, FollowerStream
 from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.runs import Runs, Serve
 from gateway.parser.parsing import Parsing, edited
@@ -101,7 +101,7 @@ class Recall:
 
     async def start(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
-    ) -> Answer | Following | None:
+    ) -> Answer | FollowerStream | None:
         """The answer to a request that asks for a run in the background, which has begun. serve: the lifecycle.
 
         None: a replica has what it goes on with, so it goes there. Raises GatewayError.
@@ -117,11 +117,11 @@ class Recall:
         if api.references:
             await self._resolve(request, history, turn, caller)
         run = await self.runs.start(request, caller, api, history, owner(request, caller), serve)
-        return Following(run.log, None, None) if api.stream else (200, run.response)
+        return FollowerStream(run.log, None, None) if api.stream else (200, run.response)
 
     async def answer(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool
-    ) -> Answer | Following | None:
+    ) -> Answer | FollowerStream | None:
         """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
         whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
         found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)

@@ -26,7 +26,7 @@ from gateway.features.histories.histories import Histories, unavailable
 from gateway.features.histories.records import StoredResponse
 from gateway.features.responses.background.objects import queued_object
 from gateway.features.runs.event_log import Key, Logs
-from gateway.features.runs.places import Places
+from gateway.features.runs.places import RunPlaces
 from gateway.features.runs.run import Run
 from gateway.features.runs.run_request import RunRequest
 from gateway.parser.parsing import edited
@@ -37,11 +37,11 @@ MAX_OWNED: Final = 200
 FULL_RETRY_S: Final = 5
 
 
-class Beginnings:
+class RunStarter:
     """See the top of this file. places: that they take. withdrawals: those that are going on. clock: Unix seconds."""
 
     def __init__(self, histories: Histories, logs: Logs, runner: str, clock: Callable[[], float]) -> None:
-        self.places = Places(MAX_RUNS, MAX_OWNED)
+        self.places = RunPlaces(MAX_RUNS, MAX_OWNED)
         self.withdrawals = set[asyncio.Task[None]]()
         self._histories = histories
         self._logs = logs

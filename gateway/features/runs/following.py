@@ -24,14 +24,14 @@ from gateway.features.runs.event_log import EventLog
 from gateway.features.runs.runs import Runs
 from gateway.request.client import ClientReply
 from gateway.request.running import Running
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 
 FIRST: Final = -1  # the number before the first one
 
 ErrorEvent = Callable[[GatewayError], bytes]
 
 
-class Gate(Source):
+class Gate(PausableSource):
     """Open while the client keeps up."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Gate(Source):
             raise ClientStalled(f"the client has not read for {patience_s:g} s") from None
 
 
-class Following(NamedTuple):
+class FollowerStream(NamedTuple):
     """A stream for one client. log: of the run, None: it is not here. again: what is in the store, None: it has just begun.
     client: its address.
     """
@@ -75,21 +75,21 @@ class Followers:
         self._histories = histories
         self._running = running
 
-    def find(self, again: RunStreamRequest, client: str) -> Following:
+    def find(self, again: RunStreamRequest, client: str) -> FollowerStream:
         """client: the address that follows. Raises GatewayError 400 if these events are not to be had."""
         log = self._runs.logs.find((again.owner, again.id))
         after = FIRST if again.after is None else again.after
         if log and after >= log.next:
             raise bad_request(f"The newest event of this response is number {log.next - 1}.", "starting_after")
         if log and log.first <= after + 1:
-            return Following(log, None, after, client)
+            return FollowerStream(log, None, after, client)
         if log and not log.ended:
             text = f"Of the events of this response those before number {log.first} are held no more."
             raise bad_request(f"{text} Ask for later ones, or fetch the response when it is complete.", "starting_after")
-        return Following(None, again, again.after, client)
+        return FollowerStream(None, again, again.after, client)
 
     async def send(
-        self, following: Following, reply: ClientReply, failed: ErrorEvent, charge: Charge, patience_s: float
+        self, following: FollowerStream, reply: ClientReply, failed: ErrorEvent, charge: Charge, patience_s: float
     ) -> None:
         """All of it to a reply that has begun, which ends. failed: the event for an error. charge: memory that it takes.
 

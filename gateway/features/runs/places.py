@@ -16,7 +16,7 @@ from typing import Final
 SHARE: Final = 9
 
 
-class Places:
+class RunPlaces:
     """See the top of this file. limit: in all. most: of an owner."""
 
     def __init__(self, limit: int, most: int) -> None:

@@ -26,7 +26,7 @@ SETTLE_S: Final = 600.0  # that an end waits for the store
 RETRY_S: Final = 1.0
 
 
-class Recording:
+class RunRecorder:
     """See the top of this file. closing: the process ends: set by its owner. ended: counter by status. timer: monotonic
     seconds.
     """

@@ -20,7 +20,7 @@ from gateway.features.responses.background.events import MAX_EVENT
 from gateway.features.runs.run import Run, answer_too_large
 from gateway.features.runs.whole_events import WholeEvents
 from gateway.request.client import ClientReply
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 
 MAX_ERROR: Final = 64 << 10  # bytes of an error's body
 
@@ -76,7 +76,7 @@ class RunReply(ClientReply):
             self._events.drop()
         self._plain = None
 
-    def feed_from(self, answer: Source | None) -> None:
+    def feed_from(self, answer: PausableSource | None) -> None:
         """Nobody holds it back: a log drops what is old."""
 
     def _take(self, events: list[bytes]) -> None:

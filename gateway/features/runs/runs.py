@@ -25,13 +25,13 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.responses.history import History
 from gateway.errors import shutting_down
 from gateway.features.histories.histories import Histories
-from gateway.features.runs.beginning import Beginnings
+from gateway.features.runs.beginning import RunStarter
 from gateway.features.runs.event_log import Key, Logs
-from gateway.features.runs.places import Places
-from gateway.features.runs.recording import Recording
+from gateway.features.runs.places import RunPlaces
+from gateway.features.runs.recording import RunRecorder
 from gateway.features.runs.run import Run
 from gateway.features.runs.run_request import RunRequest
-from gateway.features.runs.watching import Watched
+from gateway.features.runs.watching import WatchedRuns
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.running import Running
 from gateway.telemetry.counters import Counter
@@ -61,18 +61,18 @@ class Runs:
     ) -> None:
         self.runner = uuid4().hex
         self.logs = logs or Logs()
-        self.watched = Watched()
+        self.watched = WatchedRuns()
         self._histories = histories
         self._running = running
         self._timer = timer
-        self._beginnings = Beginnings(histories, self.logs, self.runner, clock)
-        self._recording = Recording(histories, running, ended, timer)
+        self._beginnings = RunStarter(histories, self.logs, self.runner, clock)
+        self._recording = RunRecorder(histories, running, ended, timer)
         self._runs: dict[Key, Run] = {}
         self._some = asyncio.Event()  # there is something to look after
         self._renewed = 0.0
 
     @property
-    def places(self) -> Places:
+    def places(self) -> RunPlaces:
         """That runs have, from their beginning to their end."""
         return self._beginnings.places
 

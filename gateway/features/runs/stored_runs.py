@@ -19,7 +19,7 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, tuple_, up
 
 from gateway.features.histories import names
 from gateway.features.histories.records import Item, RunEnd, StoredResponse
-from gateway.features.histories.store import Store
+from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import responses, runs
 from gateway.features.responses.background.objects import (
     CANCELLED,
@@ -36,7 +36,7 @@ MAX_ASKED: Final = 1000  # runs of other processes, in one query
 _ENDED_AT_ONCE: Final = 100
 
 
-class RunStore(Store):
+class RunStore(HistoryStore):
     """See the top of this file. runner: the id of a process. All methods raise StoreFailed."""
 
     async def begin(self, response: StoredResponse, runner: str) -> None:

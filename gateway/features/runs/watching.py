@@ -8,16 +8,16 @@ from typing import Final
 
 from gateway.errors import GatewayError
 from gateway.features.runs.event_log import Key
-from gateway.features.runs.places import Places
+from gateway.features.runs.places import RunPlaces
 
 MAX_WATCHED: Final = 1000  # that wait
 
 
-class Watched:
+class WatchedRuns:
     """Each that waits takes one of `places`, so one client cannot have all of them."""
 
     def __init__(self) -> None:
-        self.places = Places(MAX_WATCHED, MAX_WATCHED)
+        self.places = RunPlaces(MAX_WATCHED, MAX_WATCHED)
         self._waiting: dict[Key, list[asyncio.Future[None]]] = {}
 
     async def over(self, key: Key, client: str) -> None:

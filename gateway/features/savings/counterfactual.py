@@ -39,7 +39,7 @@ _SCALE_TOKENS: Final = 32_768  # of prompts, with which half of what was known o
 _NEWS: Final = 0.01  # by which a capacity has to change to be set again
 
 
-class Placed:
+class ShadowPlacement:
     """A request under all policies. cached: tokens of its prompt that each of POLICIES would have found; replicas: where."""
 
     __slots__ = ("cached", "replicas")
@@ -86,7 +86,7 @@ class Counterfactual:
         self._shadows: dict[str, Shadow] = {}
         self._turn = 0
 
-    def choose(self, prompt: Prompt, candidates: Collection[str], chosen: str, tokens: int, now: float) -> Placed:
+    def choose(self, prompt: Prompt, candidates: Collection[str], chosen: str, tokens: int, now: float) -> ShadowPlacement:
         """A request was sent to `chosen`. candidates: where it may have gone. tokens: of its prompt, as estimated.
 
         O(candidates), and what the index takes for a match and an insertion by each policy.
@@ -108,9 +108,9 @@ class Counterfactual:
             trie.insert(place, prompt.keys, now, weight=prompt.block_units)
         shadows[replicas[1]].inflight += 1
         trie.sweep(now, _SWEPT)
-        return Placed(tuple(cached), replicas)
+        return ShadowPlacement(tuple(cached), replicas)
 
-    def ended(self, placed: Placed) -> None:
+    def ended(self, placed: ShadowPlacement) -> None:
         """It is over, however."""
         if shadow := self._shadows.get(placed.replicas[1]):
             shadow.inflight = max(0, shadow.inflight - 1)

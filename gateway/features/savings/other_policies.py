@@ -6,13 +6,13 @@ from collections.abc import Collection
 from typing import Final
 
 from gateway.accounting.meter import Meter
-from gateway.features.savings.counterfactual import Counterfactual, Placed
+from gateway.features.savings.counterfactual import Counterfactual, ShadowPlacement
 from gateway.features.savings.savings import Savings
 from gateway.request.exchange import Exchange
 from gateway.request.record import SettledRequest
 from gateway.request.slots import Slot
 
-_PLACED: Final = Slot[Placed]("savings")
+_PLACED: Final = Slot[ShadowPlacement]("savings")
 
 
 class OtherPolicies:

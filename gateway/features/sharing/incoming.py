@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol
 
-from gateway.cluster.messages import EVERYTHING_S, Batch, MessageError, Reset, Want
+from gateway.cluster.messages import EVERYTHING_S, EventBatch, MessageError, Reset, Want
 from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.clock import StoreClock, plausible
 from gateway.features.sharing.messages import (
@@ -180,7 +180,7 @@ class Incoming:
     def _item(self, other: PeerGateway, item: Item, shift_s: float, now: float) -> Iterator[None]:
         source, message = item
         match message:
-            case Batch():
+            case EventBatch():
                 number = self.others.source(other, source)
                 if number is None:
                     self._refuse("garbage", other.gateway.encode(), "it has too many routers")
@@ -205,7 +205,7 @@ class Incoming:
             since = min(since, waiting[1])
         self.wants.append((gateway, since))
 
-    def _published(self, other: PeerGateway, number: int, batch: Batch, shift_s: float, now: float) -> Iterator[None]:
+    def _published(self, other: PeerGateway, number: int, batch: EventBatch, shift_s: float, now: float) -> Iterator[None]:
         try:
             pieces, dropped = translated(batch, shift_s, now)
         except EventError as error:

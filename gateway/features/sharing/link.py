@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.cluster.messages import Batch, Reset, Want
+from gateway.cluster.messages import EventBatch, Reset, Want
 from gateway.cluster.replication import BATCH_S
 from gateway.config.listen import OFF
 from gateway.config.schema import Config, SharingConfig
@@ -132,7 +132,7 @@ class Link:
 
     # -- from our own routers
 
-    def publish(self, source: int, batch: Batch) -> None:
+    def publish(self, source: int, batch: EventBatch) -> None:
         """The next events of one of our routers."""
         self._add(batch, source, len(batch.events))
 

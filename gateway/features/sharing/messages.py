@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.cluster.messages import Batch, Reset, Want, decode
+from gateway.cluster.messages import EventBatch, Reset, Want, decode
 
 VERSION: Final = b"2"  # to be raised when an envelope or an event changes its meaning
 MAX_ENVELOPE_BYTES: Final = 2 << 20
@@ -42,7 +42,7 @@ class Offer(Struct, frozen=True, array_like=True, tag=18):
     first: bool = False
 
 
-Kind = Batch | Reset | Want | Offer
+Kind = EventBatch | Reset | Want | Offer
 Item = tuple[Source, Kind]
 """A message of a router, or of the gateway: then the source is ALL. A Reset of ALL is of all its routers; if it says that they
 have ended, so has the gateway.

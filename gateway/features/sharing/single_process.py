@@ -7,7 +7,7 @@ import logging
 import math
 
 from gateway.cluster.commands import LocalControl, SingleProcess
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.link import Link, link_of
 from gateway.features.sharing.outbox import MOST_BYTES
@@ -77,11 +77,11 @@ class StoreTransport:
         """None is ever dropped here: the link has a bound of its own."""
         return 0
 
-    def publish(self, batch: Batch) -> None:
+    def publish(self, batch: EventBatch) -> None:
         if self.link:
             self.link.publish(SOURCE, batch)
 
-    def snapshot(self, batch: Batch) -> None:
+    def snapshot(self, batch: EventBatch) -> None:
         if self.link:
             self.link.reset(SOURCE)
         self.publish(batch)
@@ -91,7 +91,7 @@ class StoreTransport:
 
     # -- of the link
 
-    def receive(self, source: int, batch: Batch) -> None:
+    def receive(self, source: int, batch: EventBatch) -> None:
         if self._subscriber:
             self._subscriber.receive(source, batch)
 

@@ -11,9 +11,19 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.features.sharing.clock import plausible
-from router.events import Closed, Event, FirstToken, Moved, Opened, Rent, Stored, decode, encode
+from router.events import (
+    BookingClosed,
+    BookingFirstToken,
+    BookingMoved,
+    BookingOpened,
+    Event,
+    ObjectStored,
+    Rent,
+    decode,
+    encode,
+)
 from router.replication_log import MAX_BLOCKS, MAX_TOKENS
 from router.types import KEY_BYTES
 
@@ -24,7 +34,7 @@ MAX_RENT_S: Final = 1e6
 AT_ONCE: Final = 64  # events: some milliseconds for those who apply them, unless their prompts are very long
 
 
-def translated(batch: Batch, shift_s: float, now: float) -> tuple[Iterator[Batch], int]:
+def translated(batch: EventBatch, shift_s: float, now: float) -> tuple[Iterator[EventBatch], int]:
     """(the batch in pieces of AT_ONCE events, events that were dropped). shift_s: this machine's clock less the writer's.
     Raises EventError.
     """
@@ -35,34 +45,34 @@ def translated(batch: Batch, shift_s: float, now: float) -> tuple[Iterator[Batch
     events = decode(batch.events)
     good = [_local(event, local) for event in events if is_possible(event)]
     since = local(batch.since)
-    pieces = (Batch(since, encode(good[at : at + AT_ONCE])) for at in range(0, len(good), AT_ONCE))
+    pieces = (EventBatch(since, encode(good[at : at + AT_ONCE])) for at in range(0, len(good), AT_ONCE))
     return pieces, len(events) - len(good)
 
 
 def _local(event: Event, local: Callable[[float], float]) -> Event:
-    if isinstance(event, Opened | Moved):
+    if isinstance(event, BookingOpened | BookingMoved):
         return replace(event, since=local(event.since))
-    if isinstance(event, FirstToken | Closed | Stored):
+    if isinstance(event, BookingFirstToken | BookingClosed | ObjectStored):
         return replace(event, now=local(event.now))
     return event
 
 
 def is_possible(event: Event) -> bool:
     """True: its numbers are within bounds that no request reaches."""
-    if isinstance(event, Opened):
+    if isinstance(event, BookingOpened):
         lengths_ = event.units, event.block_units, event.matched_blocks
         counts = (*lengths_, event.prompt_tokens, event.uncached_tokens, event.unseen)
         names = len(event.scale) <= MAX_NAME_CHARS and len(event.replica) <= MAX_NAME_CHARS
         lengths = len(event.keys) <= MAX_KEY_BYTES and len(event.breakpoints) <= MAX_BREAKPOINTS
         places = all(blocks <= MAX_TOKENS and seconds <= MAX_TOKENS for blocks, seconds in event.breakpoints)
         return names and lengths and places and max(counts) <= MAX_TOKENS
-    if isinstance(event, Moved):
+    if isinstance(event, BookingMoved):
         counts_ = (event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.unseen)
         return len(event.replica) <= MAX_NAME_CHARS and max(counts_) <= MAX_TOKENS
     if isinstance(event, Rent):
         return len(event.prefix) <= KEY_BYTES and (event.seconds is None or 0 <= event.seconds <= MAX_RENT_S)  # nor NaN
-    if isinstance(event, Stored):
+    if isinstance(event, ObjectStored):
         return len(event.replica) <= MAX_NAME_CHARS and len(event.model) <= MAX_NAME_CHARS
-    if isinstance(event, Closed):
+    if isinstance(event, BookingClosed):
         return (event.prompt_tokens or 0) <= MAX_TOKENS and (event.cached_tokens or 0) <= MAX_TOKENS
     return True

@@ -18,7 +18,7 @@ from gateway.features.tracing.context import SAMPLED, traceparent, with_parent
 from gateway.fleet.state import ReplicaState
 from gateway.request.notes import DELIVER, Notes
 from gateway.request.slots import Slot
-from gateway.upstream.client import Call
+from gateway.upstream.client import ReplicaCall
 from router import Candidate, Decision
 
 MAX_SHOWN: Final = 5  # candidates of a decision
@@ -125,7 +125,7 @@ class Trace(Notes):
         self.attempts.append(made)
         return traceparent(self.trace_id, span_id, self.flags)
 
-    def calls(self, call: Call, replica: ReplicaState, now: float) -> Call:
+    def calls(self, call: ReplicaCall, replica: ReplicaState, now: float) -> ReplicaCall:
         """With a traceparent, so that what the replica traces is below the attempt."""
         parent = self.attempt(replica.name, replica.url, replica.engine.name, now)
         return call.with_headers(with_parent(call.headers, parent, keeps_state=bool(self.parent_id)))

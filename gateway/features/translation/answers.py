@@ -7,7 +7,7 @@ from typing import ClassVar
 from gateway.dialects.answer import usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect, StreamOpening, StreamReader
-from gateway.dialects.openai.stream import Opening, begins_well
+from gateway.dialects.openai.stream import ChatOpening, begins_well
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.features.translation.translation import TranslatedRequest, Translation
@@ -27,7 +27,7 @@ class TranslatedAnswers(Dialect):
         return self._translation.reader(self.request.echo, self.seed)
 
     def opening(self, data: bytes) -> StreamOpening | None:
-        return None if begins_well(data) else Opening()
+        return None if begins_well(data) else ChatOpening()
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)

@@ -19,15 +19,15 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import data_of
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
-from gateway.dialects.responses.create_message import Created, warmed
+from gateway.dialects.responses.create_message import CreateMessage, warmed
 from gateway.errors import GatewayError
-from gateway.features.histories.recent import Lane, Newest
+from gateway.features.histories.recent import Lane, NewestResponses
 from gateway.features.runs.whole_events import WholeEvents
 from gateway.features.websocket.frames import text_frame
 from gateway.features.websocket.message_socket import MessageSocket
 from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
 from gateway.server.http.request import HttpRequest
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 from gateway.upstream.headers import upstream_headers
 
 MAX_ERROR: Final = 64 << 10  # bytes of an answer that is no stream
@@ -39,7 +39,7 @@ _STREAM: Final = b"text/event-stream"
 _HANDSHAKE: Final = b"sec-websocket-"
 
 
-class Opening:
+class SocketOpening:
     """The request that has opened the connection: who sends its messages, and what goes on of its headers.
 
     lines: for replicas.
@@ -67,7 +67,7 @@ class MessageHeaders:
 class MessageRequest(ClientRequest):
     """One message. opening: of its connection. `close` it."""
 
-    def __init__(self, opening: Opening, socket: MessageSocket, number: int, lease: MemoryLease) -> None:
+    def __init__(self, opening: SocketOpening, socket: MessageSocket, number: int, lease: MemoryLease) -> None:
         request = opening.request
         super().__init__("POST", request.path, request.target, MessageHeaders(request.headers, number), lease)
         self.opened_by = request
@@ -78,7 +78,7 @@ class MessageRequest(ClientRequest):
         self._socket = socket
         self._body = b""
 
-    def put(self, body: bytes, found: Created, newest: Newest) -> None:
+    def put(self, body: bytes, found: CreateMessage, newest: NewestResponses) -> None:
         """newest: of the connection's responses."""
         self._body = body
         self.stream_id, self.refers, self.warms = found.stream_id, found.refers, found.warms
@@ -125,7 +125,7 @@ class MessageReply(ClientReply):
         self._lease = request.lease
         self._refers = request.refers
         self._warms = request.warms
-        self._source: Source | None = None
+        self._source: PausableSource | None = None
         self._events: WholeEvents | None = None  # of a stream
         self._status = 0
         self._length: int | None = None
@@ -170,7 +170,7 @@ class MessageReply(ClientReply):
         elif not self._over:
             self._fail(GatewayError(502, "replica_failed", "The replica failed while it answered. Retry the request."))
 
-    def feed_from(self, answer: Source | None) -> None:
+    def feed_from(self, answer: PausableSource | None) -> None:
         if self._source:
             self._socket.sources.discard(self._source)
         self._source = answer

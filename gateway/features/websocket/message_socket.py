@@ -20,12 +20,12 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Final
 
-from gateway.admission.memory import Account, MemoryLease, peak_of
+from gateway.admission.memory import ClientAccount, MemoryLease, peak_of
 from gateway.config.live import Live
 from gateway.errors import GatewayError, over_budget
 from gateway.features.websocket import frames
 from gateway.features.websocket.frames import CLOSE, PING, TEXT, Frame, FrameError, FrameReader
-from gateway.features.websocket.takeover import LAST_S, Upgraded
+from gateway.features.websocket.takeover import LAST_S, UpgradedConnection
 from gateway.turns import turns_of
 
 MAX_WAITING: Final = 16  # whole messages that are not taken yet
@@ -44,7 +44,7 @@ class Message:
         self.refusal = refusal
 
 
-class MessageSocket(Upgraded):
+class MessageSocket(UpgradedConnection):
     """See the top of this file. busy: whether a request of this client runs, or waits to. refused: is called with why a message
     could not be read, after the close frame. closing: a close frame went out.
     """
@@ -53,7 +53,7 @@ class MessageSocket(Upgraded):
         self,
         loop: asyncio.AbstractEventLoop,
         live: Live,
-        account: Account,
+        account: ClientAccount,
         busy: Callable[[], bool],
         refused: Callable[[GatewayError], None],
     ) -> None:

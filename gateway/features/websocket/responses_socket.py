@@ -25,10 +25,10 @@ from gateway.admission.cors import require_origin
 from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
 from gateway.config.live import Live
 from gateway.errors import GatewayError, bad_request, internal_error, shutting_down
-from gateway.features.histories.recent import Newest, RecentResponses
+from gateway.features.histories.recent import NewestResponses, RecentResponses
 from gateway.features.websocket.frames import GOING_AWAY, text_frame
 from gateway.features.websocket.handshake import accepting
-from gateway.features.websocket.message_request import MessageRequest, Opening, message_of
+from gateway.features.websocket.message_request import MessageRequest, SocketOpening, message_of
 from gateway.features.websocket.message_socket import Message, MessageSocket
 from gateway.features.websocket.takeover import UpgradedReply
 from gateway.parser.parsing import Parsing
@@ -59,7 +59,7 @@ class ResponsesSockets:
             raise shutting_down()
         await self.lifecycle.require_welcome(request)
         head = accepting(fields)
-        conversation = Conversation(self, request)
+        conversation = SocketConversation(self, request)
         if not conversation.socket.take_over(request, head):
             conversation.close()
             raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
@@ -67,7 +67,7 @@ class ResponsesSockets:
         return UpgradedReply()
 
 
-class Conversation:
+class SocketConversation:
     """One connection."""
 
     def __init__(self, server: ResponsesSockets, request: HttpRequest) -> None:
@@ -76,8 +76,8 @@ class Conversation:
         self.socket = MessageSocket(loop, server.live, account, self._is_busy, self._refused_unread)
         self._account = account
         self._server = server
-        self._opening = Opening(request)
-        self._newest = Newest(server.recent, account)
+        self._opening = SocketOpening(request)
+        self._newest = NewestResponses(server.recent, account)
         self._lanes: dict[str, deque[MessageRequest]] = {}
         self._tasks = set[asyncio.Task[None]]()
         self._queued = 0

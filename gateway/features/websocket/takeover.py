@@ -12,12 +12,12 @@ from typing import Final, Protocol, cast
 
 from gateway.request.client import ClientReply
 from gateway.server.http.request import HttpRequest
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 
 LAST_S: Final = 5.0  # for a client to close its side, and to read what is written, after the last byte
 
 
-class Before(Protocol):
+class ReplacedProtocol(Protocol):
     """The protocol that a transport had: `http.connection.ClientConnection`."""
 
     @property
@@ -29,7 +29,7 @@ class Before(Protocol):
     def resume_writing(self) -> None: ...
 
 
-class Upgraded(asyncio.Protocol):
+class UpgradedConnection(asyncio.Protocol):
     """Base class. To be overridden: `data_received`, and `lost`.
 
     transport: None once it is lost. writable: the client keeps up. sources: replicas' answers, paused while it does not.
@@ -39,8 +39,8 @@ class Upgraded(asyncio.Protocol):
         self.loop = loop
         self.transport: asyncio.Transport | None = None
         self.writable = True
-        self.sources = set[Source]()
-        self._before: Before | None = None
+        self.sources = set[PausableSource]()
+        self._before: ReplacedProtocol | None = None
         self._waiters = list[asyncio.Future[None]]()
         self._last: asyncio.TimerHandle | None = None
 
@@ -52,7 +52,7 @@ class Upgraded(asyncio.Protocol):
         transport = request.connection.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client left")
-        before = cast(Before, transport.get_protocol())
+        before = cast(ReplacedProtocol, transport.get_protocol())
         if before.sent_early:
             return False
         self.transport, self._before = transport, before
@@ -92,7 +92,7 @@ class Upgraded(asyncio.Protocol):
             self._before.resume_writing()
         self._wake()
 
-    def feed_from(self, answer: Source) -> None:
+    def feed_from(self, answer: PausableSource) -> None:
         """Another answer that is to be paused while the client does not keep up."""
         self.sources.add(answer)
         if not self.writable:

@@ -20,13 +20,13 @@ from gateway.config.live import Live
 from gateway.errors import bad_request, shutting_down
 from gateway.features.websocket.boundaries import Boundaries
 from gateway.features.websocket.frames import GOING_AWAY, INTERNAL_ERROR, close_frame
-from gateway.features.websocket.takeover import Upgraded, UpgradedReply
+from gateway.features.websocket.takeover import UpgradedConnection, UpgradedReply
 from gateway.features.websocket.usage_tap import UsageTap
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
 from gateway.request.running import Running
 from gateway.server.http.request import HttpRequest
-from gateway.upstream.client import ReplicaAnswer, Source
+from gateway.upstream.client import PausableSource, ReplicaAnswer
 from gateway.upstream.headers import upstream_headers
 from gateway.upstream.http1 import SWITCHING
 
@@ -145,7 +145,7 @@ class TunnelReply(ClientReply):
             else:
                 self._socket.abort()
 
-    def feed_from(self, answer: Source | None) -> None:
+    def feed_from(self, answer: PausableSource | None) -> None:
         if self.plain:
             self.plain.feed_from(answer)
         elif self._socket:
@@ -175,7 +175,7 @@ class TunnelReply(ClientReply):
         return f"<TunnelReply {'plain' if self.plain else 'upgraded' if self._socket else 'not begun'}>"
 
 
-class TunnelSocket(Upgraded):
+class TunnelSocket(UpgradedConnection):
     """The client's side of a tunnel."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reply: ClientReply) -> None:

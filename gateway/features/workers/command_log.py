@@ -45,7 +45,7 @@ _Which = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class _Folded:
+class _FoldedCommands:
     """Additions and drains by name. joining, draining: those that are pending; a replica that is joining has no other drain."""
 
     added: dict[str, tuple[Join, bytes]]
@@ -129,9 +129,9 @@ class CommandLog:
         self._pending = {which: pending for which, pending in self._pending.items() if which in kept}
         self._bring_into_force()
 
-    def _fold(self, config: Config) -> _Folded:
+    def _fold(self, config: Config) -> _FoldedCommands:
         """Additions and drains once the workers have executed all pending commands, with this configuration."""
-        done = _Folded(dict(self._added), dict(self._drained))
+        done = _FoldedCommands(dict(self._added), dict(self._drained))
         configured = _urls(config)
         for which, pending in self._pending.items():
             match pending.command:

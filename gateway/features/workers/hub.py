@@ -13,19 +13,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gateway.cluster.messages import Batch, Command, Leave, Reconfigure, Reset, Want, encode_config
+from gateway.cluster.messages import Command, EventBatch, Leave, Reconfigure, Reset, Want, encode_config
 from gateway.cluster.topics import Topics
 from gateway.config.schema import MAX_SOURCES, Config
 from gateway.features.sharing.link import Link
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.command_log import CommandLog, Replayed
-from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, History, HubSnapshots
+from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, BatchHistory, HubSnapshots
 from gateway.features.workers.messages import (
     COUNTERS,
     LEAVING,
     MEMBERS,
     SNAPSHOT,
-    Answer,
     Ask,
     Current,
     Execute,
@@ -34,6 +33,7 @@ from gateway.features.workers.messages import (
     Message,
     Part,
     Publish,
+    TopicAnswer,
     Welcome,
     decode_found,
     encode,
@@ -81,7 +81,7 @@ class Hub:
         self.config = config
         self.workers: dict[int, WorkerState] = {}
         self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
-        self.history = History(history_bytes)
+        self.history = BatchHistory(history_bytes)
         self.snapshots = HubSnapshots(self.healthy, begin_s)
         self.topics = Topics()  # the supervisor's own answers
         self.link: Link | None = None
@@ -144,7 +144,7 @@ class Hub:
 
     # -- other gateways
 
-    def publish(self, source: int, batch: Batch) -> None:
+    def publish(self, source: int, batch: EventBatch) -> None:
         """Events of another gateway's router, by a number that no worker has."""
         self._pass_on(source, encode(batch))
 
@@ -209,9 +209,9 @@ class Hub:
         if state.serving:
             state.last_healthy_at = state.last_frame_at
         match message:
-            case Batch() | Reset():
+            case EventBatch() | Reset():
                 self._pass_on(worker, payload)
-                if self.link and isinstance(message, Batch):
+                if self.link and isinstance(message, EventBatch):
                     self.link.publish(worker, message)
                 elif self.link:
                     self.link.reset(worker)
@@ -228,7 +228,7 @@ class Hub:
         match message:
             case Ask():
                 self._ask(worker, message, payload)
-            case Answer():
+            case TopicAnswer():
                 self._answered(worker, to, message, payload)
             case Execute():
                 self._execute(worker, message, payload)
@@ -248,11 +248,11 @@ class Hub:
             answers[HUB] = packed(self.ended.instruments)
         elif self.topics.has_answer(ask.topic):
             answers = {HUB: self.topics.answer(ask.topic, ask.question)}
-        self.workers[asker].channel.send(Answer(ask.number, encode(answers)), HUB)
+        self.workers[asker].channel.send(TopicAnswer(ask.number, encode(answers)), HUB)
         if answers.keys() != {HUB}:
             self._broadcast(asker, payload)
 
-    def _answered(self, worker: int, asker: int, answer: Answer, payload: bytes) -> None:
+    def _answered(self, worker: int, asker: int, answer: TopicAnswer, payload: bytes) -> None:
         if answer.topic == COUNTERS:
             self.workers[worker].counters = answer.answer  # a shown count stays in the sum, also if the worker is killed now
         elif answer.topic == SNAPSHOT:
@@ -281,7 +281,7 @@ class Hub:
             return  # the asker gets no answer of the hub, and gives up
         if asker in self.workers:
             asked = encode(dict.fromkeys(self.workers, b""))
-            self.workers[asker].channel.send(Answer(execute.number, asked), HUB)
+            self.workers[asker].channel.send(TopicAnswer(execute.number, asked), HUB)
         if isinstance(command, Reconfigure):
             before, self.config = self.config, command.config
             names = {each.source for each in self.config.discovery} | {KEPT}

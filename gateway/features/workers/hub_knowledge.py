@@ -29,7 +29,7 @@ from gateway.cluster.replication import BATCH_S
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.features.workers.channel import Channel
-from gateway.features.workers.messages import SNAPSHOT, Answer, Ask, Part, encode
+from gateway.features.workers.messages import SNAPSHOT, Ask, Part, TopicAnswer, encode
 from gateway.features.workers.transfer import SnapshotReceiver, send
 
 log = logging.getLogger("warmroute.workers")
@@ -47,7 +47,7 @@ TRIES: Final = 2  # workers that are asked for it, if the first one ends meanwhi
 TAKE_S: Final = 60.0  # that a worker may take for a snapshot, before it is given another one
 
 
-class History:
+class BatchHistory:
     """Recent events, as messages, within a number of bytes. They are numbered in their order. All is O(1) amortised."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -231,10 +231,10 @@ class HubSnapshots:
                     answer.exception()  # the caller may have been cancelled in the same moment
             return replace(found, source=f"worker {number}") if found else None
 
-    def receive(self, worker: int, message: Part | Answer) -> None:
+    def receive(self, worker: int, message: Part | TopicAnswer) -> None:
         """A worker sends its snapshot, or has none; or it has restored one. A late answer is ignored. Raises MessageError."""
         answer = self._answer
-        if isinstance(message, Answer) and message.number == self._workers[worker].given:
+        if isinstance(message, TopicAnswer) and message.number == self._workers[worker].given:
             self._workers[worker].taken.set()
         elif (worker, message.number) != self._asked or answer is None or answer.done():
             return

@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
-from gateway.cluster.messages import Batch, Command, Reset, Want, decode
+from gateway.cluster.messages import Command, EventBatch, Reset, Want, decode
 from gateway.config.schema import AUTO_ENGINE, KeyConfig, TlsConfig
 from gateway.fleet.membership import MAX_WEIGHT
 
@@ -76,7 +76,7 @@ class Execute(Struct, frozen=True, array_like=True, tag=12):
     until: float
 
 
-class Answer(Struct, frozen=True, array_like=True, tag=13):
+class TopicAnswer(Struct, frozen=True, array_like=True, tag=13):
     """The answer to a question or a command. That of the hub has, by number, each worker's answer that counts if it gives
     none, and as HUB's its own. topic: of the question. error: the reason why a command was refused, or None. internal: it
     failed by a bug.
@@ -133,9 +133,9 @@ class FoundMembers(Struct, frozen=True, array_like=True):
     members: tuple[FoundMember, ...]
 
 
-Topical = Ask | Execute | Answer | Publish
-FromWorker = Batch | Reset | Heartbeat | Topical | Part
-FromHub = Batch | Reset | Want | Welcome | Current | Topical | Part
+Topical = Ask | Execute | TopicAnswer | Publish
+FromWorker = EventBatch | Reset | Heartbeat | Topical | Part
+FromHub = EventBatch | Reset | Want | Welcome | Current | Topical | Part
 Message = FromWorker | FromHub
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -28,7 +28,6 @@ from gateway.features.workers.messages import (
     LEAVING,
     MEMBERS,
     SNAPSHOT,
-    Answer,
     Ask,
     Current,
     Execute,
@@ -38,6 +37,7 @@ from gateway.features.workers.messages import (
     Message,
     Part,
     Publish,
+    TopicAnswer,
     decode_found,
     decode_wanted,
     encode,
@@ -128,7 +128,7 @@ class Peers:
                 self._collecting = asyncio.ensure_future(self._collect(message))
             case Execute() | Current():
                 self._commands.put_nowait((worker, message))
-            case Answer():
+            case TopicAnswer():
                 self._questions.receive(worker, message)
             case _:
                 self._receive_topic(worker, message)
@@ -139,7 +139,7 @@ class Peers:
                 self._scrapes.add((worker, number))
                 self._scraped.set()
             case Ask(number, topic, question):
-                self._channel.send(Answer(number, self._local.topics.answer(topic, question), topic), worker)
+                self._channel.send(TopicAnswer(number, self._local.topics.answer(topic, question), topic), worker)
             case Publish(topic, content) if topic == MEMBERS:
                 self._commands.put_nowait((worker, decode_found(content)))
             case Publish(topic, content):
@@ -253,7 +253,7 @@ class Peers:
             async with self._snapshots:
                 page = await pack(self._local.page())
                 for asker, number in scrapes:
-                    self._channel.send(Answer(number, page, COUNTERS), asker)
+                    self._channel.send(TopicAnswer(number, page, COUNTERS), asker)
 
     async def _execute_commands(self) -> None:
         """In the order that is the same for all workers."""
@@ -288,7 +288,7 @@ class Peers:
             log.warning("snapshot ignored", extra={"reason": str(error)})
         except Exception:  # a bug in it must not end the worker
             log.exception("a snapshot was not taken in")
-        self._channel.send(Answer(arrived.number, topic=SNAPSHOT))
+        self._channel.send(TopicAnswer(arrived.number, topic=SNAPSHOT))
 
     async def _collect(self, question: Ask) -> None:
         """For the hub, which asks for one at a time."""
@@ -297,29 +297,29 @@ class Peers:
         except Exception as error:  # else the hub would wait in vain
             log.exception("a snapshot could not be collected")
             why = f"a worker could not collect it: {type(error).__name__}"
-            self._channel.send(Answer(question.number, topic=SNAPSHOT, error=why))
+            self._channel.send(TopicAnswer(question.number, topic=SNAPSHOT, error=why))
             return
         if snapshot is None:
-            self._channel.send(Answer(question.number, topic=SNAPSHOT))
+            self._channel.send(TopicAnswer(question.number, topic=SNAPSHOT))
         else:
             await send(self._channel, question.number, snapshot)
 
-    async def _answer_when_probed(self, asker: int, message: Execute, answer: Answer) -> None:
+    async def _answer_when_probed(self, asker: int, message: Execute, answer: TopicAnswer) -> None:
         await self._local.probed(message.command)
         self._channel.send(answer, asker)
 
-    async def _executed(self, message: Execute) -> Answer:
+    async def _executed(self, message: Execute) -> TopicAnswer:
         command = message.command
         try:
             if isinstance(command, Reconfigure):
                 command = Reconfigure.to(part_of(command.config))
             await self._local.execute(command)
         except ConfigError as error:
-            return Answer(message.number, error=str(error))
+            return TopicAnswer(message.number, error=str(error))
         except Exception:  # a bug in one command must not end the execution of others
             log.exception("command failed")
-            return Answer(message.number, internal=True)
-        return Answer(message.number)
+            return TopicAnswer(message.number, internal=True)
+        return TopicAnswer(message.number)
 
     async def _replay(self) -> None:
         """The commands from before this worker was started: all up to Current; then the first probes, side by side.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gateway.cluster.replication import UNSENT_BYTES
 from gateway.errors import supervisor_silent
 from gateway.features.workers.channel import HUB, Channel
-from gateway.features.workers.messages import Answer, Ask, Execute, decode_answers
+from gateway.features.workers.messages import Ask, Execute, TopicAnswer, decode_answers
 
 log = logging.getLogger("warmroute.workers")
 
@@ -43,7 +43,7 @@ class Question:
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
         self.last: dict[int, bytes] | None = None
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, TopicAnswer] = {}
         self.gone: set[int] = set()
         self.all_answered = asyncio.Event()
 
@@ -57,7 +57,7 @@ class Question:
         """The workers that have not answered."""
         return sorted((self.last or {}).keys() - self.answers.keys() - self.gone - {HUB})
 
-    def receive(self, worker: int, answer: Answer) -> None:
+    def receive(self, worker: int, answer: TopicAnswer) -> None:
         """Raises MessageError."""
         if worker == HUB:
             self.last = decode_answers(answer.answer)
@@ -111,7 +111,7 @@ class Questions:
         self._number += 1
         return self._number
 
-    def receive(self, worker: int, answer: Answer) -> None:
+    def receive(self, worker: int, answer: TopicAnswer) -> None:
         """One that nobody waits for any more is ignored. Raises MessageError."""
         if question := self._open.get(answer.number):
             question.receive(worker, answer)

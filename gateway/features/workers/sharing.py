@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.features.workers.hub import Hub
@@ -16,7 +16,7 @@ class HubRouters:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    def receive(self, source: int, batch: Batch) -> None:
+    def receive(self, source: int, batch: EventBatch) -> None:
         self._hub.publish(source, batch)
 
     def leave(self, source: int) -> None:

@@ -25,7 +25,7 @@ from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import Source
+from gateway.config.source import ConfigSource
 from gateway.features.sharing.link import link_of
 from gateway.features.sharing.state import TOPIC
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
@@ -81,7 +81,7 @@ class StartError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class WorkerSlot:
     """The place of one of the N workers, which successors take over.
 
     worker: its number at the hub. handing: leads to its Receiver. handover: gives its connections to others, while it is open.
@@ -121,7 +121,7 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        source: Source[Config] | None,
+        source: ConfigSource[Config] | None,
         *,
         sides: SideSockets = NO_SIDES,
         snapshot: SnapshotFile | None = None,
@@ -132,7 +132,7 @@ class Supervisor:
         begin with, and the last ones leave. boot: the Python program that the next worker runs. slots: one for each worker,
         filled by `run`.
         """
-        self.slots: list[Slot] = []
+        self.slots: list[WorkerSlot] = []
         self.hub = Hub(config, time.monotonic, self._on_serving)
         self._config = config
         self._source = source
@@ -168,7 +168,7 @@ class Supervisor:
             await asyncio.gather(lasting, return_exceptions=True)
 
     async def _run_workers(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
-        self.slots = [Slot(listen(self._addresses)) for _ in range(self._config.workers)]
+        self.slots = [WorkerSlot(listen(self._addresses)) for _ in range(self._config.workers)]
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
         due: float | None = None  # when the workers should have ended, beside the time that their requests have
@@ -224,7 +224,7 @@ class Supervisor:
 
     # -- one worker
 
-    async def _keep(self, slot: Slot) -> None:
+    async def _keep(self, slot: WorkerSlot) -> None:
         """Have a worker in this slot until all go down."""
         while not self._stopping.is_set():
             started, status, problem = time.monotonic(), 0, ""
@@ -249,7 +249,7 @@ class Supervisor:
             if slot.short_lives > 1:
                 await self._pause(slot)
 
-    async def _pause(self, slot: Slot) -> None:
+    async def _pause(self, slot: WorkerSlot) -> None:
         """Before the next try. As soon as another worker is well, connections are for the others, and the listener is closed.
         While none is, they wait here: for the first that is, or for this worker's successor.
         """
@@ -271,7 +271,7 @@ class Supervisor:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    async def _live(self, slot: Slot) -> int:
+    async def _live(self, slot: WorkerSlot) -> int:
         """One worker's life. Returns how it ended, as `subprocess` has it."""
         slot.listeners = slot.listeners or listen(self._addresses)
         ours, its = socket.socketpair()
@@ -340,7 +340,7 @@ class Supervisor:
                     log.log(level, f"worker is {state}: others take its new connections", extra={"worker": slot.worker})
                 self._hand_over(slot)
 
-    def _hand_over(self, slot: Slot) -> None:
+    def _hand_over(self, slot: WorkerSlot) -> None:
         """Other workers get its new connections, until it is well: `_relieve`."""
         slot.keep()
         slot.handover = Handover(slot.listeners, self._receivers)

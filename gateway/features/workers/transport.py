@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.cluster.messages import Batch, Reset, Want
+from gateway.cluster.messages import EventBatch, Reset, Want
 from gateway.cluster.replication import Subscriber
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.messages import Message
@@ -19,10 +19,10 @@ class HubTransport:
     def unsent(self) -> int:
         return self._channel.unsent
 
-    def publish(self, batch: Batch) -> None:
+    def publish(self, batch: EventBatch) -> None:
         self._channel.send(batch)
 
-    def snapshot(self, batch: Batch) -> None:
+    def snapshot(self, batch: EventBatch) -> None:
         self._channel.send(Reset())
         self._channel.send(batch)
 
@@ -35,7 +35,7 @@ class HubTransport:
         if subscriber is None:
             return
         match message:
-            case Batch():
+            case EventBatch():
                 subscriber.receive(worker, message)
             case Reset():
                 subscriber.leave(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gateway.accounting.consumed import CACHED, TOKENS, Consumed
+from gateway.accounting.consumed import CACHED, TOKENS, Consumption
 from gateway.accounting.money import dollars
 from gateway.request.record import SettledRequest
 from gateway.telemetry.request_log import RequestLog
@@ -33,7 +33,7 @@ def _microseconds(seconds: float) -> float:
     return int(seconds * 1e6 + 0.5) / 1e6
 
 
-def _estimates(used: Consumed) -> dict[str, Any]:
+def _estimates(used: Consumption) -> dict[str, Any]:
     """The counts that the engine did not report. The predicted cached tokens have a name of their own in the line."""
     line: dict[str, Any] = {"estimated": used.estimated}
     if used.estimated == TOKENS:

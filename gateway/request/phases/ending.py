@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.accounting.consumed import NOTHING_PREDICTED, Consumed, consumed
+from gateway.accounting.consumed import NOTHING_PREDICTED, Consumption, consumed
 from gateway.errors import CLIENT_LEFT
 from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.request.attempts import Attempts
@@ -116,7 +116,7 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
         record.error = record.error or delivered.error or attempts.error
 
 
-def _consumed(record: SettledRequest, exchange: Exchange) -> Consumed | None:
+def _consumed(record: SettledRequest, exchange: Exchange) -> Consumption | None:
     """What is to be paid for. A client that leaves before the answer's first byte has had its prompt computed; an answer that
     is an error has consumed nothing.
     """

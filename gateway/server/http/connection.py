@@ -40,8 +40,8 @@ from gateway.server.errors import error_lines
 from gateway.server.http.request import HttpRequest
 from gateway.server.http.request_head import HEAD_COPIES, MAX_HEAD_BYTES, RequestStart, check_begin, read_head
 from gateway.server.http.response import HttpReply, cut_connection
-from gateway.turns import Late, turns_of
-from gateway.upstream.client import Source
+from gateway.turns import DeferredData, turns_of
+from gateway.upstream.client import PausableSource
 
 MAX_PIPELINED: Final = 1 << 16  # bytes behind a request; one read more may come before the connection is paused
 MAX_UNCHARGED: Final = 8 << 10  # bytes in the write buffer that are not charged
@@ -118,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._buffer = bytearray()  # in one piece, because it may arrive byte by byte
         self._lease: MemoryLease | None = None  # of _buffer, and of what is late
-        self._late: Late | None = None  # chunks that are not parsed yet
+        self._late: DeferredData | None = None  # chunks that are not parsed yet
         self._held = False  # reading is paused: too much is in _buffer
         self._ends = False  # with the current answer: further input is dropped
         self._gone: asyncio.Future[None] | None = None  # while it lingers
@@ -133,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
         self.local = False
         self.writing_paused = False
         self.reply: HttpReply | None = None
-        self.source: Source | None = None
+        self.source: PausableSource | None = None
 
     # -- what others ask
 
@@ -358,7 +358,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _receive_chunks(self, data: bytes) -> None:
         if self._late is None:
-            self._late = Late(turns_of(self._loop))
+            self._late = DeferredData(turns_of(self._loop))
         late = self._late
         self._receive(late.first(data))
         if late.waits():

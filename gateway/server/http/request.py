@@ -24,7 +24,7 @@ from gateway.server.http.request_head import CACHED_BYTES, HEAD_COPIES, UNKNOWN_
 from gateway.server.http.response import HttpReply, ReplyConnection
 from gateway.turns import turns_of
 from gateway.upstream.headers import upstream_headers
-from gateway.upstream.http1 import Answer, FramingError, chunked_body
+from gateway.upstream.http1 import AnswerParser, FramingError, chunked_body
 
 CREDENTIALS: Final = ("Authorization", "X-Api-Key")  # headers that must not come twice
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -60,7 +60,7 @@ class HttpRequest(ClientRequest):
         self._left = begun.end + begun.length - len(data)  # missing bytes; of a chunked body 1
         self._whole: BytesIO | None = None  # received bytes, while some are missing
         self._pieces: deque[bytes] | None = None  # of a compressed body, instead
-        self._chunks: Answer | None = None
+        self._chunks: AnswerParser | None = None
         self._refusal: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._invited = False  # the client has got its 100 Continue
@@ -114,7 +114,7 @@ class HttpRequest(ClientRequest):
             self._finish()
         return data[len(piece) :]
 
-    def _feed_chunks(self, chunks: Answer, data: bytes) -> bytes:
+    def _feed_chunks(self, chunks: AnswerParser, data: bytes) -> bytes:
         """After a refusal nothing more is read."""
         if self._refusal is not None:
             return b""

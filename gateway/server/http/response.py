@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from gateway.request.client import ClientReply
-from gateway.upstream.client import Source
+from gateway.upstream.client import PausableSource
 
 MAX_JOINED: Final = 1 << 16  # bytes of a body that is written in one buffer with the head
 
@@ -61,7 +61,7 @@ class ReplyConnection(Protocol):
     writing_paused: the client does not keep up. drained: wait until it does; raises ConnectionError if it leaves.
     """
 
-    source: Source | None
+    source: PausableSource | None
     reply: HttpReply | None
     writing_paused: bool
     transport: asyncio.Transport | None
@@ -138,7 +138,7 @@ class HttpReply(ClientReply):
         if self._transport:
             cut_connection(self._transport, until_end=self._until_end)
 
-    def feed_from(self, answer: Source | None) -> None:
+    def feed_from(self, answer: PausableSource | None) -> None:
         self._connection.source = answer
         if answer and self._connection.writing_paused:
             answer.pause()

@@ -25,7 +25,7 @@ class NotReady:
         return "<NotReady>"
 
 
-class Access:
+class UpstreamAccess:
     """`ready` before each call. credentials: None until they were read. renewed: called when others are in force.
 
     url: for logs. contexts: shared by all replicas. secure: it is an https URL with TLS options.

@@ -25,7 +25,7 @@ from typing import Final
 from gateway.errors import UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.upstream.connection import Connection
 from gateway.upstream.pool import ConnectionPool, Connector
-from gateway.upstream.timeouts import Limits
+from gateway.upstream.timeouts import UpstreamTimeouts
 
 # Linux tries to connect for 127 s. We give up after 30 s: five SYNs were not answered by then, and it is unlikely that the
 # server accepts at that very moment.
@@ -103,7 +103,7 @@ class FragilePool(ConnectionPool):
         try:
             with contextlib.suppress(ReplicaFailure, GatewayError):
                 connection = await dial
-                connection.send(self._dismissal, to_head=False, limits=Limits(DIAL_S, DIAL_S, DIAL_S))
+                connection.send(self._dismissal, to_head=False, limits=UpstreamTimeouts(DIAL_S, DIAL_S, DIAL_S))
                 await connection.wait()
         finally:
             if connection is not None:

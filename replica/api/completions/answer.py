@@ -8,7 +8,7 @@ from dataclasses import replace
 from replica.api.completions.encoder import DONE, Kind, ResponseEncoder, ToolCalls, error_event, tool_call
 from replica.api.generation import AnswerContext, Counts, OutputOptions
 from replica.api.validation import ApiError
-from replica.output.generation import Delta, Usage
+from replica.output.generation import Delta, TokenUsage
 from replica.output.tool_calls import Part, ToolCallReader, parts_of
 
 
@@ -33,7 +33,7 @@ class CompletionAnswer:
         self._readers: dict[int, ToolCallReader] = {}
         self._called: dict[int, int] = {}  # calls of each choice until now
 
-    def whole(self, answers: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Delta], usage: TokenUsage) -> bytes:
         if not self._tools:
             return self._frames.whole(answers, usage)
         read = [self._split(index, parts_of(answer.text)) for index, answer in enumerate(answers)]

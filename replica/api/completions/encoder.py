@@ -8,8 +8,8 @@ import orjson
 
 from replica.api.validation import ApiError
 from replica.engine import TokenScore
-from replica.output.generation import Delta, Usage
-from replica.output.tool_calls import Call
+from replica.output.generation import Delta, TokenUsage
+from replica.output.tool_calls import ToolCallText
 from replica.output.transcript import PlacedScore
 
 ToolCalls = list[dict[str, Any]]
@@ -32,11 +32,11 @@ class ResponseEncoder:
     dropped: int = 0
     prompt_ids: Callable[[int], Sequence[int]] | None = None
 
-    def _frame(self, name: str, choices: list[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
+    def _frame(self, name: str, choices: list[dict[str, Any]], usage: TokenUsage | None) -> dict[str, Any]:
         frame = {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
         return frame | {"usage": usage_body(usage)} if usage else frame
 
-    def whole(self, choices: Sequence[Delta], usage: Usage, calls: Mapping[int, ToolCalls] | None = None) -> bytes:
+    def whole(self, choices: Sequence[Delta], usage: TokenUsage, calls: Mapping[int, ToolCalls] | None = None) -> bytes:
         """The body of a response that is not streamed. `calls`: those of each choice that has any."""
         bodies = [self._choice(index, delta, (calls or {}).get(index, [])) for index, delta in enumerate(choices)]
         frame = self._frame("chat.completion" if self.kind == "chat" else "text_completion", bodies, usage)
@@ -64,7 +64,7 @@ class ResponseEncoder:
     def _token_ids(self, delta: Delta) -> dict[str, Any]:
         return {"token_ids": delta.tokens} if self.prompt_ids else {}
 
-    def head(self, index: int, usage: Usage | None = None) -> bytes:
+    def head(self, index: int, usage: TokenUsage | None = None) -> bytes:
         """The first chunk of a choice in a streamed chat: the role, as in vLLM. A completion has none."""
         if self.kind != "chat":
             return b""
@@ -75,7 +75,7 @@ class ResponseEncoder:
         self,
         index: int,
         delta: Delta,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         first: bool = False,
         calls: ToolCalls | None = None,
         called: bool = False,
@@ -101,7 +101,7 @@ class ResponseEncoder:
             choice |= self._text_prompt(index)
         return _event(self._frame(self._stream_name, [choice], usage))
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         """The usage chunk of include_usage."""
         return _event(self._frame(self._stream_name, [], usage))
 
@@ -138,7 +138,7 @@ def _written(score: Mapping[str, Any]) -> orjson.Fragment:
     return orjson.Fragment(orjson.dumps(score))
 
 
-def tool_call(index: int, name: str, call: Call) -> dict[str, Any]:
+def tool_call(index: int, name: str, call: ToolCallText) -> dict[str, Any]:
     """A chat's call; `name` is its id."""
     return {"index": index, "id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
@@ -147,7 +147,7 @@ def _finish(delta: Delta, called: bool) -> str | None:
     return "tool_calls" if called and delta.finish == "stop" else delta.finish
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: TokenUsage) -> dict[str, Any]:
     """OpenAI's `usage`."""
     body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from replica.api.completions.answer import CompletionAnswer
 from replica.api.completions.encoder import Kind
-from replica.api.completions.response_format import AnswerFields, grammar_of
+from replica.api.completions.response_format import ResponseFields, grammar_of
 from replica.api.generation import (
     MAX_STOP,
     MAX_STOPS,
@@ -23,7 +23,7 @@ from replica.api.generation import (
     RetentionFields,
     UsageReporting,
 )
-from replica.api.prompts import ChatPromptFields, Prompt, chat_prompt, chat_tool_use, text_prompts
+from replica.api.prompts import ChatPromptFields, RequestPrompt, chat_prompt, chat_tool_use, text_prompts
 from replica.api.tools import ToolUse
 from replica.api.validation import ApiError, Flag, TokenIds, asks, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
@@ -50,7 +50,7 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: Flag | None = None
 
 
-class GenerationFields(AnswerFields, kw_only=True):
+class GenerationFields(ResponseFields, kw_only=True):
     """The fields that chats and completions have in common."""
 
     model: Any = None
@@ -168,7 +168,7 @@ def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
     )
 
 
-def parse_tokenize(raw: bytes, model: str) -> tuple[Prompt, bool]:
+def parse_tokenize(raw: bytes, model: str) -> tuple[RequestPrompt, bool]:
     """vLLM's /tokenize: a text or messages; and whether the tokens are also wanted as strings. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
@@ -179,7 +179,7 @@ def parse_tokenize(raw: bytes, model: str) -> tuple[Prompt, bool]:
     if not isinstance(text.prompt, str):
         raise ApiError(400, "Send messages (a list), or a prompt (a string).", "prompt")
     special = text.add_special_tokens is not False
-    return Prompt(text=text.prompt, param="prompt", special=special), bool(text.return_token_strs)
+    return RequestPrompt(text=text.prompt, param="prompt", special=special), bool(text.return_token_strs)
 
 
 def parse_detokenize(raw: bytes, model: str) -> list[int]:

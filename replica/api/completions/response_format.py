@@ -40,7 +40,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     grammar: GrammarText | None = None
 
 
-class AnswerFields(Struct, kw_only=True):
+class ResponseFields(Struct, kw_only=True):
     """The fields of a body that define the answer's format and end."""
 
     response_format: Annotated[ResponseFormat | Literal["text", "json_object"], Meta(description=_TYPES)] | None = None
@@ -70,7 +70,7 @@ class AnswerFields(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0, description="an integer of at least 0")] | None = None
 
 
-def grammar_of(fields: AnswerFields, call: Grammar | None = None) -> tuple[str, Grammar | None]:
+def grammar_of(fields: ResponseFields, call: Grammar | None = None) -> tuple[str, Grammar | None]:
     """The constraint in a body, if any, behind the field that it comes from; `call`: the one of a forced tool call. Raises
     ApiError."""
     found = [("response_format", one) for one in _from_response_format(fields.response_format)]
@@ -106,7 +106,7 @@ def _from_response_format(wanted: ResponseFormat | str | None) -> Iterator[Gramm
         yield json_grammar(described.schema, "response_format.json_schema.schema")
 
 
-def _guided(fields: AnswerFields) -> Iterator[tuple[str, Grammar]]:
+def _guided(fields: ResponseFields) -> Iterator[tuple[str, Grammar]]:
     """Each with the field that it comes from."""
     outputs = fields.structured_outputs or StructuredOutputs()
     if outputs.json_object:

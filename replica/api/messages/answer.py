@@ -14,8 +14,8 @@ from replica.api.generation import AnswerContext, Counts
 from replica.api.messages.cache_control import CacheMarks
 from replica.api.messages.errors import error_body
 from replica.api.validation import ApiError
-from replica.output.generation import Delta, Usage
-from replica.output.tool_calls import Call, Part, ToolCallReader, parts_of
+from replica.output.generation import Delta, TokenUsage
+from replica.output.tool_calls import Part, ToolCallReader, ToolCallText, parts_of
 
 
 class MessageAnswer:
@@ -31,7 +31,7 @@ class MessageAnswer:
         self._called = False
         self._last = Delta("")
 
-    def whole(self, answers: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Delta], usage: TokenUsage) -> bytes:
         self._last = answers[0]
         parts = parts_of(self._last.text) if self._reader else [self._last.text]
         content = [] if self._silent else [self._block(part) for part in parts if part]
@@ -66,7 +66,7 @@ class MessageAnswer:
         return self._reader.push(delta.text) + (self._reader.finish() if delta.finish is not None else [])
 
     def _part(self, part: Part) -> bytes:
-        if isinstance(part, Call):
+        if isinstance(part, ToolCallText):
             out = self._stop() + self._start(self._block(part) | {"input": {}})
             json = {"type": "input_json_delta", "partial_json": part.arguments}
             return out + _event("content_block_delta", index=self._blocks - 1, delta=json) + self._stop()
@@ -99,7 +99,7 @@ class MessageAnswer:
             return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
         return {"stop_reason": "tool_use" if self._called else "end_turn", "stop_sequence": None}
 
-    def _usage(self, usage: Usage) -> dict[str, Any]:
+    def _usage(self, usage: TokenUsage) -> dict[str, Any]:
         """Three parts of the prompt: found in the cache; computed, up to the last breakpoint, in whole blocks; the rest."""
         read = usage.cached_tokens or 0
         size = self._context.block_size

@@ -23,7 +23,7 @@ from replica.api.generation import (
 from replica.api.messages.answer import MessageAnswer
 from replica.api.messages.cache_control import CacheMarks
 from replica.api.messages.conversation import Conversation
-from replica.api.prompts import Prompt
+from replica.api.prompts import RequestPrompt
 from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
 from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
@@ -39,7 +39,7 @@ class ToolChoice(Struct, kw_only=True):
     disable_parallel_tool_use: Flag | None = None
 
 
-class PromptFields(Struct, kw_only=True):
+class MessagesPromptFields(Struct, kw_only=True):
     """The fields that the prompt is made from, which is all that count_tokens reads."""
 
     model: Any = None
@@ -50,7 +50,7 @@ class PromptFields(Struct, kw_only=True):
     cache_control: Annotated[dict[str, Any], Meta(description="an object such as {'type': 'ephemeral'}")] | None = None
 
 
-class MessagesFields(PromptFields, kw_only=True):
+class MessagesFields(MessagesPromptFields, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, description="an integer of at least 0")]
     stream: Flag | None = None
     temperature: Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")] | None = None
@@ -101,17 +101,17 @@ def parse_messages(raw: bytes, model: str) -> GenerationRequest:
     )
 
 
-def parse_count(raw: bytes, model: str) -> Prompt:
+def parse_count(raw: bytes, model: str) -> RequestPrompt:
     """A body of count_tokens. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
-    fields = checked(body, PromptFields)
+    fields = checked(body, MessagesPromptFields)
     own = _own_tools(fields)
     _tool_use(fields, own)
     return _prompt(fields, body, own)[0]
 
 
-def _prompt(fields: PromptFields, body: dict[str, Any], own: list[dict[str, Any]]) -> tuple[Prompt, CacheMarks]:
+def _prompt(fields: MessagesPromptFields, body: dict[str, Any], own: list[dict[str, Any]]) -> tuple[RequestPrompt, CacheMarks]:
     conversation = Conversation()
     conversation.tools(fields.tools or [])
     conversation.system(fields.system)
@@ -125,10 +125,10 @@ def _prompt(fields: PromptFields, body: dict[str, Any], own: list[dict[str, Any]
     marks = tuple(None if mark == messages else mark for mark in last.values())
     tools = [function_tool(tool["name"], tool.get("description"), tool["input_schema"]) for tool in own]
     end: PromptEnd = "open" if conversation.open else "answer"
-    return Prompt(messages=messages, tools=tools or None, end=end, marks=marks), CacheMarks(tuple(last))
+    return RequestPrompt(messages=messages, tools=tools or None, end=end, marks=marks), CacheMarks(tuple(last))
 
 
-def _own_tools(fields: PromptFields) -> list[dict[str, Any]]:
+def _own_tools(fields: MessagesPromptFields) -> list[dict[str, Any]]:
     """The tools that the client runs. Raises ApiError."""
     own = []
     for at, tool in enumerate(fields.tools or []):
@@ -146,7 +146,7 @@ def _own_tools(fields: PromptFields) -> list[dict[str, Any]]:
     return own
 
 
-def _tool_use(fields: PromptFields, own: list[dict[str, Any]]) -> ToolUse:
+def _tool_use(fields: MessagesPromptFields, own: list[dict[str, Any]]) -> ToolUse:
     choice = fields.tool_choice
     if choice is not None and choice.type == "tool" and not choice.name:
         raise ApiError(400, "tool_choice.tool.name: Field required", "tool_choice")

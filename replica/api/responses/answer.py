@@ -19,8 +19,8 @@ import orjson
 
 from replica.api.generation import AnswerContext, Counts
 from replica.api.validation import ApiError
-from replica.output.generation import Delta, Usage
-from replica.output.tool_calls import Call, Part, ToolCallReader, parts_of
+from replica.output.generation import Delta, TokenUsage
+from replica.output.tool_calls import Part, ToolCallReader, ToolCallText, parts_of
 
 Item = dict[str, Any]
 
@@ -38,14 +38,14 @@ class ResponseAnswer:
         self._message_id = ""
         self._finish: str | None = None
 
-    def whole(self, answers: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(self, answers: Sequence[Delta], usage: TokenUsage) -> bytes:
         self._finish = answers[0].finish
         parts = parts_of(answers[0].text) if self._reader else [answers[0].text]
         parts = [part for part in parts if part]
         for at, part in enumerate(parts):
             cut = self._finish == "length" and at == len(parts) - 1
             status = "incomplete" if cut else "completed"
-            self._output.append(_call(part) if isinstance(part, Call) else _message(_new_id("msg"), part, status))
+            self._output.append(_call(part) if isinstance(part, ToolCallText) else _message(_new_id("msg"), part, status))
         return orjson.dumps(self._response(self._status(), usage))
 
     def delta(self, index: int, delta: Delta, counts: Counts) -> bytes:
@@ -68,7 +68,7 @@ class ResponseAnswer:
     def _status(self) -> str:
         return "incomplete" if self._finish == "length" else "completed"
 
-    def _response(self, status: str, usage: Usage | None = None, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _response(self, status: str, usage: TokenUsage | None = None, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
         context = self._context
         head = {"id": self._id, "object": "response", "created_at": context.created, "status": status, "model": context.model}
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -81,7 +81,7 @@ class ResponseAnswer:
         return self._reader.push(delta.text) + (self._reader.finish() if delta.finish is not None else [])
 
     def _part(self, part: Part) -> bytes:
-        if isinstance(part, Call):
+        if isinstance(part, ToolCallText):
             return self._end_message("completed") + self._call(part)
         out = b""
         if self._text is None:
@@ -101,7 +101,7 @@ class ResponseAnswer:
         out += self._content("response.content_part.done", part=item["content"][0])
         return out + self._done(item)
 
-    def _call(self, call: Call) -> bytes:
+    def _call(self, call: ToolCallText) -> bytes:
         item = _call(call)
         out = self._item("added", item | {"arguments": "", "status": "in_progress"})
         place = {"item_id": item["id"], "output_index": len(self._output)}
@@ -121,7 +121,9 @@ class ResponseAnswer:
         place = {"item_id": self._message_id, "output_index": len(self._output), "content_index": 0}
         return self._event(name, **place, **data)
 
-    def _lifecycle(self, name: str, status: str, usage: Usage | None = None, error: Mapping[str, Any] | None = None) -> bytes:
+    def _lifecycle(
+        self, name: str, status: str, usage: TokenUsage | None = None, error: Mapping[str, Any] | None = None
+    ) -> bytes:
         return self._event(f"response.{name}", response=self._response(status, usage, error))
 
     def _event(self, name: str, /, **data: Any) -> bytes:
@@ -135,7 +137,7 @@ def _message(name: str, text: str, status: str) -> Item:
     return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [content]}
 
 
-def _call(call: Call) -> Item:
+def _call(call: ToolCallText) -> Item:
     ids = {"id": _new_id("fc"), "type": "function_call", "status": "completed", "call_id": _new_id("call")}
     return {**ids, "name": call.name, "arguments": call.arguments}
 
@@ -144,7 +146,7 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},

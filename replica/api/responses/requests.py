@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from replica.api.completions.response_format import ANY_OBJECT, json_grammar, refuse_constraints
 from replica.api.generation import CacheSalt, GenerationRequest, OutputOptions, RetentionFields
-from replica.api.prompts import Prompt, Truncation
+from replica.api.prompts import RequestPrompt, Truncation
 from replica.api.responses.answer import ResponseAnswer
 from replica.api.responses.conversation import conversation
 from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
@@ -48,7 +48,7 @@ class NamedFunction(Struct, kw_only=True):
     tools: Any = None
 
 
-class PromptFields(Struct, kw_only=True):
+class ResponsesPromptFields(Struct, kw_only=True):
     """The fields that the prompt is made from, which is all that input_tokens reads."""
 
     model: Any = None
@@ -61,7 +61,7 @@ class PromptFields(Struct, kw_only=True):
     conversation: Any = None
 
 
-class ResponsesFields(PromptFields, kw_only=True):
+class ResponsesFields(ResponsesPromptFields, kw_only=True):
     stream: Flag | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, description="an integer of at least 1")] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2, description="a number from 0 to 2")] | None = None
@@ -111,11 +111,11 @@ def parse_responses(raw: bytes, model: str) -> GenerationRequest:
     )
 
 
-def parse_count(raw: bytes, model: str) -> Prompt:
+def parse_count(raw: bytes, model: str) -> RequestPrompt:
     """A body of input_tokens. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
-    fields = checked(body, PromptFields)
+    fields = checked(body, ResponsesPromptFields)
     _tool_use(fields)
     return _prompt(fields)
 
@@ -125,7 +125,7 @@ def no_such_response(name: str, param: str = "response_id") -> ApiError:
     return ApiError(404, f"Response with id '{name[:128]}' not found. {_STATE}", param, "response_not_found")
 
 
-def _prompt(fields: PromptFields) -> Prompt:
+def _prompt(fields: ResponsesPromptFields) -> RequestPrompt:
     if fields.previous_response_id is not None:
         raise no_such_response(fields.previous_response_id, "previous_response_id")
     if fields.conversation is not None:
@@ -134,10 +134,10 @@ def _prompt(fields: PromptFields) -> Prompt:
     if not messages:
         raise ApiError(400, "input must have at least one message.", "input")
     tools = [function_tool(one["name"], one.get("description"), one.get("parameters")) for one in _functions(fields)]
-    return Prompt(messages=messages, param="input", tools=tools or None, truncation=fields.truncation or "disabled")
+    return RequestPrompt(messages=messages, param="input", tools=tools or None, truncation=fields.truncation or "disabled")
 
 
-def _functions(fields: PromptFields) -> list[dict[str, Any]]:
+def _functions(fields: ResponsesPromptFields) -> list[dict[str, Any]]:
     """The tools that are functions. Raises ApiError."""
     found = []
     for at, tool in enumerate(fields.tools or []):
@@ -162,7 +162,7 @@ def _ignored_within(body: dict[str, Any], fields: ResponsesFields) -> tuple[str,
     return ignored_fields(inner, frozenset())
 
 
-def _tool_use(fields: PromptFields) -> ToolUse:
+def _tool_use(fields: ResponsesPromptFields) -> ToolUse:
     functions = [Function(tool["name"], tool.get("parameters")) for tool in _functions(fields)]
     wanted = fields.tool_choice
     if not isinstance(wanted, NamedFunction):

@@ -2,7 +2,7 @@
 
 Theory of operation. The plain model, without a cache and before anything of it is replaced, reads some texts at once (`expect`)
 and so scores every token of their ends. The engine gets their beginnings as prompts, and a sampler that draws the known tokens
-one by one (`_Dictated`): its scores at each step have to be the plain model's. One text is computed cold, in several chunks
+one by one (`_DictatedSampler`): its scores have to be the plain model's. One text is computed cold, in several chunks
 and across blocks; its beginning again from the prefix cache; and then it runs beside another one. So one plain pass is enough
 for each text, and no tie can lead the two apart.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from replica.engine import EngineError, NewTokens, Request, SetupError
+from replica.engine import EngineError, EngineRequest, NewTokens, SetupError
 from replica.torch_engine.batching import Batching, Sizes
 from replica.torch_engine.patches import OutputRouter, message_of
 from replica.torch_engine.sampling.sampler import Sampler
@@ -40,7 +40,7 @@ counted 17 boats that morning: three were painted green, one had lost its mast i
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedScores:
     """A text in two parts, and the plain model's scores for each token of the second."""
 
     prompt: list[int]
@@ -57,7 +57,7 @@ class Mismatch(Exception):
         self.cold = cold
 
 
-def expect(model: Any, ids: Items[int], block_size: int, context: int) -> list[Expected]:
+def expect(model: Any, ids: Items[int], block_size: int, context: int) -> list[ExpectedScores]:
     """What the plain model computes for a long and a short text. `ids`: the tokens of a text. Raises what the model raises."""
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     length = max(2 * block_size if block_size <= CHUNK else block_size, CHUNK) + 5
@@ -66,22 +66,22 @@ def expect(model: Any, ids: Items[int], block_size: int, context: int) -> list[E
     return [_expected(model, [*ids[at:], *ids[:at]], most) for at, most in zip((0, len(ids) // 2), shortened, strict=True)]
 
 
-def _expected(model: Any, ids: Items[int], length: int) -> Expected:
+def _expected(model: Any, ids: Items[int], length: int) -> ExpectedScores:
     text = [ids[at % len(ids)] for at in range(length + ANSWER)]
     with torch.no_grad():
         scores = model(torch.tensor([text], device=model.device), use_cache=False).logits[0, length - 1 : -1]
     if scores.isnan().any():
         raise ArithmeticError("the plain model's scores for the next token are not numbers")
-    return Expected(text[:length], text[length:], scores.float().cpu())
+    return ExpectedScores(text[:length], text[length:], scores.float().cpu())
 
 
-def sizes(expected: Items[Expected], block_size: int, share: bool) -> Sizes:
+def sizes(expected: Items[ExpectedScores], block_size: int, share: bool) -> Sizes:
     """Of an engine that has room for these texts beside each other."""
     blocks = sum(-(-(len(each.prompt) + ANSWER) // block_size) + 1 for each in expected)
     return Sizes(block_size, 2 * blocks * block_size, CHUNK, 2, share)
 
 
-async def check(batching: Batching, expected: Items[Expected], dtype: torch.dtype) -> None:
+async def check(batching: Batching, expected: Items[ExpectedScores], dtype: torch.dtype) -> None:
     """Start it, compare, stop it. Raises Mismatch, or SetupError."""
     long, short = expected
     cold = True
@@ -124,10 +124,10 @@ async def _start(batching: Batching) -> None:
         raise Mismatch(message_of(error), cold=True) from error
 
 
-async def _answered(batching: Batching, expected: Expected, count: int) -> torch.Tensor:
+async def _answered(batching: Batching, expected: ExpectedScores, count: int) -> torch.Tensor:
     """The engine's scores for the first `count` tokens of the answer."""
-    request = Request(expected.prompt, count, ignore_eos=True)
-    dictated = _Dictated(request, expected.answer)
+    request = EngineRequest(expected.prompt, count, ignore_eos=True)
+    dictated = _DictatedSampler(request, expected.answer)
     sequence, step = batching.submit(request, dictated), NewTokens([], None)
     while step.finish is None:
         step = await sequence.next()
@@ -141,10 +141,10 @@ class TrialRouter(OutputRouter):
         log.debug("a step of the self-test failed", exc_info=True)
 
 
-class _Dictated(Sampler):
+class _DictatedSampler(Sampler):
     """Draws known tokens, and keeps the scores."""
 
-    def __init__(self, request: Request, tokens: Items[int]) -> None:
+    def __init__(self, request: EngineRequest, tokens: Items[int]) -> None:
         super().__init__(request)
         self._tokens = tokens
         self.seen: list[torch.Tensor] = []
@@ -154,7 +154,7 @@ class _Dictated(Sampler):
         return self._tokens[len(self.seen) - 1]
 
 
-def _compare(found: torch.Tensor, expected: Expected, dtype: torch.dtype, how: str) -> None:
+def _compare(found: torch.Tensor, expected: ExpectedScores, dtype: torch.dtype, how: str) -> None:
     """Raises ArithmeticError."""
     plain = expected.scores[: len(found)]
     limit = ERROR[dtype]

@@ -50,7 +50,7 @@ class Grammars:
         self._lib, self._ends = llguidance, ends
         self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
         # Compiling takes seconds for the longest ones, and happens in `error`; copying the result takes no time.
-        self._compiled = _Compiled(self.compile)
+        self._compiled = _CompiledGrammar(self.compile)
 
     @classmethod
     def if_available(cls, tokenizer: Any, vocab_size: int, ends: list[int]) -> "Grammars | None":
@@ -91,7 +91,7 @@ class Grammars:
         )
 
 
-class _Compiled:
+class _CompiledGrammar:
     """The compiled grammars that were used last. Safe for several threads."""
 
     def __init__(self, compiled: Callable[[Grammar], Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from replica.engine import Request, TokenScore
+from replica.engine import EngineRequest, TokenScore
 from replica.torch_engine.sampling.drawing import Shape, draw
 from replica.torch_engine.sampling.grammar import GrammarState
 from replica.torch_engine.sampling.masks import NEVER, TokenMask
@@ -22,7 +22,7 @@ class Sampler:
     whether they end this one or not."""
 
     def __init__(
-        self, request: Request, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
+        self, request: EngineRequest, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
     ) -> None:
         self._request, self._grammar = request, grammar
         self._mask = TokenMask.if_needed(request.allowed_tokens, request.bad_words, model_ends)
@@ -49,7 +49,7 @@ class Sampler:
 
     @classmethod
     def if_needed(
-        cls, request: Request, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
+        cls, request: EngineRequest, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
     ) -> "Sampler | None":
         """None for a request that always takes the best token and wants no scores."""
         masked = len(request.allowed_tokens) or request.bad_words or grammar or request.min_tokens
@@ -95,7 +95,7 @@ class Sampler:
         return scores if self._grammar is None else self._grammar.masked(scores)
 
 
-def _changed(request: Request) -> bool:
+def _changed(request: EngineRequest) -> bool:
     """Whether it wants other scores than the model's."""
     penalties = request.presence_penalty or request.frequency_penalty or request.repetition_penalty != 1
     return bool(penalties or request.logit_bias)

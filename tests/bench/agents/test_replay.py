@@ -13,7 +13,7 @@ import pytest
 from bench.agents import rendering
 from bench.agents.engine import block_keys
 from bench.agents.replay import Replayed, Session, message, report, request_body, sample, simulated, text
-from router.simulation.workloads import AGENT_BLOCK, Request
+from router.simulation.workloads import AGENT_BLOCK, SimulatedRequest
 from router.types import KEY_BYTES, Prompt
 
 
@@ -21,8 +21,8 @@ def keys(*blocks: int) -> bytes:
     return b"".join(block.to_bytes(KEY_BYTES, "big") for block in blocks)
 
 
-def request(prompt: bytes) -> Request:
-    return Request(Prompt(prompt, len(prompt) // KEY_BYTES * AGENT_BLOCK, AGENT_BLOCK, "", "s"), 40, "s")
+def request(prompt: bytes) -> SimulatedRequest:
+    return SimulatedRequest(Prompt(prompt, len(prompt) // KEY_BYTES * AGENT_BLOCK, AGENT_BLOCK, "", "s"), 40, "s")
 
 
 def shared(one: Sequence[object], other: Sequence[object]) -> int:

@@ -13,7 +13,7 @@ from gateway.dialects.table import Dialects
 from gateway.dialects.usage import Usage
 from gateway.features.translation.unknown_path import is_unknown_path
 from gateway.fleet.engines import read, recognise
-from gateway.upstream.http1 import Answer
+from gateway.upstream.http1 import AnswerParser
 from tests.support.pages import parse_page
 
 
@@ -70,7 +70,7 @@ async def test_the_gateway_understands_the_streams_of_the_other_dialects(path: s
     limit = "max_tokens" if path == "/v1/messages" else "max_output_tokens"
     body = json.dumps({"model": "m", "stream": True, limit: 7, "input": "x", "messages": [{"role": "user", "content": "x"}]})
     received = await posted(path, body.encode())
-    head, answer = Answer(), received.partition(b"\r\n\r\n")[2]
+    head, answer = AnswerParser(), received.partition(b"\r\n\r\n")[2]
     stream = head.feed(received)
     assert head.complete
     assert answer.count(b'"delta":') >= 7

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.accounting.consumed import CACHED, OUTPUT, TOKENS, Consumed
+from gateway.accounting.consumed import CACHED, OUTPUT, TOKENS, Consumption
 from gateway.accounting.meter import MAX_WARNED, Bill, Meter
 from gateway.accounting.money import DOLLAR, MOST
 from gateway.config.live import Live
@@ -33,7 +33,7 @@ def metering(prices: dict[str, PriceConfig], metrics: Metrics | None = None) -> 
 
 
 def billed(prices: dict[str, PriceConfig], usage: Usage, model: str = "m", images: int = 0) -> Bill:
-    bill = metering(prices).bill(model, Consumed(usage, images))
+    bill = metering(prices).bill(model, Consumption(usage, images))
     assert bill is not None
     return bill
 
@@ -110,7 +110,7 @@ def test_what_is_written_to_the_cache_has_prices_of_its_own() -> None:
     price = PriceConfig(input=3.0, output=15.0, cached_input=0.3, cache_write=3.75, cache_write_1h=6.0)
     metrics = Metrics()
     meter = metering({"m": price}, metrics)
-    used = Consumed(Usage(10_000, 100, 6_000, 3_000, 1_000))  # 1,000 fresh, 2,000 for 5 minutes, 1,000 for an hour
+    used = Consumption(Usage(10_000, 100, 6_000, 3_000, 1_000))  # 1,000 fresh, 2,000 for 5 minutes, 1,000 for an hour
     bill = meter.bill("m", used)
     assert bill is not None
     parts = [bill.input, bill.cached_input, bill.output, bill.saved, bill.cache_write]
@@ -130,7 +130,7 @@ def test_without_prices_of_its_own_it_costs_what_input_costs() -> None:
 def test_images_cost_beside_their_tokens() -> None:
     metrics = Metrics()
     meter = metering({"m": PriceConfig(input=1.0, output=1.0, image=0.0025)}, metrics)
-    used = Consumed(Usage(1000, 0, 0), images=3)
+    used = Consumption(Usage(1000, 0, 0), images=3)
     bill = meter.bill("m", used)
     assert bill is not None
     assert (bill.image, bill.total) == (7_500_000_000, 8_500_000_000)
@@ -140,7 +140,7 @@ def test_images_cost_beside_their_tokens() -> None:
 
 
 def test_prices_go_by_the_longest_prefix() -> None:
-    meter, million = metering(PRICES), Consumed(Usage(10**6, 0, 0))
+    meter, million = metering(PRICES), Consumption(Usage(10**6, 0, 0))
     bills = [meter.bill(model, million) for model in ("m", "m-7b", "m-large-2", "other", "")]
     assert [bill and bill.total // DOLLAR for bill in bills] == [2, 2, 20, None, None]
 
@@ -151,7 +151,7 @@ def test_any_model_has_the_price_of_the_star() -> None:
 
 def test_new_prices_hold_at_once() -> None:
     live = priced(PRICES)
-    meter, used = Meter(live, Metrics(), lambda: 0.0), Consumed(Usage(10**6, 0, 0))
+    meter, used = Meter(live, Metrics(), lambda: 0.0), Consumption(Usage(10**6, 0, 0))
     first = meter.bill("m", used)
     live.take(replace(live.config, prices={"m": (PRICES["m-large"],)}))
     second = meter.bill("m", used)
@@ -170,7 +170,7 @@ def test_an_absurd_bill_is_bounded() -> None:
 
 def test_a_model_without_a_price_is_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
-    meter, used = metering(PRICES, metrics), Consumed(Usage(100, 10, 50))
+    meter, used = metering(PRICES, metrics), Consumption(Usage(100, 10, 50))
     for _ in range(3):
         assert meter.bill("other", used) is None
         meter.count(used, None, model="other", replica="r", tenant="t")
@@ -183,7 +183,7 @@ def test_a_model_without_a_price_is_counted_and_named_once(caplog: pytest.LogCap
 
 def test_with_new_prices_models_without_one_are_named_again(caplog: pytest.LogCaptureFixture) -> None:
     live = priced(PRICES)
-    meter, used = Meter(live, Metrics(), lambda: 0.0), Consumed(Usage(100, 10, 50))
+    meter, used = Meter(live, Metrics(), lambda: 0.0), Consumption(Usage(100, 10, 50))
     for prices in ({}, {"n": (PRICES["m"],)}):
         if prices:
             live.take(replace(live.config, prices=prices))
@@ -199,7 +199,7 @@ def test_a_price_list_upside_down_saves_nothing() -> None:
 
 def test_without_any_prices_nothing_is_missing(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
-    metering({}, metrics).count(Consumed(Usage(100, 10, 50)), None, model="m", replica="r", tenant="t")
+    metering({}, metrics).count(Consumption(Usage(100, 10, 50)), None, model="m", replica="r", tenant="t")
     assert not metrics.unpriced.family().samples
     assert not caplog.records
 
@@ -208,10 +208,10 @@ def test_estimates_are_counted_as_such() -> None:
     metrics = Metrics()
     meter = metering(PRICES, metrics)
     for used in (
-        Consumed(Usage(100, 10, 50)),
-        Consumed(Usage(1000, 10, 500), 0, CACHED),
-        Consumed(Usage(200, 10, 80), 0, TOKENS),
-        Consumed(Usage(200, 10, 7), 0, OUTPUT),
+        Consumption(Usage(100, 10, 50)),
+        Consumption(Usage(1000, 10, 500), 0, CACHED),
+        Consumption(Usage(200, 10, 80), 0, TOKENS),
+        Consumption(Usage(200, 10, 7), 0, OUTPUT),
     ):
         meter.count(used, meter.bill("m", used), model="m", replica="r", tenant="t")
     tokens = {sample.labels["cache"]: sample.value for sample in metrics.prompt_tokens.family().samples}
@@ -224,7 +224,7 @@ def test_estimates_are_counted_as_such() -> None:
 
 def test_tenants_are_bounded() -> None:
     metrics = Metrics()
-    meter, used = metering(PRICES, metrics), Consumed(Usage(100, 10, 50))
+    meter, used = metering(PRICES, metrics), Consumption(Usage(100, 10, 50))
     for index in range(TENANTS + 50):
         meter.count(used, meter.bill("m", used), model="m", replica="r", tenant=f"t{index}")
     samples = {sample.labels["tenant"]: sample.value for sample in metrics.savings_usd.family().samples}

@@ -17,7 +17,7 @@ from yarl import URL
 
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import Source, load
+from gateway.config.source import ConfigSource, load
 from gateway.fleet.membership import configured
 from tests.gateway.conftest import BODY, Running, config_over, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
@@ -355,7 +355,7 @@ async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCapture
 def test_a_changed_file_is_noticed_once_it_is_quiet(tmp_path: Path) -> None:
     files = ConfigMap(tmp_path)
     files.swap("one")
-    source = Source(files.path, config_over)
+    source = ConfigSource(files.path, config_over)
     assert not source.differs()
     files.swap("two")
     assert [source.differs(), source.differs()] == [False, True]
@@ -377,7 +377,7 @@ async def test_a_pipe_in_the_place_of_the_file_is_refused_and_a_file_is_read_aga
     path = tmp_path / "w.yaml"
     path.write_text("one")
     config = config_over({"url": "http://a:1"})
-    source = Source(path, lambda: config, poll_s=0.001)
+    source = ConfigSource(path, lambda: config, poll_s=0.001)
     path.unlink()
     os.mkfifo(path)
     async with asyncio.timeout(20):
@@ -389,7 +389,7 @@ async def test_a_pipe_in_the_place_of_the_file_is_refused_and_a_file_is_read_aga
 
 
 def test_without_a_file_nothing_ever_differs() -> None:
-    source = Source(None, config_over)
+    source = ConfigSource(None, config_over)
     assert [source.differs(), source.differs()] == [False, False]
 
 
@@ -403,7 +403,7 @@ async def test_a_file_that_cannot_be_read_for_lack_of_descriptors_is_read_at_a_l
         with open_files(3) if len(readings) < 3 else contextlib.nullcontext():
             return load(files.path, {}, env={})
 
-    source = Source(files.path, read, poll_s=0.001)
+    source = ConfigSource(files.path, read, poll_s=0.001)
     files.swap(json.dumps({"pools": [{"replicas": ["http://b:1"]}]}))
     async with asyncio.timeout(20):
         assert (await source.next()).pools[0].replicas[0].url == "http://b:1"
@@ -428,7 +428,7 @@ async def test_a_reading_that_fails_does_not_end_the_watching(caplog: pytest.Log
 
         reloading = type(run.gateway.local.reload)(
             live=run.gateway.live,
-            source=(source := Source(None, read)),
+            source=(source := ConfigSource(None, read)),
             membership=run.gateway.local.membership,
             parts=run.gateway.local.parts,
             metrics=run.gateway.metrics,

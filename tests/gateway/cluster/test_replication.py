@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.cluster.replication import (
     MAX_UNKNOWN,
     RESYNC_S,
@@ -20,7 +20,7 @@ from gateway.cluster.replication import (
 )
 from gateway.telemetry.metrics import Metrics
 from router import Outcome, Prompt, Replica, Router, text_keys
-from router.events import Opened, decode
+from router.events import BookingOpened, decode
 
 
 class Store:
@@ -28,7 +28,7 @@ class Store:
 
     def __init__(self) -> None:
         self.transports: list[Transport] = []
-        self.batches: list[tuple[int, Batch]] = []
+        self.batches: list[tuple[int, EventBatch]] = []
 
 
 class Transport:
@@ -47,12 +47,12 @@ class Transport:
     def others(self) -> list[Subscriber]:
         return [one.subscriber for one in self.store.transports if one is not self and one.subscriber]
 
-    def publish(self, batch: Batch) -> None:
+    def publish(self, batch: EventBatch) -> None:
         self.store.batches.append((self.source, batch))
         for other in self.others:
             other.receive(self.source, batch)
 
-    def snapshot(self, batch: Batch) -> None:
+    def snapshot(self, batch: EventBatch) -> None:
         for other in self.others:
             other.leave(self.source)
             other.receive(self.source, batch)
@@ -258,14 +258,14 @@ def test_events_that_do_not_decode_forget_what_their_router_has_open(caplog: pyt
     one, other = two()
     one.router.choose(prompt("abc"), ["r1"], 1.0)
     one.run_timers()
-    one.transport.publish(Batch(2.0, b"junk"))
+    one.transport.publish(EventBatch(2.0, b"junk"))
     assert other.inflight("r1") == 0
     assert "do not decode" in caplog.text
     other.replicator.follower.check()
     one.router.choose(prompt("xyz"), ["r2"], 3.0)
     one.run_timers()
     assert other.inflight("r2") == 1, "the next ones do"
-    assert isinstance(decode(one.transport.store.batches[-1][1].events)[0], Opened)
+    assert isinstance(decode(one.transport.store.batches[-1][1].events)[0], BookingOpened)
 
 
 def test_many_open_bookings_are_published_in_pieces() -> None:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gateway.commands.ending import Ending
+from gateway.commands.ending import ServingEnd
 from gateway.config.schema import Config
 from gateway.config.source import load
 
@@ -25,12 +25,12 @@ class Served:
         self.left += 1
 
 
-def state(ending: Ending) -> tuple[bool, bool]:
+def state(ending: ServingEnd) -> tuple[bool, bool]:
     return ending.stop.is_set(), ending.hurry.is_set()
 
 
 async def test_sigterm_leaves_first_and_then_stops() -> None:
-    ending = Ending()
+    ending = ServingEnd()
     ending.serving = served = Served(0.05)
     ending.on_signal(signal.SIGTERM)
     assert (served.left, *state(ending)) == (1, False, False)
@@ -41,7 +41,7 @@ async def test_sigterm_leaves_first_and_then_stops() -> None:
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_all_waiting(second: signal.Signals) -> None:
-    ending = Ending()
+    ending = ServingEnd()
     ending.serving = served = Served(600)
     ending.on_signal(signal.SIGTERM)
     ending.on_signal(second)
@@ -50,13 +50,13 @@ async def test_a_second_signal_ends_all_waiting(second: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_who_is_at_a_terminal_or_has_no_balancer_does_not_wait(number: signal.Signals) -> None:
-    ending = Ending()
+    ending = ServingEnd()
     ending.serving = Served(600 if number == signal.SIGINT else 0)
     ending.on_signal(number)
     assert state(ending) == (True, False)
 
 
 async def test_what_does_not_serve_yet_stops_at_once() -> None:
-    ending = Ending()
+    ending = ServingEnd()
     ending.on_signal(signal.SIGTERM)
     assert state(ending) == (True, False)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway.commands.plot import SHORTEST_S, Curve, PlotError, check, draw, figure, hit_ratios, survival
-from router.simulation.fleet import Served
-from router.simulation.workloads import Request
+from router.simulation.fleet import ServedRequest
+from router.simulation.workloads import SimulatedRequest
 from router.types import Prompt
 
 
@@ -17,7 +17,7 @@ def curve(*waits: float, name: str = "cost") -> Curve:
 
 
 def test_a_curve_is_made_of_what_was_served() -> None:
-    served = Served(Request(Prompt(b"", 700, 64, ""), 9, ""), arrived=3.0, cached_tokens=640, first_token=5.0)
+    served = ServedRequest(SimulatedRequest(Prompt(b"", 700, 64, ""), 9, ""), arrived=3.0, cached_tokens=640, first_token=5.0)
     assert Curve.of("cost", [served], bound=True) == Curve("cost", [3.0], [2.0], [700], [640], bound=True)
 
 

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from gateway.commands.demo.table import Turn, print_comparison, print_header, print_turn
+from gateway.commands.demo.table import DemoTurn, print_comparison, print_header, print_turn
 from gateway.commands.tables import number, print_table, text
 from gateway.dialects.usage import Usage
 from tests.support.paths import ROOT
 
 
-def turn(name: str, cached: int | None) -> Turn:
-    return Turn(name, 1, "127.0.0.1:40000", "warm", Usage(1000, 20, cached), 900, 0.25, 0.0001, 0.0002, (), "")
+def turn(name: str, cached: int | None) -> DemoTurn:
+    return DemoTurn(name, 1, "127.0.0.1:40000", "warm", Usage(1000, 20, cached), 900, 0.25, 0.0001, 0.0002, (), "")
 
 
 def test_a_table_has_a_line_for_each_row_however_long_it_is(capsys: pytest.CaptureFixture[str]) -> None:

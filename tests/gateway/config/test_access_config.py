@@ -13,8 +13,8 @@ from gateway.commands.advice import warnings_of
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
 from gateway.config.source import load, read
-from gateway.features.discovery.dns import DnsSource, Target
-from gateway.features.discovery.kubernetes.objects import Endpoint, Read, members_of
+from gateway.features.discovery.dns import DnsSource, DnsTarget
+from gateway.features.discovery.kubernetes.objects import PodEndpoint, Read, members_of
 from gateway.features.workers.messages import FoundMember, FoundMembers, decode_found, encode
 from gateway.fleet.engines import ENGINES
 from gateway.fleet.membership import CONFIGURATION, Member, configured, connected_as, merge
@@ -129,8 +129,8 @@ def test_discovery_has_the_short_form_of_tls_and_a_mapping() -> None:
 
 
 async def test_what_dns_finds_is_connected_to_as_its_source_says() -> None:
-    async def look_up() -> list[Target]:
-        return [Target("10.0.0.9", 8000)]
+    async def look_up() -> list[DnsTarget]:
+        return [DnsTarget("10.0.0.9", 8000)]
 
     source = DnsSource(discovery(tls={"ca_file": "/ca", "server_name": "a.test"}, key={"env": "A"}), look_up)
     (member,) = await anext(aiter(source.watch(expects=False)))
@@ -178,7 +178,7 @@ def test_a_missing_key_is_no_error_of_the_file() -> None:
 def test_what_kubernetes_finds_is_connected_to_as_its_source_says() -> None:
     source = {"kubernetes": {"pods": "app=vllm"}, "tls": {"ca_file": "/ca"}, "key": {"env": "A"}, "engine": "vllm"}
     (config,) = load(None, {"pools": [{}], "discovery": [source]}, env={}).discovery
-    endpoint = Endpoint("10.0.0.9", 8000, "pod", "uid", ready=True, terminating=False)
+    endpoint = PodEndpoint("10.0.0.9", 8000, "pod", "uid", ready=True, terminating=False)
     ((member,), notes) = members_of([Read(1, [endpoint])], config)
     assert (member.url, member.tls, member.key, member.engine) == (
         "https://10.0.0.9:8000",

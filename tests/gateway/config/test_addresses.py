@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.config.addresses import AddressError, is_link_local, is_loopback, parse_base_url, shown
-from gateway.config.listen import Endpoint, parse_listen
+from gateway.config.listen import ListenAddress, parse_listen
 
 ipv4 = st.integers(0, 2**32 - 1).map(ipaddress.IPv4Address)
 LINK_LOCAL = ipaddress.IPv4Network("169.254.0.0/16")
@@ -114,14 +114,14 @@ def test_the_url_of_an_api_path_is_refused_with_the_base_url(url: str, base: str
 @pytest.mark.parametrize(
     ("text", "endpoint"),
     [
-        ("127.0.0.1:8001", Endpoint("127.0.0.1", 8001)),
-        ("[::1]:0", Endpoint("::1", 0)),
-        ("unix:/run/warmroute.sock", Endpoint("", 0, "/run/warmroute.sock")),
+        ("127.0.0.1:8001", ListenAddress("127.0.0.1", 8001)),
+        ("[::1]:0", ListenAddress("::1", 0)),
+        ("unix:/run/warmroute.sock", ListenAddress("", 0, "/run/warmroute.sock")),
         ("off", None),
         ("auto", None),
     ],
 )
-def test_where_operators_are_answered(text: str, endpoint: Endpoint | None) -> None:
+def test_where_operators_are_answered(text: str, endpoint: ListenAddress | None) -> None:
     assert parse_listen("admin_listen", text) == endpoint
     assert endpoint is None or str(endpoint) == text
 

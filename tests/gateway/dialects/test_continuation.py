@@ -17,7 +17,7 @@ from gateway.dialects.openai.continuation import EventsSoFar, SplicedReader, Tex
 from gateway.dialects.openai.request import CHAT
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.dialects.usage import Usage
-from gateway.request.resumption import Kept
+from gateway.request.resumption import SentBytes
 from tests.gateway.dialects.test_continuation_request import continuation, kind_of
 from tests.gateway.dialects.test_json_edits import json_text, names
 from tests.gateway.dialects.test_openai_stream import cut
@@ -174,7 +174,7 @@ def test_comments_and_empty_fields_do_no_harm() -> None:
 
 
 def test_streams_beyond_a_bound_are_not_kept() -> None:
-    kept = Kept(most=10)
+    kept = SentBytes(most=10)
     for size in (4, 6):
         kept.add(b"x" * size)
     assert kept.whole() == b"x" * 10
@@ -195,7 +195,7 @@ def memory_of(work: Callable[[], object]) -> int:
 
 
 def test_what_comes_in_small_pieces_takes_no_more_memory() -> None:
-    kept = Kept()
+    kept = SentBytes()
 
     def keep() -> None:
         for number in range(100_000):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.answer import MAX_PARSED_ANSWER, TAIL
 from gateway.dialects.dialect import AnswerTail
-from gateway.dialects.openai.generations import Chat
+from gateway.dialects.openai.generations import ChatBody
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from gateway.request.attempts import MAX_HELD_ANSWER
@@ -37,7 +37,7 @@ def large(size: int = SIZE, **counts: Any) -> bytes:
 
 
 def tail_of(begin: bytes) -> AnswerTail:
-    tail = Chat().answer_tail(begin)
+    tail = ChatBody().answer_tail(begin)
     assert tail
     return tail
 
@@ -50,7 +50,7 @@ def test_the_usage_of_an_answer_is_found_whatever_its_pieces(places: list[int], 
     tail = tail_of(first or whole[:1])
     for piece in others if first else [whole[1:]]:
         tail.feed(piece)
-    assert tail.usage() == Chat().usage_of(whole)
+    assert tail.usage() == ChatBody().usage_of(whole)
     assert (tail.usage() is not None) == has_usage
 
 
@@ -58,7 +58,7 @@ def test_the_usage_of_an_answer_is_found_whatever_its_pieces(places: list[int], 
 def test_a_usage_without_a_count_of_the_answer_is_none(counts: dict[str, Any]) -> None:
     """Whether the answer is read whole or not: it is not an answer of no tokens."""
     for size in (10, 2 * MAX_PARSED_ANSWER):
-        assert Chat().usage_of(large(size, usage=counts)) is None
+        assert ChatBody().usage_of(large(size, usage=counts)) is None
     tail = tail_of(large(MAX_PARSED_ANSWER, usage=counts))
     assert tail.usage() is None
 
@@ -74,7 +74,7 @@ def test_a_usage_that_is_not_at_the_end_is_found(behind: int, piece: int) -> Non
         b"1," * (behind // 2),
     )
     expected = Usage(50_000, 3, 49_000)
-    assert Chat().usage_of(body) == expected
+    assert ChatBody().usage_of(body) == expected
     tail = tail_of(body[:piece])
     for at in range(piece, len(body), piece):
         tail.feed(body[at : at + piece])

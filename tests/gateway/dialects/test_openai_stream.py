@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.events import reader as stream_module
 from gateway.dialects.events.sse import without_data
-from gateway.dialects.openai.stream import MAX_ERROR_BYTES, ChunkReader, Opening, begins_well, failure_of
+from gateway.dialects.openai.stream import MAX_ERROR_BYTES, ChatOpening, ChunkReader, begins_well, failure_of
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from tests.support.fakes import DONE, event, usage
@@ -159,19 +159,19 @@ ERROR = b'data: {"error": {"message": "out of memory", "type": "InternalServerEr
 def test_a_first_event_that_is_an_error_is_known_by_its_first_bytes(error: bytes) -> None:
     for end in range(len(error)):
         assert not begins_well(error[:end])
-        assert Opening().feed(error[:end]) is False
+        assert ChatOpening().feed(error[:end]) is False
     assert failure_of(error)
     for whole in (error, error + DONE):
         assert not begins_well(whole)
         with pytest.raises(ReplicaFailure, match=r"out ?of ?memory"):
-            Opening().feed(whole)
+            ChatOpening().feed(whole)
     assert begins_well(error[:-2] + b"x" * MAX_ERROR_BYTES)
-    assert Opening().feed(error[:-2] + b"x" * MAX_ERROR_BYTES)
+    assert ChatOpening().feed(error[:-2] + b"x" * MAX_ERROR_BYTES)
 
 
 @pytest.mark.parametrize("begin", [event("a"), b"event: x\n", b'data: {"id": "error"', DONE, b'"error"'])
 def test_nothing_else_is_waited_for(begin: bytes) -> None:
-    assert Opening().feed(begin)
+    assert ChatOpening().feed(begin)
     assert begins_well(begin) == begin.startswith(b"data:")
 
 
@@ -212,7 +212,7 @@ def opened(data: bytes) -> bool | str:
     st.lists(st.integers(0, 500), max_size=30),
 )
 def test_the_begin_of_a_stream_is_the_same_however_it_is_cut(silent: bytes, data: bytes, where: list[int]) -> None:
-    opening, so_far = Opening(), b""
+    opening, so_far = ChatOpening(), b""
     for piece in cut(silent + data, where):
         so_far += piece
         found: bool | str
@@ -238,7 +238,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def begins(start: bytes, size: int) -> None:
-    opening = Opening()
+    opening = ChatOpening()
     opening.feed(start)
     for _ in range(size):
         assert opening.feed(b"a") is False

@@ -21,7 +21,7 @@ from gateway.fleet.engines import (
     TGI,
     UNKNOWN,
     VLLM,
-    Engine,
+    EngineProfile,
     Facts,
     PageReader,
     Sample,
@@ -31,7 +31,7 @@ from gateway.fleet.engines import (
     samples_of,
     slices,
 )
-from replica.api.metrics import Metrics as ReplicaMetrics
+from replica.api.metrics import ReplicaMetrics
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
 from tests.support.pages import parse_page
@@ -153,7 +153,7 @@ def test_every_engine_has_its_hints() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
-def test_an_engines_page_has_what_is_read_of_it(engine: Engine) -> None:
+def test_an_engines_page_has_what_is_read_of_it(engine: EngineProfile) -> None:
     asked = AskedPage()
     assert engine.page_kv(asked, engine.rank) is None
     assert asked.names == set(engine.kv_metrics)
@@ -302,5 +302,5 @@ def sane(found: Facts) -> None:
 
 
 @given(st.sampled_from([*ENGINES, UNKNOWN]), json_values)
-def test_no_answer_raises_or_gives_impossible_values(engine: Engine, answer: Any) -> None:
+def test_no_answer_raises_or_gives_impossible_values(engine: EngineProfile, answer: Any) -> None:
     sane(Facts(engine, kv_of(engine, answer)))

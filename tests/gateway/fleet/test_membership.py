@@ -14,7 +14,7 @@ from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS
 from gateway.config.source import load
 from gateway.core import Surroundings
-from gateway.fleet.membership import CONFIGURATION, MAX_DEPARTED, SHOWN_S, Departed, Member, Members, merge, reconcile
+from gateway.fleet.membership import CONFIGURATION, MAX_DEPARTED, SHOWN_S, DepartedNames, Member, Members, merge, reconcile
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import LOGGED
 from tests.support.in_memory import MemoryDials, framed, replica
@@ -145,7 +145,7 @@ class Clock:
 
 @given(st.lists(st.tuples(st.sampled_from("nmo"), st.booleans(), st.floats(0, SHOWN_S)), max_size=30))
 def test_a_name_is_shown_for_a_while_and_then_forgotten_once(steps: list[tuple[str, bool, float]]) -> None:
-    departed, left, now = Departed(2 * SHOWN_S), dict[str, float](), 0.0
+    departed, left, now = DepartedNames(2 * SHOWN_S), dict[str, float](), 0.0
     for name, leaves, passed_s in steps:
         now += passed_s
         due = {each for each, since in left.items() if now - since >= 2 * SHOWN_S}
@@ -162,7 +162,7 @@ def test_a_name_is_shown_for_a_while_and_then_forgotten_once(steps: list[tuple[s
 
 
 def test_names_that_come_and_go_are_bounded() -> None:
-    departed, due = Departed(2 * SHOWN_S), 0
+    departed, due = DepartedNames(2 * SHOWN_S), 0
     for number in range(3 * MAX_DEPARTED):
         departed.leave(f"pod-{number}", float(number) / 1000)
         due += len(departed.pop_expired(float(number) / 1000))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from bench.measure.ports import free_port
 from gateway.config.source import load
 from gateway.dialects.dialect import StreamOpening
-from gateway.dialects.openai.stream import MAX_ERROR_BYTES, Opening
+from gateway.dialects.openai.stream import MAX_ERROR_BYTES, ChatOpening
 from gateway.errors import ReplicaFailure
 from gateway.request.attempts import first_data
 from gateway.request.retries import RetryBudget
@@ -666,14 +666,14 @@ class Dripping:
 
 async def test_each_byte_of_a_dripping_error_is_read_once() -> None:
     attempt = Dripping(b'data: {"error":{"message":"', 100_000)
-    await first_data(attempt, Opening(), attempt.peek())
+    await first_data(attempt, ChatOpening(), attempt.peek())
     assert MAX_ERROR_BYTES < attempt.looked < MAX_ERROR_BYTES + 100
 
 
 async def test_each_byte_of_a_dripping_comment_is_read_once() -> None:
     attempt = Dripping(b":", 100_000)
     with pytest.raises(ReplicaFailure, match="bytes of comments"):
-        await first_data(attempt, Opening(), attempt.peek())
+        await first_data(attempt, ChatOpening(), attempt.peek())
     assert StreamOpening.most < attempt.looked < StreamOpening.most + 100
 
 
@@ -681,7 +681,7 @@ async def test_each_byte_of_a_dripping_comment_is_read_once() -> None:
 async def test_a_stream_without_data_is_no_answer(start: bytes) -> None:
     answer = Dripping(start, 0)
     with pytest.raises(ReplicaFailure, match="empty"):
-        await first_data(answer, Opening(), answer.peek())
+        await first_data(answer, ChatOpening(), answer.peek())
 
 
 @uncompiled

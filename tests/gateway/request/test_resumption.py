@@ -15,7 +15,7 @@ import pytest
 
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.request import CHAT
-from gateway.request.resumption import Kept, SentEvents
+from gateway.request.resumption import SentBytes, SentEvents
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.continuing_engine import (
     CACHED_TOKENS,
@@ -351,7 +351,7 @@ async def test_streams_that_break_off_together_are_read_in_turns_and_one_after_t
     sent, turns, ended = SentEvents(Ticks()), 0, list[tuple[str, int]]()
 
     async def read(name: str) -> None:
-        kept = Kept()
+        kept = SentBytes()
         for _ in range(40):
             kept.add(event(name))
         so_far = await sent.read(CONTINUATION, kept)
@@ -372,7 +372,7 @@ async def test_streams_of_little_text_that_break_off_together_have_a_turn_each()
     sent, turns, ended = SentEvents(lambda: 0.0), 0, list[int]()
 
     async def read() -> None:
-        kept = Kept()
+        kept = SentBytes()
         kept.add(event("a"))
         assert await sent.read(CONTINUATION, kept)
         ended.append(turns)
@@ -385,7 +385,7 @@ async def test_streams_of_little_text_that_break_off_together_have_a_turn_each()
 
 
 async def test_a_client_that_leaves_while_another_stream_is_read_delays_no_other() -> None:
-    sent, kept = SentEvents(Ticks()), Kept()
+    sent, kept = SentEvents(Ticks()), SentBytes()
     kept.add(40 * event("a"))
     reads = [asyncio.create_task(sent.read(CONTINUATION, kept)) for _ in range(3)]
     for _ in range(5):  # the first is in the middle of it

@@ -15,7 +15,7 @@ import pytest
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.pool import ConnectionPool
 from gateway.upstream.resolver import Resolver
-from gateway.upstream.timeouts import Limits
+from gateway.upstream.timeouts import UpstreamTimeouts
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.fakes import (
     DONE,
@@ -222,7 +222,7 @@ async def test_what_came_before_a_call_is_not_its_answer() -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     pool = ConnectionPool(Dialer("127.0.0.1", server.sockets[0].getsockname()[1], None, Resolver()))
     connection = await pool.connect(5)
-    connection.send(b"x", to_head=False, limits=Limits(5, 5, 5))
+    connection.send(b"x", to_head=False, limits=UpstreamTimeouts(5, 5, 5))
     await eventually(lambda: sides)
     sides[0].write(http(200, b"{}"))
     await connection.wait()
@@ -243,7 +243,7 @@ async def test_what_a_sink_raises_is_the_owners_and_no_failure_of_the_replica() 
     """A client's connection may be closing when the replica's next bytes come."""
     async with FakeReplica([then_ends(head_of(b"Content-Length: 2") + b"{}")]) as replica:
         connection = await ConnectionPool(Dialer("127.0.0.1", replica.port, None, Resolver())).connect(5)
-        connection.send(post(), to_head=False, limits=Limits(5, 5, 5))
+        connection.send(post(), to_head=False, limits=UpstreamTimeouts(5, 5, 5))
 
         def sink(_: bytes) -> None:
             raise ConnectionResetError("the client left")

@@ -8,7 +8,7 @@ from random import Random
 
 from gateway.request.observers.access_log import AccessLog
 from gateway.request.record import SettledRequest
-from gateway.telemetry.log_output import Output
+from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 
 
@@ -19,7 +19,7 @@ def test_durations_are_logged_in_whole_microseconds() -> None:
         written.extend(data)
         return len(data)
 
-    chance, output = Random(1), Output(sink)
+    chance, output = Random(1), LogOutput(sink)
     times = [(0.0, 0.0), (4e-7, 6e-7), (0.1, 0.123457), *((chance.expovariate(1), chance.uniform(0, 1e6)) for _ in range(500))]
     log = AccessLog(RequestLog(output, logging.INFO))
     for first_byte, ended in times:

@@ -15,7 +15,7 @@ from gateway.dialects.anthropic.sessions import user_session
 from gateway.errors import ReplicaFailure
 from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
 from gateway.server.endpoints import side_runner
-from gateway.upstream.client import Call
+from gateway.upstream.client import ReplicaCall
 from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.upstream.test_resolver import NameServer
@@ -214,12 +214,12 @@ async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
             assert (added[0], added[2]["replica"]["up"]) == (201, up)
             assert up or "169.254.169.254 is link-local" in added[2]["replica"]["error"]
         with pytest.raises(ReplicaFailure, match="is link-local"):
-            await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+            await run.gateway.upstream.open(f"http://rebound.test:{one.port}", ReplicaCall("GET", "/", b"", b""), 0.1)
         pools = [{"replicas": [one.url, f"http://rebound.test:{one.port}"]}]
         configured = load(None, {"listen": "127.0.0.1:0", "pools": pools}, env={})
         await run.gateway.local.reload.take(configured)
         with pytest.raises(ReplicaFailure) as caught:
-            await run.gateway.upstream.open(f"http://rebound.test:{one.port}", Call("GET", "/", b"", b""), 0.1)
+            await run.gateway.upstream.open(f"http://rebound.test:{one.port}", ReplicaCall("GET", "/", b"", b""), 0.1)
         assert "is link-local" not in caught.value.message
 
 

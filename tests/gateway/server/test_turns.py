@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from gateway.errors import GatewayError, bad_request
-from gateway.turns import ALL_S, AT_ONCE, LARGE, SMALL, Late, Turns, first_turn, turns_of
+from gateway.turns import ALL_S, AT_ONCE, LARGE, SMALL, DeferredData, Turns, first_turn, turns_of
 from gateway.upstream.connection import MAX_UNREAD, Connection
 from tests.gateway.conftest import eventually, longest_pause, running
 from tests.gateway.request.test_garbage import STREAMED, garbage, post
@@ -47,7 +47,7 @@ def lines_of(data: bytes) -> int:
 @given(st.lists(st.tuples(st.sampled_from([b"\n", b"x", b"x\r"]), st.integers(1, 40_000)), min_size=1, max_size=8))
 def test_lines_that_are_dense_in_one_place_are_read_in_parts(runs: list[tuple[bytes, int]]) -> None:
     data = b"".join(piece * count for piece, count in runs)
-    late = Late(Turns())
+    late = DeferredData(Turns())
     read = [late.first(data)]
     while late.size:
         read += late.turn()
@@ -57,7 +57,7 @@ def test_lines_that_are_dense_in_one_place_are_read_in_parts(runs: list[tuple[by
 
 
 def test_what_is_held_is_what_is_in_memory() -> None:
-    late = Late(Turns())
+    late = DeferredData(Turns())
     late.first(DENSE)
     late.add(b"more")
     assert late.held == len(DENSE) + 4
@@ -72,7 +72,7 @@ def test_what_is_held_is_what_is_in_memory() -> None:
 )
 def test_what_is_late_is_read_in_order_and_in_parts(begin: bytes, pieces: list[bytes], turns: int) -> None:
     """Some turns come between the pieces."""
-    late = Late(Turns())
+    late = DeferredData(Turns())
     data = begin + b"\n" * 9000
     read = [late.first(data)]
     for number, piece in enumerate(pieces):
@@ -189,7 +189,7 @@ async def test_all_of_an_event_loop_take_turns_with_each_other() -> None:
 async def test_while_others_wait_only_what_is_small_is_read_at_once() -> None:
     turns = Turns()
     turns.later(lambda: None)
-    late = Late(turns)
+    late = DeferredData(turns)
     assert late.first(b"x" * SMALL) == b"x" * SMALL
     assert late.first(b"x" * (SMALL + 1)) == b""
     assert late.size == SMALL + 1
@@ -199,7 +199,7 @@ async def test_while_others_wait_only_what_is_small_is_read_at_once() -> None:
 
 
 async def test_what_was_read_at_once_counts_for_the_turn() -> None:
-    late = Late(turns := Turns())
+    late = DeferredData(turns := Turns())
     reads = 0
     while turns.free:
         reads += 1

@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.app import compose
-from gateway.commands.streams import Messages
+from gateway.commands.streams import StandardError
 from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
-from gateway.telemetry.log_output import Output, Sink, sink_of
+from gateway.telemetry.log_output import LogOutput, Sink, sink_of
 from gateway.telemetry.logs import Handler
 from gateway.telemetry.request_log import RequestLog
 from tests.gateway.conftest import eventually, serving_runner
@@ -65,7 +65,7 @@ def pipe() -> Iterator[Pipe]:
 
 
 async def test_a_reader_that_stalls_costs_lines_and_nothing_else(pipe: Pipe) -> None:
-    output = Output(pipe.sink, buffer_bytes=200_000, fixed={"worker": 3})
+    output = LogOutput(pipe.sink, buffer_bytes=200_000, fixed={"worker": 3})
     lines = [b"%06d" % number + b"x" * 494 for number in range(2000)]
     begun = time.monotonic()
     for line in lines:
@@ -89,7 +89,7 @@ async def test_a_reader_that_stalls_costs_lines_and_nothing_else(pipe: Pipe) -> 
 
 
 async def test_the_buffer_is_bounded_within_one_batch_and_for_records(pipe: Pipe) -> None:
-    output = Output(pipe.sink, buffer_bytes=1000)
+    output = LogOutput(pipe.sink, buffer_bytes=1000)
     for _ in range(100):
         output.write(b"x" * 99)
     assert output.dropped == 90
@@ -100,7 +100,7 @@ async def test_the_buffer_is_bounded_within_one_batch_and_for_records(pipe: Pipe
 
 
 async def test_a_whole_gateway_answers_while_nobody_reads_its_log(pipe: Pipe) -> None:
-    output = Output(pipe.sink, buffer_bytes=20_000)
+    output = LogOutput(pipe.sink, buffer_bytes=20_000)
     async with FakeReplica() as replica:
         config = load(None, {"listen": "127.0.0.1:0", "pools": [{"replicas": [replica.url]}]}, env={})
         gateway = compose(config, RequestLog(output, logging.INFO))
@@ -129,7 +129,7 @@ def test_lines_of_any_thread_go_out_without_an_event_loop() -> None:
         written.append(bytes(data))
         return len(data)
 
-    output = Output(sink)
+    output = LogOutput(sink)
     handler = Handler(output)
 
     def log() -> None:
@@ -148,7 +148,7 @@ def test_lines_of_any_thread_go_out_without_an_event_loop() -> None:
 
 async def test_lines_wait_for_a_batch_and_warnings_do_not() -> None:
     written: list[bytes] = []
-    output = Output(lambda data: written.append(bytes(data)) or len(data))
+    output = LogOutput(lambda data: written.append(bytes(data)) or len(data))
     handler = Handler(output)
     output.write(b"1")
     handler.handle(logging.makeLogRecord({"msg": "m", "levelno": logging.INFO, "levelname": "INFO"}))
@@ -167,7 +167,7 @@ async def test_lines_wait_for_a_batch_and_warnings_do_not() -> None:
 
 
 async def test_lines_that_nobody_can_read_any_more_are_counted(pipe: Pipe) -> None:
-    output = Output(pipe.sink)
+    output = LogOutput(pipe.sink)
     os.close(pipe.reading)
     for _ in range(3):
         output.write(b"x")
@@ -185,7 +185,7 @@ async def test_after_a_full_disk_a_line_has_the_number_of_missing_lines() -> Non
         written.extend(part)
         return len(part)
 
-    output = Output(sink)
+    output = LogOutput(sink)
     output.write(b"the first")
     assert output.flush(WAIT_S)
     output.write(b"the second")
@@ -201,7 +201,7 @@ async def test_after_a_full_disk_a_line_has_the_number_of_missing_lines() -> Non
 async def test_standard_error_that_another_process_made_non_blocking_loses_nothing(pipe: Pipe) -> None:
     os.set_blocking(pipe.writing, False)
     with os.fdopen(pipe.writing, "w", closefd=False) as stream:
-        output = Output(sink_of(stream))
+        output = LogOutput(sink_of(stream))
         for number in range(1000):
             output.write(b"%0500d" % number)
         output.hand_over()
@@ -210,18 +210,18 @@ async def test_standard_error_that_another_process_made_non_blocking_loses_nothi
     assert not output.dropped
 
 
-@pytest.mark.parametrize("stream", [None, Messages(None)], ids=["none", "of a command"])
+@pytest.mark.parametrize("stream", [None, StandardError(None)], ids=["none", "of a command"])
 def test_without_a_standard_error_lines_are_dropped(stream: Any) -> None:
-    output = Output(sink_of(stream))
+    output = LogOutput(sink_of(stream))
     output.write(b"x")
     assert output.flush(WAIT_S)
     assert output.dropped == 1
 
 
 @contextlib.contextmanager
-def writing_to(sink: Sink, **options: Any) -> Iterator[Output]:
+def writing_to(sink: Sink, **options: Any) -> Iterator[LogOutput]:
     """For tests that make many."""
-    output = Output(sink, **options)
+    output = LogOutput(sink, **options)
     try:
         yield output
     finally:

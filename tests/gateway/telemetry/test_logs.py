@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.telemetry.line_format import ConsoleLine
-from gateway.telemetry.log_output import Output
+from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.logs import Handler, LineFormatter, first_of
 from gateway.telemetry.request_log import RequestLog
 
@@ -168,7 +168,7 @@ def test_nothing_that_is_logged_for_people_begins_a_line_or_controls_the_termina
 def test_a_request_and_what_is_dropped_are_in_the_same_format() -> None:
     stream = io.BytesIO()
     line = ConsoleLine(colors=False)
-    output = Output(stream.write, fixed={"worker": 3}, line=line)
+    output = LogOutput(stream.write, fixed={"worker": 3}, line=line)
     RequestLog(output, logging.INFO, {"worker": 3}, line).write(logging.WARNING, {"id": "wr-1", "status": 502})
     assert output.flush()
     written = stream.getvalue().decode()
@@ -177,7 +177,7 @@ def test_a_request_and_what_is_dropped_are_in_the_same_format() -> None:
 
 def test_a_requests_line_has_the_time_to_the_millisecond() -> None:
     stream = io.BytesIO()
-    output = Output(stream.write, shared=True)
+    output = LogOutput(stream.write, shared=True)
     requests = RequestLog(output, logging.INFO)
     before = time.time()
     for _ in range(100):
@@ -193,7 +193,7 @@ def test_a_requests_line_has_the_time_to_the_millisecond() -> None:
 
 def test_lines_name_the_worker_that_wrote_them() -> None:
     stream = io.BytesIO()
-    output = Output(stream.write, shared=True)
+    output = LogOutput(stream.write, shared=True)
     record = logging.makeLogRecord({"msg": "up", "levelno": logging.INFO, "levelname": "INFO", "name": "warmroute"})
     Handler(output, {"worker": 3}).emit(record)
     RequestLog(output, logging.INFO, {"worker": 3}).write(logging.INFO, {"id": "wr-1"})

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gateway.errors import ReplicaFailure
 from gateway.upstream.connection import Connection
 from gateway.upstream.sending import SLICE
-from gateway.upstream.timeouts import Limits
+from gateway.upstream.timeouts import UpstreamTimeouts
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-LIMITS = Limits(5, 5, 5)
+LIMITS = UpstreamTimeouts(5, 5, 5)
 
 
 class FakeTransport(asyncio.Transport):
@@ -169,7 +169,7 @@ def test_an_end_counts_unless_the_answer_was_held_back_for_its_client(
         assert isinstance(loop, SettableLoop)
         connection, _ = connected()
         for _ in range(2):  # the time held back in one answer does not count in the next one
-            connection.send(b"GET", to_head=False, limits=Limits(900, 900, 900))
+            connection.send(b"GET", to_head=False, limits=UpstreamTimeouts(900, 900, 900))
             connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na")
             if not connection.used:
                 connection.pause()

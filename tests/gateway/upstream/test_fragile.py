@@ -15,9 +15,9 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.dialer import Dialer
 from gateway.upstream.pool import Connector
 from gateway.upstream.resolver import Resolver
-from gateway.upstream.timeouts import Limits
+from gateway.upstream.timeouts import UpstreamTimeouts
 
-LIMITS = Limits(60, 60, 60)
+LIMITS = UpstreamTimeouts(60, 60, 60)
 DISMISSAL = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -155,7 +155,7 @@ async def test_one_whose_server_does_not_read_its_request_is_closed_after_a_whil
         assert not connection.alive
 
 
-async def sent(pool: FragilePool, *, probe: bool = False, limits: Limits = LIMITS) -> Connection:
+async def sent(pool: FragilePool, *, probe: bool = False, limits: UpstreamTimeouts = LIMITS) -> Connection:
     """A request whose client, or a probe whose prober, does not wait for the answer."""
     await pool.turn(1)
     connection = await pool.connect(5)
@@ -185,7 +185,7 @@ async def test_or_until_its_time_is_over() -> None:
     async with Server() as server:
         pool = pool_of(held := Held(server.port))
         held.let.set()
-        await sent(pool, limits=Limits(60, 0.1, 60))
+        await sent(pool, limits=UpstreamTimeouts(60, 0.1, 60))
         assert pool.busy
         await pool.turn(5)
 

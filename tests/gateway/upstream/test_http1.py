@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.upstream.http1 import MAX_CHUNK_LINE, MAX_HEAD_BYTES, Answer, FramingError, lines, parse_head
+from gateway.upstream.http1 import MAX_CHUNK_LINE, MAX_HEAD_BYTES, AnswerParser, FramingError, lines, parse_head
 from scripts.fuzzing.answers import TOKENS, Outcome, Refused, check, invent, read, simply
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -270,7 +270,7 @@ def test_a_length_cuts_exactly_there(body: bytes, rest: bytes) -> None:
 @given(st.binary(max_size=100))
 def test_what_was_given_out_before_an_error_is_of_the_body(more: bytes) -> None:
     """However it is cut, no byte of the framing comes out as body."""
-    answer, body = Answer(), b""
+    answer, body = AnswerParser(), b""
     for byte in bytewise(CHUNKED + b"5\r\nhello"):
         body += answer.feed(byte)
     with pytest.raises(FramingError):
@@ -326,7 +326,7 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_what_has_no_end_is_given_up_and_little_is_kept_until_then(name: str) -> None:
     start, more = ENDLESS[name]
-    answer = Answer()
+    answer = AnswerParser()
     answer.feed(start)
     for _ in range((MAX_HEAD_BYTES + 3) // len(more) + 1):
         assert len(answer._buffer) <= MAX_HEAD_BYTES + 3
@@ -351,7 +351,7 @@ def test_what_has_no_end_is_given_up_and_little_is_kept_until_then(name: str) ->
 )
 def test_a_body_byte_by_byte_is_linear_work(start: bytes, piece: bytes, most: int) -> None:
     """What a step may look at: the bytes that it is given, and what is kept of earlier ones."""
-    answer, touched = Answer(), 0
+    answer, touched = AnswerParser(), 0
     answer.feed(start)
     for byte in bytewise(piece * 20_000):
         touched += len(answer._buffer) + 1
@@ -382,7 +382,7 @@ def test_a_header_full_of_space_does_not_block(value: bytes) -> None:
 
 
 def test_its_state_can_be_read() -> None:
-    answer = Answer()
+    answer = AnswerParser()
     assert repr(answer) == "<Answer without head, head, 0 bytes left>"
     answer.feed(OK + b"Content-Length: 5\r\n\r\nhe")
     assert repr(answer) == "<Answer 200, length, 3 bytes left>"
@@ -392,7 +392,7 @@ def test_its_state_can_be_read() -> None:
 
 def test_a_switch_that_was_asked_for() -> None:
     """Everything behind its head is the other protocol's, until the end."""
-    answer = Answer(upgrades=True)
+    answer = AnswerParser(upgrades=True)
     assert (
         answer.feed(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nContent-Length: 3\r\n\r\nframes") == b"frames"
     )
@@ -404,6 +404,6 @@ def test_a_switch_that_was_asked_for() -> None:
 
 
 def test_another_answer_to_one_who_asks_for_a_switch() -> None:
-    answer = Answer(upgrades=True)
+    answer = AnswerParser(upgrades=True)
     assert answer.feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\nno") == b"no"
     assert answer.complete

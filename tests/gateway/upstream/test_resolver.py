@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ReplicaFailure
-from gateway.upstream.client import Call, UpstreamClient
+from gateway.upstream.client import ReplicaCall, UpstreamClient
 from gateway.upstream.resolver import MAX_ADDRESSES, MAX_NAMES, REFRESH_S, RETRY_S, Resolver, system_look_up
 from tests.gateway.conftest import eventually, running
 from tests.gateway.servers import live_of
@@ -239,7 +239,7 @@ async def test_a_name_is_forgotten_with_the_last_replica_that_has_it() -> None:
         relay = UpstreamClient(live_of(), resolver)
         urls = [f"http://a.test:{replica.port}", f"http://a.test:{replica.port}/other"]
         for url in urls:
-            (await relay.open(url, Call("GET", "/v1/models", b"", b""))).close()
+            (await relay.open(url, ReplicaCall("GET", "/v1/models", b"", b""))).close()
         assert server.asked["a.test"] == 1
         relay.forget(urls[0])
         assert resolver.knows("a.test")
@@ -252,7 +252,7 @@ async def test_a_name_without_an_answer_is_an_unreachable_replica() -> None:
         server.hang("a.test")
         relay = UpstreamClient(live_of(), resolver)
         with pytest.raises(ReplicaFailure, match=r"does not resolve: a\.test: no answer within 0\.01 s") as caught:
-            await relay.open("http://a.test", Call("GET", "/", b"", b""), 0.01)
+            await relay.open("http://a.test", ReplicaCall("GET", "/", b"", b""), 0.01)
         assert (caught.value.reason, caught.value.reached) == ("unreachable", False)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.api.admission import AdmissionQueue, BodyBudget, Reservation
+from replica.api.admission import AdmissionQueue, AdmissionReservation, BodyBudget
 from replica.api.validation import ApiError
 
 
@@ -14,7 +14,7 @@ from replica.api.validation import ApiError
 def test_there_are_never_more_than_may_wait(steps: list[tuple[str, int]]) -> None:
     waiting, most = 0, 6
     queue = AdmissionQueue(lambda: waiting, most, lambda: 0.0)
-    open_: list[tuple[Reservation, list[int]]] = []  # with how many of it the engine does not know yet
+    open_: list[tuple[AdmissionReservation, list[int]]] = []  # with how many of it the engine does not know yet
     for what, number in steps:
         if what == "reserve":
             reserved = sum(left[0] for _, left in open_)

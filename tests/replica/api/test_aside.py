@@ -11,7 +11,7 @@ import pytest
 
 from replica.api.bodies import LONG_BODY
 from replica.api.server import ServerConfig
-from replica.engine import Detokenizer, Grammar, Message, PromptEnd, Request, Sequence, TemplateOverride
+from replica.engine import Detokenizer, EngineRequest, Grammar, Message, PromptEnd, Sequence, TemplateOverride
 from replica.sim.cost import SimConfig
 from tests.replica.api.test_server import chat
 from tests.replica.conftest import Replica, serve
@@ -28,7 +28,7 @@ class GatedEngine(WatchedEngine):
         super().__init__(*args)
         self.gate, self.entered = threading.Event(), asyncio.Event()
         self.only_first = False  # the gate is open for those that come later
-        self.requests: list[Request] = []
+        self.requests: list[EngineRequest] = []
         self._loop = asyncio.get_running_loop()
 
     def _wait(self) -> None:
@@ -57,7 +57,7 @@ class GatedEngine(WatchedEngine):
         self._wait()
         return super().grammar_error(grammar)
 
-    def submit(self, request: Request) -> Sequence:
+    def submit(self, request: EngineRequest) -> Sequence:
         self.requests.append(request)
         return super().submit(request)
 

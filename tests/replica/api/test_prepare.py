@@ -15,7 +15,7 @@ from replica.api.responses.requests import MAX_REPEATED, parse_responses
 from replica.api.server import ServerConfig
 from replica.api.validation import ApiError
 from replica.cache.prefix import Prefix, Scope
-from replica.engine import EngineInfo, Request, Sequence
+from replica.engine import EngineInfo, EngineRequest, Sequence
 from replica.sim.cost import SimConfig
 from tests.replica.conftest import Replica, serve
 from tests.replica.fakes import WatchedEngine
@@ -182,9 +182,9 @@ async def test_the_blocks_of_a_prompt_are_hashed_before_the_engine_has_it() -> N
     class Listening(WatchedEngine):
         def __init__(self) -> None:
             super().__init__(SimConfig(decode_rate=10_000.0, prefill_rate=1e6))
-            self.seen: list[Request] = []
+            self.seen: list[EngineRequest] = []
 
-        def submit(self, request: Request) -> Sequence:
+        def submit(self, request: EngineRequest) -> Sequence:
             self.seen.append(request)
             return super().submit(request)
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from replica.cache.blocks import BlockLedger, CacheCounts, Lease
+from replica.cache.blocks import BlockLease, BlockLedger, CacheCounts
 from replica.cache.prefix import BlockRun, Key, Prefix, Scope
 
 CAPACITY, SIZE = 12, 2
@@ -51,7 +51,7 @@ class Follower:
 class Known:
     """What the oracle knows of a cached block."""
 
-    holders: list[Lease] = field(default_factory=list)
+    holders: list[BlockLease] = field(default_factory=list)
     last_use: int = 0
     keep_until: float = 0.0
 
@@ -63,7 +63,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = BlockLedger(CAPACITY, SIZE, (self.follower,))
         self.memory: dict[int, Key] = {}  # what an engine would have computed into each block
         self.known: dict[Key, Known] = {}
-        self.leases: list[Lease] = []
+        self.leases: list[BlockLease] = []
         self.promised: dict[int, int] = {}  # by a lease's identity
         self.counted: set[int] = set()  # likewise
         self.hits = self.misses = 0
@@ -116,7 +116,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.promised[id(lease)] = promised
         self.count(lease, need)
 
-    def count(self, lease: Lease, taken: int) -> None:
+    def count(self, lease: BlockLease, taken: int) -> None:
         """With its first private block it is certain what a prompt found."""
         if taken and id(lease) not in self.counted:
             self.counted.add(id(lease))
@@ -155,7 +155,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert lease.shared == len(lease.blocks) == count
         assert all(self.memory[block] == key for block, key in zip(lease.blocks, keys, strict=False))
 
-    def unstarted(self) -> Iterator[Lease]:
+    def unstarted(self) -> Iterator[BlockLease]:
         """Those that have nothing but shared blocks."""
         return (lease for lease in self.leases if lease.shared == len(lease.blocks))
 
@@ -177,7 +177,7 @@ class LedgerMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.leases))
         self.name(lease, data.draw(st.integers(0, min(len(lease.prefix.keys), len(lease.blocks)))))
 
-    def name(self, lease: Lease, count: int) -> None:
+    def name(self, lease: BlockLease, count: int) -> None:
         for at in range(lease.shared, count):
             self.memory[lease.blocks[at]] = lease.prefix.keys[at]
             self.known.setdefault(lease.prefix.keys[at], Known()).holders.append(lease)
@@ -196,7 +196,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.name(self.leases[-1], blocks)
             self.end(self.leases.pop())
 
-    def end(self, lease: Lease) -> None:
+    def end(self, lease: BlockLease) -> None:
         keys = lease.prefix.keys[: lease.shared]
         del self.promised[id(lease)]
         self.counted.discard(id(lease))

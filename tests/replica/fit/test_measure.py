@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from typing import Self
 
-from replica.fit.client import Answer, ReplicaClient
+from replica.fit.client import ReplicaClient, TimedAnswer
 from replica.fit.measure import LONGER, Measurer
 from replica.fit.solve import solve
 from replica.sim.cost import SimConfig, StepWork
@@ -27,16 +27,16 @@ class Computed(ReplicaClient):
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def generate(self, text: str, tokens: int, on_piece: Callable[[], None] = lambda: None) -> Answer:
+    async def generate(self, text: str, tokens: int, on_piece: Callable[[], None] = lambda: None) -> TimedAnswer:
         words = text.split()
         cached = max((_common(words, known) for known in self.known), default=0)
         cached = min(cached, len(words) - 1) // self.block_size * self.block_size
         self.known.append(words)
         first = CONFIG.costs.seconds(StepWork.of([(len(words) - cached, len(words))], ()))
         step = CONFIG.costs.seconds(StepWork.of((), [len(words) + tokens // 2]))
-        return Answer(0.0, [first + at * step for at in range(tokens)], len(words), cached, tokens)
+        return TimedAnswer(0.0, [first + at * step for at in range(tokens)], len(words), cached, tokens)
 
-    async def streams(self, texts: Items[str], tokens: int, begun: asyncio.Event | None = None) -> list[Answer]:
+    async def streams(self, texts: Items[str], tokens: int, begun: asyncio.Event | None = None) -> list[TimedAnswer]:
         return [await self.generate(text, tokens) for text in texts]
 
 

@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from replica.engine import EngineError, Request
-from replica.output.generation import Choices, Delta, Ended, FirstToken, Generation, TextOptions
+from replica.engine import EngineError, EngineRequest
+from replica.output.generation import Choices, Delta, FirstToken, Generation, GenerationEnd, TextOptions
 from replica.sim.cost import SimConfig
 from replica.sim.engine import SimEngine
 from replica.sim.faults import Fault
@@ -17,7 +17,7 @@ class Quiet:
 
     def generated(self, tokens: int, now: float) -> None: ...
 
-    def ended(self, end: Ended, now: float) -> None: ...
+    def ended(self, end: GenerationEnd, now: float) -> None: ...
 
 
 async def test_others_have_their_turn_between_the_beginnings_of_two_answers() -> None:
@@ -33,7 +33,7 @@ async def test_others_have_their_turn_between_the_beginnings_of_two_answers() ->
 
     def make(index: int) -> Generation:
         begun.append(turns)
-        return Generation(engine, Quiet(), Request([index // 4, 7], 1, ignore_eos=True), TextOptions(), 0.0)
+        return Generation(engine, Quiet(), EngineRequest([index // 4, 7], 1, ignore_eos=True), TextOptions(), 0.0)
 
     task = asyncio.create_task(other())
     choices = Choices(make, prompts=8, n=4)
@@ -93,7 +93,7 @@ class Answers:
         self.begun: list[int] = []
 
     def _make(self, _: int) -> Generation:
-        request = Request([7, 8], self._tokens, ignore_eos=True)
+        request = EngineRequest([7, 8], self._tokens, ignore_eos=True)
         self.all.append(Generation(self._engine, Quiet(), request, self._options, 0.0))
         return self.all[-1]
 

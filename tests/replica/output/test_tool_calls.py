@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.output.tool_calls import Call, Part, ToolCallReader, parts_of
+from replica.output.tool_calls import Part, ToolCallReader, ToolCallText, parts_of
 
 FIND = '<tool_call>\n{"name": "find", "arguments": {"what": "it"}}\n</tool_call>'
-FOUND = Call("find", '{"what":"it"}')
+FOUND = ToolCallText("find", '{"what":"it"}')
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ FOUND = Call("find", '{"what":"it"}')
         (f"{FIND}\n{FIND}", [FOUND, FOUND]),
         (f"{FIND} That was it.", [FOUND, "That was it."]),
         (FIND.removesuffix("</tool_call>"), [FOUND]),
-        ('<tool_call>{"name": "f"}</tool_call>', [Call("f", "{}")]),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [Call("f", '{"a":1}')]),
+        ('<tool_call>{"name": "f"}</tool_call>', [ToolCallText("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [ToolCallText("f", '{"a":1}')]),
         # What is no call stays a text, to the last space.
         ("a <tool_call>{}</tool_call> b", ["a <tool_call>{}</tool_call> b"]),
         ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', ['<tool_call>{"name": 5, "arguments": {}}</tool_call>']),
@@ -86,8 +86,8 @@ def test_a_call_that_no_answer_could_have_stays_a_text() -> None:
     for depth in range(240, 260):
         text = '<tool_call>{"name": "f", "arguments": ' + '{"a":' * depth + "1" + "}" * depth + "}</tool_call>"
         (part,) = parts_of(text)
-        called.append(isinstance(part, Call))
-        if isinstance(part, Call):
+        called.append(isinstance(part, ToolCallText))
+        if isinstance(part, ToolCallText):
             orjson.dumps({"content": [{"input": orjson.loads(part.arguments)}]})
         else:
             assert part == text

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.cache.prefix import Scope
-from replica.engine import FinishReason, Grammar, Request
+from replica.engine import EngineRequest, FinishReason, Grammar
 from replica.sim import text as sim_text
 from replica.sim.answer import LOOKAHEAD, Answer, Task
 
@@ -17,11 +17,11 @@ FORCED = Grammar("calls", json.dumps([{"name": "find"}]))
 FORCED_LENGTH = len(sim_text.forced_call(FORCED.text))
 
 
-def answer_to(request: Request) -> Answer:
+def answer_to(request: EngineRequest) -> Answer:
     return Answer(Task.of(request, 16), request)
 
 
-def at_once(request: Request, call: list[int]) -> tuple[list[int], FinishReason, bool]:
+def at_once(request: EngineRequest, call: list[int]) -> tuple[list[int], FinishReason, bool]:
     """The tokens, why they end, whether the last is a stop token."""
     seed = 0 if request.greedy else request.seed or 0
     tokens, ended = call[: request.max_tokens], len(call) <= request.max_tokens
@@ -42,7 +42,7 @@ def test_its_tokens_come_in_any_pieces_and_their_number_is_known_before(data: st
         )
     )
     most = data.draw(st.integers(1, 120))
-    request = Request(
+    request = EngineRequest(
         prompt,
         most,
         grammar=grammar,
@@ -70,7 +70,7 @@ def test_its_tokens_come_in_any_pieces_and_their_number_is_known_before(data: st
     ],
 )
 def test_a_seed_gives_the_same_words_in_every_release(seed: int, text: str) -> None:
-    request = Request(sim_text.encode("Once upon a time,"), 8, ignore_eos=True, temperature=1.0, seed=seed)
+    request = EngineRequest(sim_text.encode("Once upon a time,"), 8, ignore_eos=True, temperature=1.0, seed=seed)
     assert sim_text.decode(answer_to(request).take(8)) == text
 
 
@@ -88,7 +88,7 @@ def test_a_seed_gives_the_same_words_in_every_release(seed: int, text: str) -> N
 def test_how_long_an_answer_gets_is_known_or_has_bounds(
     options: dict[str, object], least: int | None, most: int | None
 ) -> None:
-    answer = answer_to(Request([1, 2, 3], 90_000, **options))  # type: ignore[arg-type]
+    answer = answer_to(EngineRequest([1, 2, 3], 90_000, **options))  # type: ignore[arg-type]
     bounds = answer.least, answer.most
     length = len(answer.take(90_000))
     assert bounds[0] <= length <= bounds[1]
@@ -97,10 +97,10 @@ def test_how_long_an_answer_gets_is_known_or_has_bounds(
 
 def test_answers_to_one_prompt_share_a_task_and_others_do_not() -> None:
     prompt = [1, 2, 3]
-    request = Request(prompt, 5, seed=1)
+    request = EngineRequest(prompt, 5, seed=1)
     task = Task.of(request, 16)
-    assert task.covers(Request(prompt, 5, seed=2))
-    assert not task.covers(Request([1, 2, 3], 5))
-    assert not task.covers(Request(prompt, 5, Scope(salt="a")))
-    assert not task.covers(Request(prompt, 5, stop_tokens=(7,)))
-    assert not task.covers(Request(prompt, 5, grammar=FORCED))
+    assert task.covers(EngineRequest(prompt, 5, seed=2))
+    assert not task.covers(EngineRequest([1, 2, 3], 5))
+    assert not task.covers(EngineRequest(prompt, 5, Scope(salt="a")))
+    assert not task.covers(EngineRequest(prompt, 5, stop_tokens=(7,)))
+    assert not task.covers(EngineRequest(prompt, 5, grammar=FORCED))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from replica.cache.prefix import Prefix, Scope
-from replica.engine import EngineError, EngineLoad, Request, Sequence
+from replica.engine import EngineError, EngineLoad, EngineRequest, Sequence
 from replica.sim.cost import SimConfig
 from replica.sim.engine import ADMITTED, MIN_TICK_S, TURN, SimEngine
 from replica.sim.faults import Fault, FaultConfig, fault_sequence
@@ -35,8 +35,8 @@ async def timeline(sequence: Sequence, clock: FakeClock, seconds: float, step: f
     return times
 
 
-def request(length: int, answer: int = 4, start: int = 0) -> Request:
-    return Request(prompt=list(range(start, start + length)), max_tokens=answer, ignore_eos=True)
+def request(length: int, answer: int = 4, start: int = 0) -> EngineRequest:
+    return EngineRequest(prompt=list(range(start, start + length)), max_tokens=answer, ignore_eos=True)
 
 
 async def test_prefill_takes_its_time_then_tokens_come_at_the_decode_rate() -> None:
@@ -71,7 +71,7 @@ async def test_the_answer_is_cached_too(length: int, cached: int) -> None:
     first = engine.submit(request(64, answer=length))
     clock.advance(1)
     answer = (await first.next()).tokens
-    follow_up = engine.submit(Request([*range(64), *answer, 1, 2, 3], 1))
+    follow_up = engine.submit(EngineRequest([*range(64), *answer, 1, 2, 3], 1))
     clock.advance(1)
     assert follow_up.cached_tokens == cached
 
@@ -79,16 +79,16 @@ async def test_the_answer_is_cached_too(length: int, cached: int) -> None:
 async def test_answers_to_one_prompt_are_cached_each_with_its_own_tokens() -> None:
     engine, clock = engine_of()
     prompt = list(range(64))
-    sequences = [engine.submit(Request(prompt, 40, ignore_eos=True, temperature=1.0, seed=seed)) for seed in (1, 2)]
+    sequences = [engine.submit(EngineRequest(prompt, 40, ignore_eos=True, temperature=1.0, seed=seed)) for seed in (1, 2)]
     clock.advance(1)
     engine.check()
     answers = [(await sequence.next()).tokens for sequence in sequences]
     assert answers[0] != answers[1]
     for answer in answers:
-        follow_up = engine.submit(Request([*prompt, *answer, 1], 1))
+        follow_up = engine.submit(EngineRequest([*prompt, *answer, 1], 1))
         clock.advance(1)
         assert follow_up.cached_tokens == 96, "but for the last token of the answer, which was never computed"
-    salted = engine.submit(Request(prompt, 1, Scope(salt="a")))
+    salted = engine.submit(EngineRequest(prompt, 1, Scope(salt="a")))
     clock.advance(1)
     assert salted.cached_tokens == 0
 
@@ -100,7 +100,7 @@ async def test_answers_that_wait_take_no_memory_for_their_tokens(options: dict[s
     prompt = list(range(8_000))
     tracemalloc.start()
     try:
-        sequences = [engine.submit(Request(prompt, 90_000, temperature=1.0, seed=seed, **options)) for seed in range(100)]
+        sequences = [engine.submit(EngineRequest(prompt, 90_000, temperature=1.0, seed=seed, **options)) for seed in range(100)]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -110,7 +110,7 @@ async def test_answers_that_wait_take_no_memory_for_their_tokens(options: dict[s
 
 async def test_an_answer_whose_length_is_not_known_has_room_for_the_longest() -> None:
     engine, clock = engine_of(itertools.repeat(Fault(breaks=0.999)), kv_tokens=16_000)
-    sequence = engine.submit(Request(list(range(16)), 5_000, min_tokens=2_000))
+    sequence = engine.submit(EngineRequest(list(range(16)), 5_000, min_tokens=2_000))
     clock.advance(0.02)
     assert engine.load().kv_usage == pytest.approx((16 + 5_000) / 16_000, abs=0.001)
     clock.advance(100)
@@ -379,7 +379,7 @@ async def test_what_does_not_fit_is_looked_at_once_until_there_is_more_room(chun
     clock.advance(1)
     prompt = Prefix(range(1600), 16)
     keys = prompt.keys = CountedKeys(prompt.keys)
-    waiting = [engine.submit(Request(prompt.tokens, 16, ignore_eos=True, hashed=prompt)) for _ in range(20)]
+    waiting = [engine.submit(EngineRequest(prompt.tokens, 16, ignore_eos=True, hashed=prompt)) for _ in range(20)]
     clock.advance(1)
     asked = keys.asked
     clock.advance(1)
@@ -398,7 +398,7 @@ async def test_blocks_are_retained_from_the_end_of_their_step() -> None:
     """Also if the timer comes late: their retention has passed by then."""
     for late_s in (0.0, 12.0):
         engine, clock = engine_of(kv_tokens=64, prefill_chunk=100)
-        engine.submit(Request(prompt=list(range(32)), max_tokens=1, ignore_eos=True, keep_s=10.0))
+        engine.submit(EngineRequest(prompt=list(range(32)), max_tokens=1, ignore_eos=True, keep_s=10.0))
         clock.stall(0.5 + late_s)
         clock.advance(12.0 - late_s)
         engine.submit(request(32, 1, 100))
@@ -467,8 +467,8 @@ async def test_speed_divides_all_times() -> None:
 
 
 async def test_speed_shortens_what_is_to_be_kept() -> None:
-    def keeping(start: int, keep_s: float) -> Request:
-        return Request(prompt=list(range(start, start + 64)), max_tokens=1, ignore_eos=True, keep_s=keep_s)
+    def keeping(start: int, keep_s: float) -> EngineRequest:
+        return EngineRequest(prompt=list(range(start, start + 64)), max_tokens=1, ignore_eos=True, keep_s=keep_s)
 
     for speed, kept in ((1, 48), (100, 0)):
         engine, clock = engine_of(speed=speed, kv_tokens=160)
@@ -548,7 +548,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(length=st.integers(1, 200), answer=st.integers(1, 40), branch=st.integers(0, 1))
     def submit(self, length: int, answer: int, branch: int) -> None:
         prompt = [*range(min(length, 40)), *range(1000 * branch, 1000 * branch + max(0, length - 40))]
-        self.sequences.append(self.engine.submit(Request(prompt, answer)))
+        self.sequences.append(self.engine.submit(EngineRequest(prompt, answer)))
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())

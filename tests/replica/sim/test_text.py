@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.engine import Message, PromptError, PromptTooLong
-from replica.output.tool_calls import Call, parts_of
+from replica.output.tool_calls import ToolCallText, parts_of
 from replica.sim import text as sim_text
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What  is it?\n\tSay."}]
@@ -99,14 +99,16 @@ def test_a_marked_message_is_answered_with_its_calls_step_by_step() -> None:
         texts.append(sim_text.decode(answer))
         parts = parts_of(texts[-1])
         calls = [
-            {"function": {"name": one.name, "arguments": json.loads(one.arguments)}} for one in parts if isinstance(one, Call)
+            {"function": {"name": one.name, "arguments": json.loads(one.arguments)}}
+            for one in parts
+            if isinstance(one, ToolCallText)
         ]
         messages += [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "<|call|>x {}"}]
         if answer:  # sent back it has the tokens that were generated
             assert sim_text.encode_chat(messages, TOOLS)[: len(prompt) + len(answer)] == prompt + answer
     assert [parts_of(text) for text in texts] == [
-        [Call("find", '{"what":"é"}'), Call("find", "{}")],
-        [Call("end", "{}")],
+        [ToolCallText("find", '{"what":"é"}'), ToolCallText("find", "{}")],
+        [ToolCallText("end", "{}")],
         [],
     ]
 

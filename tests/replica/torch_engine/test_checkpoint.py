@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from replica.cache.blocks import BlockLedger
 from replica.cache.prefix import BlockRun, Prefix, Scope
-from replica.engine import Request
+from replica.engine import EngineRequest
 from replica.torch_engine.paged import BATCH
 
 pytest.importorskip("torch")
@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from replica.torch_engine import checkpoint
-from replica.torch_engine.checkpoint import Checkpoint, CheckpointError, Contents, Saved, is_ours, read, write
+from replica.torch_engine.checkpoint import Checkpoint, CheckpointError, Contents, SavedBlocks, is_ours, read, write
 from tests.replica.cache.test_blocks import Follower
 from tests.replica.tiny import answer, recorded_scores, running, tiny_model
 from tests.replica.torch_engine.test_paged import prompt, sliding_model
@@ -41,17 +41,17 @@ HEADER = {"format": checkpoint.FORMAT, "model": "m", "block_size": "2"}
 ROW = 6
 
 
-def saved(blocks: int = 4) -> Saved:
+def saved(blocks: int = 4) -> SavedBlocks:
     prefix = Prefix(range(2 * blocks), 2, Scope(salt="tenant"))
     runs = [
         BlockRun((key,), prefix.parent(at), prefix.tokens[2 * at : 2 * at + 2], prefix.scope)
         for at, key in enumerate(prefix.keys)
     ]
     rows = torch.arange(blocks * ROW, dtype=torch.uint8).reshape(blocks, ROW)
-    return Saved([(run, 7.5) for run in reversed(runs)], rows)
+    return SavedBlocks([(run, 7.5) for run in reversed(runs)], rows)
 
 
-def stored(path: Path, saved: Saved) -> None:
+def stored(path: Path, saved: SavedBlocks) -> None:
     write(path, HEADER, saved.blocks, [saved.rows], ROW)
 
 
@@ -150,10 +150,10 @@ def test_blocks_that_do_not_match_their_keys_are_refused(tmp_path: Path) -> None
     path, whole = tmp_path / "cache", saved()
     run, keep_until = whole.blocks[0]
     other = BlockRun(run.keys, run.parent, array("I", [90, 91]), run.scope)
-    stored(path, Saved([(other, keep_until), *whole.blocks[1:]], whole.rows))
+    stored(path, SavedBlocks([(other, keep_until), *whole.blocks[1:]], whole.rows))
     with pytest.raises(CheckpointError, match="a block's key is not that of its tokens"):
         read(path, HEADER, ROW)
-    stored(path, Saved(whole.blocks[:-1], whole.rows[:-1]))
+    stored(path, SavedBlocks(whole.blocks[:-1], whole.rows[:-1]))
     with pytest.raises(CheckpointError, match="a block's parent is missing"):
         read(path, HEADER, ROW)
 
@@ -161,11 +161,11 @@ def test_blocks_that_do_not_match_their_keys_are_refused(tmp_path: Path) -> None
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "cache"
     path.write_bytes(whole)
-    broken = Saved([*saved().blocks, (BlockRun((b"short",), None, array("I", [1, 2]), Scope()), 0.0)], saved().rows)
+    broken = SavedBlocks([*saved().blocks, (BlockRun((b"short",), None, array("I", [1, 2]), Scope()), 0.0)], saved().rows)
     with pytest.raises(ValueError, match="expected sequence of length"):
         stored(path, broken)
     with pytest.raises(ValueError, match="18 bytes of rows, not 24"):
-        stored(path, Saved(saved().blocks, saved().rows[:3]))
+        stored(path, SavedBlocks(saved().blocks, saved().rows[:3]))
     assert path.read_bytes() == whole
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -236,7 +236,7 @@ def test_contents_are_what_the_ledger_holds() -> None:
 async def test_a_restart_is_warm_and_its_answers_are_the_same(tmp_path: Path) -> None:
     model, path, follower = tiny_model(tmp_path / "model"), tmp_path / "cache", Follower()
     requests = [
-        Request(prompt(50 + seed, seed, 20), 3, ignore_eos=True, scope=Scope(salt="ab"[seed % 2])) for seed in range(12)
+        EngineRequest(prompt(50 + seed, seed, 20), 3, ignore_eos=True, scope=Scope(salt="ab"[seed % 2])) for seed in range(12)
     ]
     async with running(model, cache_file=path) as engine:
         scores = recorded_scores(engine)
@@ -257,14 +257,14 @@ async def test_into_a_smaller_cache_goes_what_was_used_last_and_wishes_go_with_i
     model, path = tiny_model(tmp_path / "model"), tmp_path / "cache"
     async with running(model, cache_file=path) as engine:
         for seed in range(8):
-            await answer(engine, Request(prompt(40, seed), 1, keep_s=3600 if seed == 6 else 0))
+            await answer(engine, EngineRequest(prompt(40, seed), 1, keep_s=3600 if seed == 6 else 0))
     async with running(model, cache_file=path, kv_tokens=120) as engine:
         engine.batching.blocks.ledger.check()
         assert engine.cache_counts().idle == 30
         for seed in (20, 21, 22):
-            await answer(engine, Request(prompt(40, seed), 1))
-        assert (await answer(engine, Request(prompt(40, 6), 1)))[1] == 36
-        assert (await answer(engine, Request(prompt(40, 7), 1)))[1] == 0
+            await answer(engine, EngineRequest(prompt(40, seed), 1))
+        assert (await answer(engine, EngineRequest(prompt(40, 6), 1)))[1] == 36
+        assert (await answer(engine, EngineRequest(prompt(40, 7), 1)))[1] == 0
 
 
 async def test_what_does_not_fit_is_refused_with_a_line_and_replaced_at_the_end(
@@ -272,7 +272,7 @@ async def test_what_does_not_fit_is_refused_with_a_line_and_replaced_at_the_end(
 ) -> None:
     path = tmp_path / "cache"
     one, two = tiny_model(tmp_path / "one", seed=1), tiny_model(tmp_path / "two", seed=2)
-    request = Request(prompt(50, 1), 1)
+    request = EngineRequest(prompt(50, 1), 1)
     for folder, block_size, message in ((one, 4, None), (two, 4, "its model is "), (two, 8, "its block_size is 4, ours is 8")):
         caplog.clear()
         async with running(folder, cache_file=path, block_size=block_size) as engine:
@@ -292,7 +292,7 @@ async def test_somebody_elses_file_is_left_alone(tmp_path: Path, caplog: pytest.
     before = weights.read_bytes()
     async with running(model, cache_file=weights) as engine:
         assert "is not a cache file of warmroute: name another --cache-file, or remove this one" in caplog.text  # at the start
-        await answer(engine, Request(prompt(50, 1), 1))
+        await answer(engine, EngineRequest(prompt(50, 1), 1))
     assert caplog.text.count("is not a cache file of warmroute") == 2  # and at the end
     assert weights.read_bytes() == before
     assert "its format is pt, ours is " in caplog.text
@@ -311,14 +311,14 @@ async def test_what_is_no_file_of_anybodys_does_not_stop_the_start(
         path.write_bytes((200_000).to_bytes(8, "little") + b"[" * 200_000)
     async with running(model, cache_file=path) as engine:
         assert "is not a cache file of warmroute: name another --cache-file, or remove this one" in caplog.text
-        await answer(engine, Request(prompt(50, 1), 1))
+        await answer(engine, EngineRequest(prompt(50, 1), 1))
     assert caplog.text.count("is not a cache file of warmroute") == 2
 
 
 async def test_an_engine_that_has_failed_saves_nothing(tmp_path: Path) -> None:
     model, path = tiny_model(tmp_path / "model"), tmp_path / "cache"
     async with running(model, cache_file=path) as engine:
-        await answer(engine, Request(prompt(50, 1), 1))
+        await answer(engine, EngineRequest(prompt(50, 1), 1))
         engine.router.manager.background_thread_status.record_fatal_error(MemoryError("no memory left"))
         assert engine.failure() is not None
     assert not path.exists()
@@ -327,7 +327,7 @@ async def test_an_engine_that_has_failed_saves_nothing(tmp_path: Path) -> None:
 async def test_a_model_without_a_prefix_cache_has_no_use_for_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, path = sliding_model(tmp_path / "model"), tmp_path / "cache"
     async with running(model, cache_file=path) as engine:
-        await answer(engine, Request(prompt(50, 1), 1))
+        await answer(engine, EngineRequest(prompt(50, 1), 1))
     assert not path.exists()
     assert caplog.text.count(f"--cache-file has no effect: {model} (MistralForCausalLM) is served without a prefix cache") == 1
 

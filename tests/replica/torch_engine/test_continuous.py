@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from replica.engine import EngineError, NewTokens, PromptError, Request
+from replica.engine import EngineError, EngineRequest, NewTokens, PromptError
 from tests.support.paths import ROOT
 
 pytest.importorskip("torch")
@@ -69,7 +69,7 @@ def prompt(length: int, seed: int) -> list[int]:
     return [chance.randrange(100, 40_000) for _ in range(length)]
 
 
-async def run(engine: WatchedContinuousEngine, request: Request) -> tuple[list[int], int, str | None]:
+async def run(engine: WatchedContinuousEngine, request: EngineRequest) -> tuple[list[int], int, str | None]:
     """All tokens, the cached tokens, and the finish reason."""
     sequence, tokens, step = engine.submit(request), [], NewTokens([], None)
     while step.finish is None:
@@ -116,7 +116,7 @@ async def test_openais_client_gets_paris_and_then_a_cached_prompt(engine: Watche
 
 async def test_a_repeated_prompt_hits_all_full_blocks_even_after_a_single_token(engine: WatchedContinuousEngine) -> None:
     for length in (5 * BLOCK, 5 * BLOCK + 1):
-        request = Request(prompt(length, seed=length), max_tokens=1)
+        request = EngineRequest(prompt(length, seed=length), max_tokens=1)
         assert (await run(engine, request))[1] == 0
         # The last prompt token is computed in any case, so its block is never a hit.
         assert (await run(engine, request))[1] == (length - 1) // BLOCK * BLOCK
@@ -124,14 +124,14 @@ async def test_a_repeated_prompt_hits_all_full_blocks_even_after_a_single_token(
 
 async def test_the_next_turn_finds_the_last_one(engine: WatchedContinuousEngine) -> None:
     first = prompt(100, seed=1)
-    answer, _, _ = await run(engine, Request(first, max_tokens=60, ignore_eos=True))
+    answer, _, _ = await run(engine, EngineRequest(first, max_tokens=60, ignore_eos=True))
     turn = [*first, *answer, *prompt(50, seed=2)]
-    _, cached, _ = await run(engine, Request(turn, max_tokens=2))
+    _, cached, _ = await run(engine, EngineRequest(turn, max_tokens=2))
     assert cached == (100 + 59) // BLOCK * BLOCK  # the last token of an answer is never computed
 
 
 async def test_more_requests_than_places_all_finish(engine: WatchedContinuousEngine) -> None:
-    requests = [Request(prompt(60 + 10 * at, seed=at), max_tokens=8, ignore_eos=True) for at in range(9)]
+    requests = [EngineRequest(prompt(60 + 10 * at, seed=at), max_tokens=8, ignore_eos=True) for at in range(9)]
     loads: list[tuple[int, int]] = []
     running = [asyncio.create_task(run(engine, request)) for request in requests]
     # Runs when every task has submitted, and before an output is delivered.
@@ -144,8 +144,8 @@ async def test_more_requests_than_places_all_finish(engine: WatchedContinuousEng
 
 async def test_requests_wait_when_their_worst_case_does_not_fit(engine: WatchedContinuousEngine) -> None:
     large, small = (
-        engine.submit(Request(prompt(30, seed=3), max_tokens=4000)),
-        engine.submit(Request([5, 6, 7], max_tokens=200)),
+        engine.submit(EngineRequest(prompt(30, seed=3), max_tokens=4000)),
+        engine.submit(EngineRequest([5, 6, 7], max_tokens=200)),
     )
     assert (engine.load().running, engine.load().waiting) == (1, 1)
     large.close()  # its room is free with the next step
@@ -156,8 +156,8 @@ async def test_requests_wait_when_their_worst_case_does_not_fit(engine: WatchedC
 
 
 async def test_cancelling_frees_memory_and_leaves_others_alone(engine: WatchedContinuousEngine) -> None:
-    doomed = engine.submit(Request(prompt(200, seed=4), max_tokens=1000, ignore_eos=True))
-    other = asyncio.create_task(run(engine, Request(prompt(50, seed=5), max_tokens=12, ignore_eos=True)))
+    doomed = engine.submit(EngineRequest(prompt(200, seed=4), max_tokens=1000, ignore_eos=True))
+    other = asyncio.create_task(run(engine, EngineRequest(prompt(50, seed=5), max_tokens=12, ignore_eos=True)))
     await doomed.next()
     assert engine.load().kv_usage > 0
     doomed.close()
@@ -167,7 +167,7 @@ async def test_cancelling_frees_memory_and_leaves_others_alone(engine: WatchedCo
 
 async def test_sampling_is_per_request_and_repeatable(engine: WatchedContinuousEngine) -> None:
     def ask(**sampling: Any) -> Any:
-        return run(engine, Request(CHAT_TOKENS, max_tokens=12, ignore_eos=True, **sampling))
+        return run(engine, EngineRequest(CHAT_TOKENS, max_tokens=12, ignore_eos=True, **sampling))
 
     await ask()
     hot = {"temperature": 1.5, "top_p": 0.95}
@@ -202,9 +202,9 @@ async def test_broken_requests_do_not_harm_the_engine(engine: WatchedContinuousE
 
 
 async def test_reset_forgets_when_idle(engine: WatchedContinuousEngine) -> None:
-    request = Request(prompt(100, seed=7), max_tokens=2)
+    request = EngineRequest(prompt(100, seed=7), max_tokens=2)
     await run(engine, request)
-    busy = engine.submit(Request([1, 2], max_tokens=500, ignore_eos=True))
+    busy = engine.submit(EngineRequest([1, 2], max_tokens=500, ignore_eos=True))
     assert not await engine.reset_prefix_cache()
     busy.close()
     assert await engine.reset_prefix_cache()
@@ -213,15 +213,15 @@ async def test_reset_forgets_when_idle(engine: WatchedContinuousEngine) -> None:
 
 async def test_a_full_cache_keeps_serving(engine: WatchedContinuousEngine) -> None:
     for seed in range(6):  # 6 x 700 tokens through a cache of 4096
-        tokens, cached, _ = await run(engine, Request(prompt(700, seed=100 + seed), max_tokens=2, ignore_eos=True))
+        tokens, cached, _ = await run(engine, EngineRequest(prompt(700, seed=100 + seed), max_tokens=2, ignore_eos=True))
         assert (len(tokens), cached) == (2, 0)
     assert engine.load().kv_usage == 0
 
 
 async def test_a_request_as_large_as_the_cache_is_served(engine: WatchedContinuousEngine) -> None:
     assert engine.info.context == 4096  # whole blocks only
-    small = engine.submit(Request(prompt(40, seed=200), max_tokens=300))
-    whole = engine.submit(Request(prompt(500, seed=201), max_tokens=3596))
+    small = engine.submit(EngineRequest(prompt(40, seed=200), max_tokens=300))
+    whole = engine.submit(EngineRequest(prompt(500, seed=201), max_tokens=3596))
     await small.next()
     assert engine.load().waiting == 1
     small.close()
@@ -235,12 +235,12 @@ async def test_when_its_thread_dies_requests_and_health_get_the_error(engine: Wa
 
     engine.router.manager.batch_processor.scheduler.schedule_batch = explode
     with pytest.raises(EngineError, match="no memory left"):
-        await run(engine, Request([1, 2, 3], max_tokens=2))
+        await run(engine, EngineRequest([1, 2, 3], max_tokens=2))
     async with aiohttp.ClientSession() as http, http.get(url + "/health") as response:
         assert response.status == 503
         assert "no memory left" in (await response.json())["error"]["message"]
     with pytest.raises(EngineError):
-        await run(engine, Request([1, 2, 3], max_tokens=2))
+        await run(engine, EngineRequest([1, 2, 3], max_tokens=2))
     await engine.close()
     await engine.start()
     assert engine.failure() is None
@@ -254,7 +254,7 @@ async def test_a_cached_answer_is_the_uncached_one_in_float32() -> None:
     async with running(folder, kv_tokens=2048, block_size=16, batch_tokens=256, threads=2) as engine:
         scores, tokens = recorded_scores(engine), engine.encode(text)
         for at in range(4):
-            request = Request(tokens[500 * at : 500 * at + 170 + at], 4, ignore_eos=True)
+            request = EngineRequest(tokens[500 * at : 500 * at + 170 + at], 4, ignore_eos=True)
             assert (await answer(engine, request))[0] == (await answer(engine, request))[0]
             cold, warm = (torch.stack(scores[f"r{2 * at + time}"]) for time in range(2))
             assert (cold - warm).abs().max() < 1e-4

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import Grammar, Request
+from replica.engine import EngineRequest, Grammar
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -51,7 +51,7 @@ def prompt(length: int, seed: int, shared: int = 0) -> list[int]:
 async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int, kv_tokens: int) -> None:
     """Against transformers' plain forward on the same GPU, in float32, three at a time, evicting all the time or never."""
     plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
-    requests = [Request(prompt(20 + seed % 30, seed % 6, 17), 1 + seed % 8, ignore_eos=True) for seed in range(60)]
+    requests = [EngineRequest(prompt(20 + seed % 30, seed % 6, 17), 1 + seed % 8, ignore_eos=True) for seed in range(60)]
     hits = 0
     async with running(model, device=DEVICE, kv_tokens=kv_tokens, block_size=block_size) as engine:
         scores = recorded_scores(engine)
@@ -75,7 +75,7 @@ async def test_in_bfloat16_with_the_fastest_attention_it_is_within_the_stated_to
         scores = recorded_scores(engine)
         for seed in range(20):
             for _ in range(2):
-                await answer(engine, Request(prompt(40, seed), 1))
+                await answer(engine, EngineRequest(prompt(40, seed), 1))
             cold, warm = (scores[f"r{2 * seed + at}"][0] for at in range(2))
             worst = max(worst, float((cold - warm).abs().max()))
     assert worst < 0.25
@@ -86,8 +86,8 @@ async def test_a_resend_hits_every_full_block_whatever_its_sampling(model: Path)
     async with running(model, device=DEVICE, dtype="bfloat16", kv_tokens=4096) as engine:
         for seed in range(200):
             length = chance.randrange(1, 60)
-            await answer(engine, Request(prompt(length, seed), chance.randrange(1, 4)))
-            again = Request(prompt(length, seed), 1, temperature=chance.random(), top_p=chance.uniform(0.1, 1), seed=seed)
+            await answer(engine, EngineRequest(prompt(length, seed), chance.randrange(1, 4)))
+            again = EngineRequest(prompt(length, seed), 1, temperature=chance.random(), top_p=chance.uniform(0.1, 1), seed=seed)
             assert (await answer(engine, again))[1] == (length - 1) // 4 * 4
 
 
@@ -95,12 +95,14 @@ async def test_seeds_penalties_scores_and_shapes() -> None:
     """All that is drawn beside the GPU: alone, and beside others that are greedy."""
     async with running(prepared_smollm2(cache_folder()), device=DEVICE, block_size=16) as engine:
         ids = engine.encode_chat([{"role": "user", "content": "What is the capital of France?"}], None)
-        hot = Request(ids, 12, temperature=1.2, top_p=0.9, seed=1, repetition_penalty=1.2, logit_bias={5: -3.0}, logprobs=2)
+        hot = EngineRequest(
+            ids, 12, temperature=1.2, top_p=0.9, seed=1, repetition_penalty=1.2, logit_bias={5: -3.0}, logprobs=2
+        )
         alone, _ = await answer(engine, hot)
-        greedy, beside = await asyncio.gather(answer(engine, Request(ids, 12)), answer(engine, hot))
+        greedy, beside = await asyncio.gather(answer(engine, EngineRequest(ids, 12)), answer(engine, hot))
         assert beside[0] == alone
         assert "Paris" in engine.decode(greedy[0])
-        shaped = Request(ids, 8, grammar=Grammar("choice", json.dumps(["Rome", "Paris"])))
+        shaped = EngineRequest(ids, 8, grammar=Grammar("choice", json.dumps(["Rome", "Paris"])))
         assert engine.decode((await answer(engine, shaped))[0]) in {"Rome", "Paris"}
 
 
@@ -108,7 +110,7 @@ async def test_what_is_drawn_on_the_gpu_is_what_a_cpu_draws(model: Path) -> None
     """In float32, alone and beside others: a mixture of shapes, and one that needs the host for its penalty."""
     kinds: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"repetition_penalty": 1.2}]
     requests = [
-        Request(prompt(30, seed), 8, temperature=0.8, seed=seed, ignore_eos=True, **kinds[seed % 5]) for seed in range(20)
+        EngineRequest(prompt(30, seed), 8, temperature=0.8, seed=seed, ignore_eos=True, **kinds[seed % 5]) for seed in range(20)
     ]
     drawn = {}
     for device, at_once in (("cpu", 1), (DEVICE, 1), (DEVICE, 4)):
@@ -124,7 +126,7 @@ async def test_what_is_drawn_on_the_gpu_is_what_a_cpu_draws(model: Path) -> None
 async def test_a_restart_is_warm(model: Path, tmp_path: Path) -> None:
     for cached in (0, 396):
         async with running(model, device=DEVICE, cache_file=tmp_path / "cache") as engine:
-            assert (await answer(engine, Request(prompt(400, 1), 1)))[1] == cached
+            assert (await answer(engine, EngineRequest(prompt(400, 1), 1)))[1] == cached
 
 
 async def test_a_billion_random_weights_fill_the_gpu_and_not_the_host(tmp_path: Path) -> None:
@@ -137,12 +139,12 @@ async def test_a_billion_random_weights_fill_the_gpu_and_not_the_host(tmp_path: 
         assert sum(each.numel() * each.element_size() for each in engine._model.parameters()) < 2.6e9
         tokens, begun = engine.info.num_blocks * 16, time.perf_counter()
         long = [number % 40_000 for number in range(8000)]
-        _, cold = await answer(engine, Request(long, 1)), time.perf_counter() - begun
+        _, cold = await answer(engine, EngineRequest(long, 1)), time.perf_counter() - begun
         begun = time.perf_counter()
-        _, cached = await answer(engine, Request(long, 1))
+        _, cached = await answer(engine, EngineRequest(long, 1))
         warm, begun = time.perf_counter() - begun, time.perf_counter()
         answers = await asyncio.gather(
-            *(answer(engine, Request([*range(at, at + 99)], 200, ignore_eos=True)) for at in range(16))
+            *(answer(engine, EngineRequest([*range(at, at + 99)], 200, ignore_eos=True)) for at in range(16))
         )
         rate = 16 * 200 / (time.perf_counter() - begun)
         sys.stdout.write(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import Request, SetupError
+from replica.engine import EngineRequest, SetupError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -153,7 +153,7 @@ async def test_the_stream_that_is_taken_away_is_the_one_that_transformers_comput
     async with running(model, device="cpu") as engine:
         engine.router.manager.batch_processor.inputs_and_outputs.compute_stream = stream
         engine.router.spoil = lambda ids, scores: seen.append(torch.cpu.current_stream())
-        await answer(engine, Request([1, 2, 3], 3, ignore_eos=True))
+        await answer(engine, EngineRequest([1, 2, 3], 3, ignore_eos=True))
     assert seen == [stream] * 3
     assert stream.waited >= 3
 

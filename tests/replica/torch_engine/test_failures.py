@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import EngineError, Grammar, Request
+from replica.engine import EngineError, EngineRequest, Grammar
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -26,11 +26,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-def request(first: int = 40, **more: Any) -> Request:
-    return Request([first, *PROMPT], 10, ignore_eos=True, **more)
+def request(first: int = 40, **more: Any) -> EngineRequest:
+    return EngineRequest([first, *PROMPT], 10, ignore_eos=True, **more)
 
 
-async def outcomes(engine: WatchedContinuousEngine, *requests: Request) -> list[Any]:
+async def outcomes(engine: WatchedContinuousEngine, *requests: EngineRequest) -> list[Any]:
     """Tokens, or the error; all at once."""
     ends = await asyncio.gather(*(answer(engine, one) for one in requests), return_exceptions=True)
     return [end if isinstance(end, BaseException) else end[0] for end in ends]
@@ -147,10 +147,10 @@ async def test_what_is_no_number_does_not_stay_in_the_blocks_of_a_request_that_f
     network.model.embed_tokens.weight.data[bad] = torch.nan
     network.save_pretrained(folder)
     async with running(folder, kv_tokens=1024, block_size=16) as engine:
-        good = [Request([100 + at, *[50] * length], 4, ignore_eos=True) for at, length in enumerate((3, 20, 900))]
+        good = [EngineRequest([100 + at, *[50] * length], 4, ignore_eos=True) for at, length in enumerate((3, 20, 900))]
         expected = [await outcomes(engine, one) for one in good]
         assert await engine.reset_prefix_cache()
-        (failed,) = await outcomes(engine, Request([bad] * 1000, 4, ignore_eos=True))  # in every block
+        (failed,) = await outcomes(engine, EngineRequest([bad] * 1000, 4, ignore_eos=True))  # in every block
         assert "not numbers" in str(failed)
         assert await engine.reset_prefix_cache()
         assert [await outcomes(engine, one) for one in good] == expected

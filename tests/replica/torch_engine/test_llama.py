@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import Request, SetupError
+from replica.engine import EngineRequest, SetupError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -79,9 +79,9 @@ async def worst_difference(folder: Path, ours: bool = True) -> float:
     """From plain scores in float32, over prompts of one token and of several steps, answers of unlike lengths beside
     each other, some of them long ones, and prompts that begin with them."""
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    requests = [Request(prompt(length, length), 6, ignore_eos=True) for length in (1, 17, 600, 3, 257, 128, 129, 40)]
-    requests += [Request(prompt(length, length), 6, ignore_eos=True) for length in (attention.WIDE - 2, 1500)]
-    requests += [Request(requests[2].prompt[:401] + (prompt(300, 5)), 3, ignore_eos=True), requests[4], requests[4]]
+    requests = [EngineRequest(prompt(length, length), 6, ignore_eos=True) for length in (1, 17, 600, 3, 257, 128, 129, 40)]
+    requests += [EngineRequest(prompt(length, length), 6, ignore_eos=True) for length in (attention.WIDE - 2, 1500)]
+    requests += [EngineRequest(requests[2].prompt[:401] + (prompt(300, 5)), 3, ignore_eos=True), requests[4], requests[4]]
     worst = 0.0
     async with running(folder, kv_tokens=16_384, batch_tokens=256, max_batch=8) as engine:
         assert (engine.way is not None and engine.way.own) == ours
@@ -113,7 +113,7 @@ async def test_in_bfloat16_it_is_as_near_to_float32_as_transformers_is(tmp_path:
 
     Which of the two is nearer, by a thousandth, depends on the CPU's instructions.
     """
-    folder, requests = tiny_model(tmp_path), [Request(prompt(200, seed), 1) for seed in range(20)]
+    folder, requests = tiny_model(tmp_path), [EngineRequest(prompt(200, seed), 1) for seed in range(20)]
     exact: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     differences = torch.zeros(2)

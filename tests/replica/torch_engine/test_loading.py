@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 import torch
 from safetensors.torch import load_file, save_file
 
-from replica.engine import Request
+from replica.engine import EngineRequest
 from replica.torch_engine.checkpoint import fingerprint
 from replica.torch_engine.loading import RandomWeights, load, random_weights
 from tests.replica.tiny import VOCABULARY, answer, running, tiny_model
@@ -123,9 +123,9 @@ def test_random_weights_are_those_that_transformers_would_begin_a_training_with(
 async def test_what_the_tokenizer_has_no_token_for_is_never_the_best_and_has_no_text(good: Path, tmp_path: Path) -> None:
     async with running(random_weights(shape(tmp_path / "shape", eos_token_id=399), bundled(good))) as engine:
         assert engine._eos == []  # the tokenizer's: 399 is of another one
-        greedy, _ = await answer(engine, Request([1, 2, 3], 100, ignore_eos=True))
+        greedy, _ = await answer(engine, EngineRequest([1, 2, 3], 100, ignore_eos=True))
         assert max(greedy) < 256
-        drawn, _ = await answer(engine, Request([1, 2, 3], 100, ignore_eos=True, temperature=5.0, seed=1, logprobs=2))
+        drawn, _ = await answer(engine, EngineRequest([1, 2, 3], 100, ignore_eos=True, temperature=5.0, seed=1, logprobs=2))
         assert max(drawn) >= 256
         letters = [token for token in drawn if token < 256]
         assert engine.decode(drawn, special=True) == engine.decode(letters, special=True)

@@ -12,7 +12,7 @@ import pytest
 
 from replica.cache.blocks import CacheCounts
 from replica.cache.prefix import Prefix, Scope
-from replica.engine import Request, SetupError
+from replica.engine import EngineRequest, SetupError
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -81,7 +81,7 @@ async def test_transformers_own_bookkeeping_is_gone(model: Path) -> None:
         ):
             with pytest.raises(AttributeError):
                 use()
-        assert (await answer(engine, Request(prompt(9, 1), 3)))[1] == 0
+        assert (await answer(engine, EngineRequest(prompt(9, 1), 3)))[1] == 0
         blocks = engine.batching.blocks.ledger._all
         assert blocks.start == 2 * cache.cache_allocators["full_attention"].blocks_per_sector, "the first two are for padding"
         assert len(blocks) == 256
@@ -101,7 +101,7 @@ async def test_a_cached_answer_is_the_uncached_one(model: Path, block_size: int,
     for _ in range(60):
         shared, seed = chance.choice([0, 7, 16, 33]), chance.randrange(6)
         requests.append(
-            Request(prompt(shared + chance.randrange(1, 50), seed, shared), chance.randrange(1, 9), ignore_eos=True)
+            EngineRequest(prompt(shared + chance.randrange(1, 50), seed, shared), chance.randrange(1, 9), ignore_eos=True)
         )
     async with running(model, kv_tokens=kv_tokens, block_size=block_size) as engine:
         scores = recorded_scores(engine)
@@ -125,11 +125,11 @@ async def test_greedy_answers_are_transformers_own_beside_evictions_and_cancella
     plain: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     chance = random.Random(2)
 
-    def any_request() -> Request:
+    def any_request() -> EngineRequest:
         shared = chance.choice([0, 7, 16, 33])
-        return Request(prompt(shared + chance.randrange(1, 50), chance.randrange(20), shared), 12, ignore_eos=True)
+        return EngineRequest(prompt(shared + chance.randrange(1, 50), chance.randrange(20), shared), 12, ignore_eos=True)
 
-    async def leaves(engine: WatchedContinuousEngine, request: Request, after: int) -> None:
+    async def leaves(engine: WatchedContinuousEngine, request: EngineRequest, after: int) -> None:
         sequence, seen = engine.submit(request), 0
         while seen < after:
             seen += len((await sequence.next()).tokens)
@@ -154,7 +154,7 @@ async def test_in_bfloat16_it_is_within_the_stated_tolerance(tmp_path: Path) -> 
         scores = recorded_scores(engine)
         for seed in range(20):
             for _ in range(2):
-                await answer(engine, Request(prompt(40, seed), 1))
+                await answer(engine, EngineRequest(prompt(40, seed), 1))
             cold, warm = (scores[f"r{2 * seed + at}"][0] for at in range(2))
             worst = max(worst, float((cold - warm).abs().max()))
     assert worst < 0.25
@@ -168,35 +168,35 @@ async def test_a_resend_hits_every_full_block_whatever_its_sampling(model: Path)
     async with running(model, kv_tokens=4096) as engine:
         for seed in range(1000):
             length = chance.randrange(1, 60)
-            first = Request(prompt(length, seed), chance.randrange(1, 4))
+            first = EngineRequest(prompt(length, seed), chance.randrange(1, 4))
             await answer(engine, first)
             sampling = {"temperature": chance.random() * 2, "top_p": chance.uniform(0.1, 1), "seed": seed}
-            again = Request(first.prompt, 1, ignore_eos=bool(seed % 2), **sampling)
+            again = EngineRequest(first.prompt, 1, ignore_eos=bool(seed % 2), **sampling)
             assert (await answer(engine, again))[1] == (length - 1) // 4 * 4
 
 
 async def test_what_was_computed_stays_when_the_client_leaves(model: Path) -> None:
     async with running(model, batch_tokens=16) as engine:
-        doomed = engine.submit(Request(prompt(100, 1), 500, ignore_eos=True))
+        doomed = engine.submit(EngineRequest(prompt(100, 1), 500, ignore_eos=True))
         await doomed.next()
         doomed.close()
-        assert (await answer(engine, Request(prompt(100, 1), 1)))[1] == 96
+        assert (await answer(engine, EngineRequest(prompt(100, 1), 1)))[1] == 96
 
 
 async def test_the_least_recently_used_goes_first_and_only_as_much_as_is_needed(model: Path) -> None:
     async with running(model, kv_tokens=160) as engine:
         one, two, three = (prompt(58, seed) for seed in (1, 2, 3))
         for tokens in (one, two, one, three):  # 15 blocks each, 14 of them full, into 40
-            await answer(engine, Request(tokens, 1))
-        assert (await answer(engine, Request(one, 1)))[1] == 56
+            await answer(engine, EngineRequest(tokens, 1))
+        assert (await answer(engine, EngineRequest(one, 1)))[1] == 56
         assert engine.cache_counts().evicted == 3
-        assert (await answer(engine, Request(two, 1)))[1] == 44
+        assert (await answer(engine, EngineRequest(two, 1)))[1] == 44
 
 
 # -- what runs at once
 
 
-async def beside(engine: WatchedContinuousEngine, requests: list[Request]) -> tuple[int, list[int]]:
+async def beside(engine: WatchedContinuousEngine, requests: list[EngineRequest]) -> tuple[int, list[int]]:
     """The most that ran at once; the cached tokens of each."""
     most, done = 0, asyncio.gather(*(answer(engine, request) for request in requests))
     while not done.done():
@@ -211,10 +211,10 @@ async def test_a_prefix_that_requests_share_counts_once(model: Path) -> None:
     """Into 64 blocks: 50 that all share, and 3 for each. What each would need alone is 53."""
     shared = prompt(200, 1)
     async with running(model, kv_tokens=256, max_batch=4) as engine:
-        await answer(engine, Request(shared, 1))
-        requests = [Request([*shared, at], 10, ignore_eos=True) for at in range(8)]
+        await answer(engine, EngineRequest(shared, 1))
+        requests = [EngineRequest([*shared, at], 10, ignore_eos=True) for at in range(8)]
         assert await beside(engine, requests) == (4, [200] * 8)
-        first, second = (engine.submit(Request(prompt(200, seed), 10, ignore_eos=True)) for seed in (2, 3))
+        first, second = (engine.submit(EngineRequest(prompt(200, seed), 10, ignore_eos=True)) for seed in (2, 3))
         assert (engine.load().running, engine.load().waiting) == (1, 1)
         for each in (first, second):
             while (await each.next()).finish is None:
@@ -225,7 +225,7 @@ async def test_what_becomes_cached_before_a_requests_first_step_is_shared_too(mo
     """The first of them computes the prompt in steps of 64 tokens; the others have been admitted, or wait, by then."""
     shared = prompt(200, 1)
     async with running(model, kv_tokens=1024, max_batch=8) as engine:
-        requests = [Request([*shared, at], 10, ignore_eos=True) for at in range(8)]
+        requests = [EngineRequest([*shared, at], 10, ignore_eos=True) for at in range(8)]
         most, cached = await beside(engine, requests)
         assert most > 4, "alone each needs 53 of 256 blocks"
         assert cached[0] == 0
@@ -239,7 +239,7 @@ async def test_no_request_is_promised_what_another_may_need(model: Path) -> None
     chance = random.Random(5)
     async with running(model, kv_tokens=400, max_batch=6) as engine:
         requests = [
-            Request(
+            EngineRequest(
                 prompt(shared + chance.randrange(1, 80), chance.randrange(5), shared), chance.randrange(1, 90), ignore_eos=True
             )
             for shared in (chance.choice([0, 40, 120, 200]) for _ in range(40))
@@ -252,26 +252,26 @@ async def test_no_request_is_promised_what_another_may_need(model: Path) -> None
 
 async def test_tenants_do_not_share(model: Path) -> None:
     async with running(model) as engine:
-        requests = [Request(prompt(41, 1), 1, scope=Scope(salt=salt)) for salt in (None, "a", "b", "a", "b", None)]
+        requests = [EngineRequest(prompt(41, 1), 1, scope=Scope(salt=salt)) for salt in (None, "a", "b", "a", "b", None)]
         cached = [(await answer(engine, request))[1] for request in requests]
     assert cached == [0, 0, 0, 40, 40, 40]
 
 
 async def test_what_was_asked_to_be_kept_outlives_what_came_later(model: Path) -> None:
     async with running(model, kv_tokens=160) as engine:
-        await answer(engine, Request(prompt(60, 1), 1, keep_s=300))
+        await answer(engine, EngineRequest(prompt(60, 1), 1, keep_s=300))
         for seed in range(2, 12):
-            await answer(engine, Request(prompt(60, seed), 1))
-        assert (await answer(engine, Request(prompt(60, 1), 1)))[1] == 56
-        await answer(engine, Request(prompt(159, 20), 1))  # needs every block: a wish does not keep it waiting
+            await answer(engine, EngineRequest(prompt(60, seed), 1))
+        assert (await answer(engine, EngineRequest(prompt(60, 1), 1)))[1] == 56
+        await answer(engine, EngineRequest(prompt(159, 20), 1))  # needs every block: a wish does not keep it waiting
         assert engine.cache_counts().evicted_kept > 0
 
 
 async def test_a_cancelled_request_that_never_arrived_leaves_nothing(model: Path) -> None:
     async with running(model) as engine:
         for seed in range(30):
-            engine.submit(Request(prompt(40, seed), 50, scope=Scope(salt="a"))).close()
-        assert (await answer(engine, Request(prompt(40, 99), 1)))[1] == 0
+            engine.submit(EngineRequest(prompt(40, seed), 50, scope=Scope(salt="a"))).close()
+        assert (await answer(engine, EngineRequest(prompt(40, 99), 1)))[1] == 0
         assert await engine.reset_prefix_cache()
         engine.batching.blocks.ledger.check()
         assert engine.load().kv_usage == 0
@@ -281,7 +281,7 @@ async def test_a_cancelled_request_that_never_arrived_leaves_nothing(model: Path
 async def test_a_reset_waits_for_a_sequence_that_has_just_left(model: Path) -> None:
     async with running(model) as engine:
         for seed in range(10):
-            doomed = engine.submit(Request(prompt(40, seed), 500, ignore_eos=True))
+            doomed = engine.submit(EngineRequest(prompt(40, seed), 500, ignore_eos=True))
             await doomed.next()
             assert not await engine.reset_prefix_cache()
             doomed.close()
@@ -293,7 +293,7 @@ async def test_listeners_know_the_cache(model: Path) -> None:
     follower = Follower()
     async with running(model, [follower], kv_tokens=160) as engine:
         for seed in range(8):
-            await answer(engine, Request(prompt(30, seed % 5, shared=10), 8, ignore_eos=True))
+            await answer(engine, EngineRequest(prompt(30, seed % 5, shared=10), 8, ignore_eos=True))
             assert follower.held == set(engine.batching.blocks.ledger._cached)
         assert Prefix(prompt(30, 2, shared=10), 4).keys[0] in follower.held
         assert await engine.reset_prefix_cache()
@@ -310,12 +310,12 @@ async def test_a_model_with_sliding_windows_is_served_without_a_cache(tmp_path: 
     async with running(sliding_model(tmp_path)) as engine:
         assert not engine.prefix_caching
         for _ in range(2):
-            tokens, cached = await answer(engine, Request(prompt(40, 1), 6, ignore_eos=True))
+            tokens, cached = await answer(engine, EngineRequest(prompt(40, 1), 6, ignore_eos=True))
             assert (len(tokens), cached) == (6, 0)
         assert engine.load().kv_usage == 0
         assert engine.cache_counts() == CacheCounts(free=256)
         assert await engine.reset_prefix_cache()
-        long = engine.submit(Request(prompt(40, 1), 400, ignore_eos=True))
+        long = engine.submit(EngineRequest(prompt(40, 1), 400, ignore_eos=True))
         await long.next()
         assert 0 < engine.load().kv_usage < 0.2, "a window of 8 tokens, not the 440 that it might have needed"
         assert 0.8 * 256 < engine.cache_counts().free < 256

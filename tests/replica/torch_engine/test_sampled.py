@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from replica.engine import EngineError, Request, TemplateOverride
+from replica.engine import EngineError, EngineRequest, TemplateOverride
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -34,13 +34,13 @@ async def client(model: Path) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_a_seed_gives_the_same_tokens_whatever_else_runs(model: Path) -> None:
-    def request(seed: int, **more: Any) -> Request:
-        return Request(PROMPT, 20, temperature=1.0, seed=seed, ignore_eos=True, **more)
+    def request(seed: int, **more: Any) -> EngineRequest:
+        return EngineRequest(PROMPT, 20, temperature=1.0, seed=seed, ignore_eos=True, **more)
 
     async with running(model) as engine:
         alone = [(await answer(engine, request(seed, frequency_penalty=0.5)))[0] for seed in (1, 2, 1)]
         assert alone[0] == alone[2] != alone[1]
-        others = [Request([at] * 30, 40, temperature=2.0, ignore_eos=True) for at in range(3)]
+        others = [EngineRequest([at] * 30, 40, temperature=2.0, ignore_eos=True) for at in range(3)]
         busy = [asyncio.create_task(answer(engine, other)) for other in others]
         beside = await asyncio.gather(answer(engine, request(1, frequency_penalty=0.5)), *busy)
     assert beside[0][0] == alone[0]
@@ -49,8 +49,8 @@ async def test_a_seed_gives_the_same_tokens_whatever_else_runs(model: Path) -> N
 async def test_rows_that_are_drawn_together_have_the_same_tokens(model: Path) -> None:
     """As on a GPU: beside a greedy request, one with a penalty, and one whose scores are no numbers, which fails alone."""
     kinds: list[dict[str, Any]] = [{}, {"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"repetition_penalty": 1.2}]
-    requests = [Request(PROMPT, 12, temperature=0.9, seed=at, ignore_eos=True, **kinds[at % 5]) for at in range(10)]
-    requests.append(Request(PROMPT, 12, ignore_eos=True))
+    requests = [EngineRequest(PROMPT, 12, temperature=0.9, seed=at, ignore_eos=True, **kinds[at % 5]) for at in range(10)]
+    requests.append(EngineRequest(PROMPT, 12, ignore_eos=True))
     drawn = []
     for together in (False, True):
         async with running(model, max_batch=16) as engine:
@@ -69,7 +69,7 @@ async def test_rows_that_are_drawn_together_have_the_same_tokens(model: Path) ->
 async def test_scores_are_the_models(model: Path) -> None:
     async with running(model) as engine:
         recorded = recorded_scores(engine)
-        sequence = engine.submit(Request(PROMPT, 6, temperature=0.8, seed=4, logprobs=3, ignore_eos=True))
+        sequence = engine.submit(EngineRequest(PROMPT, 6, temperature=0.8, seed=4, logprobs=3, ignore_eos=True))
         scores, finish = [], None
         while finish is None:
             step = await sequence.next()

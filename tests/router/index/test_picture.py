@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.picture import LOOKED_AT, LOOKED_AT_HOLDS, MAX_HOLDERS, Drawn, Picture
+from router.index.picture import LOOKED_AT, LOOKED_AT_HOLDS, MAX_HOLDERS, DrawnNode, Picture
 from router.index.trie import RadixTrie
 from router.types import KEY_BYTES, TOKEN_WEIGHT
 
@@ -31,7 +31,7 @@ def trie_of(*replicas: str) -> RadixTrie:
     return trie
 
 
-def every(drawn: Drawn) -> Iterator[Drawn]:
+def every(drawn: DrawnNode) -> Iterator[DrawnNode]:
     yield drawn
     for child in drawn.shown:
         yield from every(child)

@@ -7,11 +7,11 @@ import random
 import pytest
 
 from router.simulation.calibration import Speed, measured, speed_of
-from router.simulation.recorded import Recorded, Recording, read
+from router.simulation.recorded import RecordedRequest, RecordedTraffic, read
 from tests.router.simulation.test_recorded import HEADER, line
 
 
-def fleet(prefill: float, decode: float, latency: float, *, gap: float, count: int = 200) -> Recording:
+def fleet(prefill: float, decode: float, latency: float, *, gap: float, count: int = 200) -> RecordedTraffic:
     """Two replicas that compute one prompt after the other."""
     chance, free, rows, now = random.Random(1), {1: 0.0, 2: 0.0}, [HEADER], 0.0
     for number in range(count):
@@ -55,5 +55,5 @@ def test_measured_are_the_streams_waits_and_the_reported_hits() -> None:
     found = measured(read([HEADER, *rows]).requests, 4, 1000)
     assert found is not None
     assert (found.requests, found.hit_ratio, found.ttft_mean_s, found.e2e_mean_s) == (3, 0.3, 0.5, 1.0)
-    everything: list[Recorded] = read([HEADER, *rows]).requests
+    everything: list[RecordedRequest] = read([HEADER, *rows]).requests
     assert found == measured(everything, 4, 1000)

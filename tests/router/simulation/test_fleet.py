@@ -18,14 +18,14 @@ from router.simulation.fleet import (
     FleetSpec,
     Result,
     RouterPlacement,
-    Served,
+    ServedRequest,
     SharedQueue,
     Simulation,
     remember,
     summary,
 )
 from router.simulation.policies import SIMULATED
-from router.simulation.workloads import Arrival, ClosedLoop, Measured, OpenLoop, Request, mooncake
+from router.simulation.workloads import Arrival, ClosedLoop, MeasuredTokens, OpenLoop, SimulatedRequest, mooncake
 from tests.support.paths import TRACES
 from tests.support.strategies import keys_of, letters
 
@@ -34,9 +34,9 @@ ONE = FleetSpec(replicas=1, kv_tokens=1000, prefill_rate=10.0, decode_rate=2.0) 
 POOL = 1 << 30
 
 
-def request_of(text: str, output: int = 0, extra: int = 0) -> Request:
+def request_of(text: str, output: int = 0, extra: int = 0) -> SimulatedRequest:
     """A prompt of one block of 10 tokens for each letter, and `extra` tokens of a block that is not full."""
-    return Request(Prompt(keys_of(text.encode()), 10 * len(text) + extra, 10, ""), output, "")
+    return SimulatedRequest(Prompt(keys_of(text.encode()), 10 * len(text) + extra, 10, ""), output, "")
 
 
 class Scripted:
@@ -44,16 +44,16 @@ class Scripted:
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
-        self.received: list[tuple[str, Request, float]] = []
+        self.received: list[tuple[str, SimulatedRequest, float]] = []
         self.outcomes: list[Outcome] = []
 
-    def place(self, request: Request, now: float) -> tuple[int, Request]:
+    def place(self, request: SimulatedRequest, now: float) -> tuple[int, SimulatedRequest]:
         return self.numbers.pop(0) if self.numbers else 0, request
 
-    def first_token(self, handle: Request, now: float) -> None:
+    def first_token(self, handle: SimulatedRequest, now: float) -> None:
         self.received.append(("first", handle, now))
 
-    def finished(self, handle: Request, outcome: Outcome, now: float) -> None:
+    def finished(self, handle: SimulatedRequest, outcome: Outcome, now: float) -> None:
         self.received.append(("end", handle, now))
         self.outcomes.append(outcome)
 
@@ -62,7 +62,9 @@ def router_of(policy: str = "cost", number: int = 0, ttl_s: float = 600.0) -> Ro
     return Router(policy=policy, policies=SIMULATED, ttl_s=ttl_s, memory_bytes=1 << 26, chance=random.Random(number))
 
 
-def replay(spec: FleetSpec, arrivals: Sequence[Arrival], policy: str = "", number: int = 0) -> tuple[list[Served], list[float]]:
+def replay(
+    spec: FleetSpec, arrivals: Sequence[Arrival], policy: str = "", number: int = 0
+) -> tuple[list[ServedRequest], list[float]]:
     """With a policy of the production router, a peer's rule in it, or on the shared bound ("")."""
     source = OpenLoop(arrivals)
     if not policy:
@@ -76,12 +78,12 @@ def replay(spec: FleetSpec, arrivals: Sequence[Arrival], policy: str = "", numbe
     return served, simulation.busy_s
 
 
-def by_hand(spec: FleetSpec, *arrivals: Arrival, on: Sequence[int] = ()) -> list[Served]:
+def by_hand(spec: FleetSpec, *arrivals: Arrival, on: Sequence[int] = ()) -> list[ServedRequest]:
     """In order of arrival."""
     return sorted(Simulation(spec, OpenLoop(arrivals), Scripted(*on)).run(), key=lambda one: one.arrived)
 
 
-def first_tokens(served: Sequence[Served]) -> list[float]:
+def first_tokens(served: Sequence[ServedRequest]) -> list[float]:
     return [one.first_token for one in served]
 
 
@@ -232,7 +234,7 @@ workloads = st.lists(st.tuples(st.floats(0, 60), requests), min_size=1, max_size
 policies = st.sampled_from(["", *SIMULATED])
 
 
-def tokens(served: Sequence[Served]) -> int:
+def tokens(served: Sequence[ServedRequest]) -> int:
     return sum(one.cached_tokens for one in served)
 
 
@@ -292,9 +294,9 @@ def test_on_real_chat_the_cost_policy_comes_near_the_bound() -> None:
     assert cost.load_skew < 1.5
 
 
-def measured_of(text: str, output: int) -> Request:
+def measured_of(text: str, output: int) -> SimulatedRequest:
     request = request_of(text, output)
-    return Request(request.prompt, output, "", Measured(0, request.prompt.units))
+    return SimulatedRequest(request.prompt, output, "", MeasuredTokens(0, request.prompt.units))
 
 
 def test_what_a_fleet_held_before_is_cached_and_known() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from router.index.blocks import shared_blocks
 from router.simulation.fleet import FleetSpec, SharedQueue, Simulation
-from router.simulation.generators import BLOCK, GENERATORS, Agents, Chat, Lengths, Text
-from router.simulation.workloads import Arrival, Request, Source, Turn
+from router.simulation.generators import BLOCK, GENERATORS, Agents, ChatWorkload, Lengths, Text
+from router.simulation.workloads import Arrival, SimulatedRequest, Turn, WorkloadSource
 
 OPEN = ["shared_prompt", "no_reuse", "rag", "burst_head", "hot_prefix"]
 CLOSED = ["chat", "agents"]
@@ -26,15 +26,15 @@ def arrivals(name: str, replicas: int = 2, seed: int = 1, **changes: Any) -> lis
     return list(generator.source(replicas, random.Random(seed)).begin())
 
 
-def asks(name: str, **changes: Any) -> list[Request]:
+def asks(name: str, **changes: Any) -> list[SimulatedRequest]:
     return [request for _, request in arrivals(name, **changes)]
 
 
-def shared(one: Request, other: Request) -> int:
+def shared(one: SimulatedRequest, other: SimulatedRequest) -> int:
     return shared_blocks(one.prompt.keys, other.prompt.keys)
 
 
-def session(generator: Chat | Agents, seed: int = 1, skip: int = 0) -> list[Turn]:
+def session(generator: ChatWorkload | Agents, seed: int = 1, skip: int = 0) -> list[Turn]:
     """The turns of one session."""
     return list(next(itertools.islice(generator._sessions(random.Random(seed)), skip, None)))
 
@@ -101,7 +101,7 @@ def test_a_session_is_the_same_whenever_it_is_taken(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_fleet_prefills_as_much_of_the_time_as_is_stated(name: str) -> None:
     """About two thirds with perfect placement; the burst all the time."""
-    source: Source = GENERATORS[name].source(2, random.Random(0))
+    source: WorkloadSource = GENERATORS[name].source(2, random.Random(0))
     simulation = Simulation(FleetSpec(2), source, SharedQueue(), shared=True)
     arrived = max(one.arrived for one in simulation.run())
     busy = sum(simulation.busy_s) / 2 / arrived
@@ -166,10 +166,10 @@ def test_a_hot_prefix_is_in_every_request() -> None:
 
 
 def test_a_conversation_grows_by_answer_and_message() -> None:
-    conversations = [session(Chat(), skip=number) for number in range(200)]
-    assert sum(map(len, conversations)) / 200 == pytest.approx(Chat().turns, rel=0.2)
+    conversations = [session(ChatWorkload(), skip=number) for number in range(200)]
+    assert sum(map(len, conversations)) / 200 == pytest.approx(ChatWorkload().turns, rel=0.2)
     pauses = [pause for turns in conversations for pause, _ in turns]
-    assert sum(pauses) / len(pauses) == pytest.approx(Chat().pause_s, rel=0.15)
+    assert sum(pauses) / len(pauses) == pytest.approx(ChatWorkload().pause_s, rel=0.15)
     for turns in conversations[:20]:
         for (_, one), (_, following) in itertools.pairwise(turns):
             assert shared(one, following) == one.prompt.blocks, "all of the last prompt"
@@ -177,11 +177,11 @@ def test_a_conversation_grows_by_answer_and_message() -> None:
             assert one.session == following.session == following.prompt.session
     firsts = [turns[0][1] for turns in conversations[:40]]
     assert {shared(one, other) for one, other in itertools.combinations(firsts, 2)} == {0, 1500 // BLOCK}
-    assert len({request.prompt.keys[:8] for request in firsts}) == Chat().systems
+    assert len({request.prompt.keys[:8] for request in firsts}) == ChatWorkload().systems
 
 
 def test_a_conversation_may_have_one_turn() -> None:
-    assert {len(session(Chat(turns=1.0), skip=number)) for number in range(20)} == {1}
+    assert {len(session(ChatWorkload(turns=1.0), skip=number)) for number in range(20)} == {1}
 
 
 def test_agents_grow_over_a_head_that_their_kind_shares() -> None:

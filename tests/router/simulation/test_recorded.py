@@ -15,7 +15,7 @@ from router.simulation.recorded import (
     MAX_COPIES,
     ClosedReplay,
     OpenReplay,
-    Recording,
+    RecordedTraffic,
     Replay,
     held,
     read,
@@ -227,7 +227,7 @@ def test_any_value_is_read_or_refused(name: str, value: Any) -> None:
         recording = read([HEADER, TURNS[0], {**TURNS[1], name: value}])
     except TraceError:
         return
-    assert isinstance(recording, Recording)
+    assert isinstance(recording, RecordedTraffic)
     replay = Replay(recording, recording.requests, 20.0)
     assert len(list(OpenReplay(replay, random.Random(1)).begin())) == len(recording.requests)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router import Prompt
-from router.simulation.workloads import START_S, ClosedLoop, OpenLoop, Request, TraceError, Turn, agents, mooncake
+from router.simulation.workloads import START_S, ClosedLoop, OpenLoop, SimulatedRequest, TraceError, Turn, agents, mooncake
 from router.types import KEY_BYTES
 from tests.support.paths import TRACES
 
@@ -44,7 +44,7 @@ def only(*rows: dict[str, Any], max_input: int = 1000) -> list[list[Turn]]:
     return list(agents(rows, max_input))
 
 
-def blocks(request: Request) -> list[bytes]:
+def blocks(request: SimulatedRequest) -> list[bytes]:
     keys = request.prompt.keys
     return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]
 
@@ -56,7 +56,7 @@ def test_a_mooncake_row_becomes_a_prompt_of_its_full_blocks() -> None:
     [(at, request)] = mooncake([row()], Still(0.0))
     keys = (5).to_bytes(KEY_BYTES, "little") + (6).to_bytes(KEY_BYTES, "little")
     assert at == 3.0
-    assert request == Request(Prompt(keys, 1100, 512, "", session=""), 7, "1"), "the trace names no sessions"
+    assert request == SimulatedRequest(Prompt(keys, 1100, 512, "", session=""), 7, "1"), "the trace names no sessions"
 
 
 def test_a_batch_is_spread_within_its_seconds() -> None:
@@ -130,7 +130,7 @@ def test_sessions_with_a_long_prompt_are_left_out() -> None:
 
 
 def turns_of(name: str, *thinks: float) -> list[Turn]:
-    return [(think, Request(Prompt(b"", 10, 10, ""), 1, name)) for think in thinks]
+    return [(think, SimulatedRequest(Prompt(b"", 10, 10, ""), 1, name)) for think in thinks]
 
 
 def test_the_next_request_comes_a_think_time_after_the_answer() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from router import Replica, Router
 from router.snapshot.collect import SLICE, SLICE_BYTES, collect
-from router.snapshot.records import MAX_PATH_BLOCKS, Held, Record
+from router.snapshot.records import MAX_PATH_BLOCKS, HeldRecord, Record
 from router.snapshot.restore import Restorer
 from router.types import KEY_BYTES
 from tests.support.compiled import COMPILED
@@ -54,7 +54,7 @@ def all_is_lost(router: Router) -> None:
 
 
 def all_is_used_again(router: Router) -> None:
-    held = [record for record in records_of(router) if isinstance(record, Held)]
+    held = [record for record in records_of(router) if isinstance(record, HeldRecord)]
     for number, record in enumerate(held):
         router.trie.insert(FLEET[record.replica], record.keys, NOW / 2 + number)
 
@@ -116,7 +116,7 @@ def test_giving_up() -> None:
 
 def keys_of_slices(router: Router) -> list[list[int]]:
     """Bytes of the keys of each prefix, for each slice that has any."""
-    held = [[record for record in slice_ if isinstance(record, Held)] for slice_ in collect(router, NOW)]
+    held = [[record for record in slice_ if isinstance(record, HeldRecord)] for slice_ in collect(router, NOW)]
     keys = [[len(record.keys) for record in records if record.keys] for records in held]
     return [each for each in keys if each]
 

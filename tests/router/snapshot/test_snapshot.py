@@ -18,14 +18,14 @@ from router.learning.objects import MAX_OBJECTS
 from router.replication_log import MAX_BLOCKS
 from router.snapshot.collect import collect
 from router.snapshot.records import (
-    General,
-    Held,
-    Learned,
+    GeneralRecord,
+    HeldRecord,
+    LearnedRecord,
     ObjectEntry,
     PromiseEntry,
     Record,
     RecordError,
-    Scale,
+    ScaleRecord,
     SessionEntry,
     decode,
     encode,
@@ -120,7 +120,7 @@ def test_the_index_may_change_while_it_is_collected(
             router.restarted("r2")
     copy = router_of()
     restore(copy, records, now)
-    assert all(isinstance(record, Held) for record in records if not isinstance(record, Learned | General))
+    assert all(isinstance(record, HeldRecord) for record in records if not isinstance(record, LearnedRecord | GeneralRecord))
     for text, matched in first.items():
         late = router.trie.match(keys_of(text), now)
         copied = copy.trie.match(keys_of(text), now)
@@ -134,7 +134,7 @@ def test_a_prefix_of_many_prompts_is_written_once() -> None:
     for tail in range(50):
         router.trie.insert("r1", keys_of(shared + bytes([tail])), float(tail), weight=1000)
     router.trie.insert("r2", keys_of(shared), 60.0, weight=1000)
-    keys = sum(len(record.keys) for record in records_of(router, 100.0) if isinstance(record, Held))
+    keys = sum(len(record.keys) for record in records_of(router, 100.0) if isinstance(record, HeldRecord))
     assert keys == (200 + 50) * 8
 
 
@@ -142,7 +142,7 @@ def test_of_half_a_snapshot_the_better_half_is_there() -> None:
     router = router_of()
     for number in range(100):
         router.trie.insert("r1", keys_of(bytes([number, 7])), float(number), weight=1000)
-    held = [record for record in records_of(router, 100.0) if isinstance(record, Held)]
+    held = [record for record in records_of(router, 100.0) if isinstance(record, HeldRecord)]
     assert [record.age for record in held] == sorted(record.age for record in held)
     assert len(held) == 100
 
@@ -151,7 +151,7 @@ def test_since() -> None:
     router = router_of()
     for number in range(100):
         router.trie.insert("r1", keys_of(bytes([number, 7])), float(number), weight=1000)
-    held = [record for record in records_of(router, 100.0, 10.5) if isinstance(record, Held)]
+    held = [record for record in records_of(router, 100.0, 10.5) if isinstance(record, HeldRecord)]
     assert sorted(record.age for record in held) == [float(age) for age in range(1, 11)]
 
 
@@ -375,23 +375,23 @@ def test_bounds_hold_although_a_snapshot_is_larger() -> None:
 
 # -- nonsense
 
-LEARNED = Learned("r1", None, 0.0, 0.0, None, 0, False)
+LEARNED = LearnedRecord("r1", None, 0.0, 0.0, None, 0, False)
 
 
 @pytest.mark.parametrize(
     "records",
     [
-        [Held(0, 0, 0, b"x" * 8, 1, 0.0)],  # no such replica
-        [LEARNED, Held(0, 1, 0, b"x" * 8, 1, 0.0)],  # no such prefix
-        [LEARNED, Held(0, 0, 1, b"x" * 8, 1, 0.0)],  # begins with nothing
-        [LEARNED, Held(0, 0, 0, b"x" * 7, 1, 0.0)],
-        [LEARNED, Held(0, 0, 0, b"", 1, 0.0)],
-        [LEARNED, Held(0, 0, 0, b"x" * 16, 1, 0.0), Held(0, 1, 3, b"", 1, 0.0)],
+        [HeldRecord(0, 0, 0, b"x" * 8, 1, 0.0)],  # no such replica
+        [LEARNED, HeldRecord(0, 1, 0, b"x" * 8, 1, 0.0)],  # no such prefix
+        [LEARNED, HeldRecord(0, 0, 1, b"x" * 8, 1, 0.0)],  # begins with nothing
+        [LEARNED, HeldRecord(0, 0, 0, b"x" * 7, 1, 0.0)],
+        [LEARNED, HeldRecord(0, 0, 0, b"", 1, 0.0)],
+        [LEARNED, HeldRecord(0, 0, 0, b"x" * 16, 1, 0.0), HeldRecord(0, 1, 3, b"", 1, 0.0)],
         [
             LEARNED,
-            Held(0, 0, 0, b"x" * 8, 1, 0.0),
-            *(Held(0, number, 1, b"x" * 8, 1, 0.0) for number in range(1, 3)),
-            *(Held(0, number, number, b"x" * 8, 1, 0.0) for number in range(3, MAX_DEPTH + 2)),
+            HeldRecord(0, 0, 0, b"x" * 8, 1, 0.0),
+            *(HeldRecord(0, number, 1, b"x" * 8, 1, 0.0) for number in range(1, 3)),
+            *(HeldRecord(0, number, number, b"x" * 8, 1, 0.0) for number in range(3, MAX_DEPTH + 2)),
         ],
     ],
 )
@@ -405,7 +405,7 @@ ages = st.sampled_from([0.0, 1.0, 1e9])
 sums = st.sampled_from([(1e15, 1e-9), (1e-9, 1e15), (1.0, 1.0)])
 nonsense = st.lists(
     st.builds(
-        Learned,
+        LearnedRecord,
         st.sampled_from(["r1", "r9", ""]),
         st.none() | sums,
         ages,
@@ -415,7 +415,7 @@ nonsense = st.lists(
         st.booleans(),
     )
     | st.builds(
-        Held,
+        HeldRecord,
         numbers,
         numbers,
         st.integers(0, 3),
@@ -423,7 +423,7 @@ nonsense = st.lists(
         st.sampled_from([1, 1 << 60]),
         ages,
     )
-    | st.builds(Scale, st.sampled_from(["m", ""]), st.sampled_from([1e-9, 1e15]), st.sampled_from([1e-9, 1e15]))
+    | st.builds(ScaleRecord, st.sampled_from(["m", ""]), st.sampled_from([1e-9, 1e15]), st.sampled_from([1e-9, 1e15]))
     | st.builds(
         SessionEntry,
         numbers,
@@ -433,7 +433,7 @@ nonsense = st.lists(
     )
     | st.builds(PromiseEntry, numbers, numbers, st.integers(1, 3), ages, ages)
     | st.builds(ObjectEntry, numbers, numbers, st.just("m"), ages)
-    | st.builds(General, st.sampled_from([1e-9, 1e15]), st.just((0.0, 1.0)), st.none() | st.just((1e15, 1e-9, 1e-9))),
+    | st.builds(GeneralRecord, st.sampled_from([1e-9, 1e15]), st.just((0.0, 1.0)), st.none() | st.just((1e15, 1e-9, 1e-9))),
     max_size=30,
 )
 
@@ -464,8 +464,8 @@ def bomb(records: int) -> list[Record]:
     """Each prefix is as long as the first one, and takes thirty bytes."""
     long = os.urandom(MAX_BLOCKS * KEY_BYTES)
     last = (struct.pack("<Q", number) for number in range(records))
-    more = [Held(0, 1, MAX_BLOCKS - 1, key, 64, 1.0) for key in last]
-    return [Learned("r1", None, 0.0, 0.0, None, 0, False), Held(0, 0, 0, long, 64, 1.0), *more]
+    more = [HeldRecord(0, 1, MAX_BLOCKS - 1, key, 64, 1.0) for key in last]
+    return [LearnedRecord("r1", None, 0.0, 0.0, None, 0, False), HeldRecord(0, 0, 0, long, 64, 1.0), *more]
 
 
 def test_a_short_snapshot_of_long_prefixes_is_taken_in_by_small_steps_and_to_a_bound() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gateway.cluster.member_source import MemberSource
 from gateway.config.schema import Config
-from gateway.features.discovery.kubernetes.api import Access
+from gateway.features.discovery.kubernetes.api import ApiAccess
 from gateway.features.discovery.kubernetes.source import SLICES as SLICES_V1
 from gateway.features.discovery.kubernetes.source import KubernetesSource
 from tests.support import cluster, kubernetes
@@ -39,7 +39,7 @@ Disturbance = Callable[[], Awaitable[None]]
 class ApiServer:
     """See the top of this file. One of the two below."""
 
-    def __init__(self, chance: Random, access: Callable[[Cable], Access], port: int, slices: str, watch_s: float) -> None:
+    def __init__(self, chance: Random, access: Callable[[Cable], ApiAccess], port: int, slices: str, watch_s: float) -> None:
         self.pools: tuple[str, ...] = POOLS
         self.discovery: Sequence[dict[str, Any]] = DISCOVERY
         self.most_s: Mapping[str, float] = {}
@@ -133,7 +133,7 @@ class FakeApiServer(ApiServer):
 
     def __init__(self, server: FakeKubernetes, port: int, stack: contextlib.AsyncExitStack, chance: Random) -> None:
         """stack: holds the server's `serving`."""
-        super().__init__(chance, lambda cable: Access(f"http://127.0.0.1:{cable.port}", "default"), port, SLICES_V1, 2.0)
+        super().__init__(chance, lambda cable: ApiAccess(f"http://127.0.0.1:{cable.port}", "default"), port, SLICES_V1, 2.0)
         self._server = server
         self._serving = stack
 
@@ -182,7 +182,7 @@ class RealApiServer(ApiServer):
         port = int(real.url.rpartition(":")[2])
         super().__init__(
             chance,
-            lambda cable: Access(
+            lambda cable: ApiAccess(
                 f"https://127.0.0.1:{cable.port}", "default", token_file=real.token_file, ca_file=real.ca_file
             ),
             port,

@@ -63,7 +63,7 @@ class CannotGoOn(KubernetesError):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ApiAccess:
     """How to reach an API server. prefix: of the names of its pods. token_file: None: there is no token; ca_file: None: the
     system's certificates.
     """
@@ -75,19 +75,19 @@ class Access:
     ca_file: Path | None = None
 
 
-def access_of(config: KubernetesConfig, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> Access:
+def access_of(config: KubernetesConfig, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiAccess:
     """Raises KubernetesError outside of a cluster, if the configuration does not name a server."""
     own = _own_namespace(account)
     namespace = config.namespace or own
     prefix = "" if namespace == own else f"{namespace}/"
     token_file, ca_file = (Path(each) if each else None for each in (config.token_file, config.ca_file))
     if config.server:  # another cluster, perhaps: it does not get this one's token
-        return Access(config.server, namespace, prefix, token_file, ca_file)
+        return ApiAccess(config.server, namespace, prefix, token_file, ca_file)
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise KubernetesError("this is no pod of Kubernetes (KUBERNETES_SERVICE_HOST is not set): set kubernetes.server")
     url = base_url(host, int(port) if port.isdecimal() else 443, tls=True)
-    return Access(url, namespace, prefix, token_file or account / "token", ca_file or account / "ca.crt")
+    return ApiAccess(url, namespace, prefix, token_file or account / "token", ca_file or account / "ca.crt")
 
 
 def _own_namespace(account: Path) -> str:
@@ -101,7 +101,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
+class ObjectList(Generic[T]):
     """What was read of all objects, by their names, as they were at this version."""
 
     objects: Mapping[str, T]
@@ -125,7 +125,7 @@ class Api:
 
     def __init__(
         self,
-        access: Access,
+        access: ApiAccess,
         path: str,
         labels: str,
         watch_s: float,
@@ -151,7 +151,7 @@ class Api:
         if session:
             await session.close()
 
-    async def listed(self, read: Callable[[Object], T]) -> Listed[T]:
+    async def listed(self, read: Callable[[Object], T]) -> ObjectList[T]:
         """What `read` returns for each of them. Raises KubernetesError."""
         objects: dict[str, T] = {}
         params = {"limit": str(_PAGE)}
@@ -164,7 +164,7 @@ class Api:
             except (KeyError, TypeError, AttributeError) as error:
                 raise KubernetesError("the server's list cannot be read") from error
             if not more:
-                return Listed(objects, version)
+                return ObjectList(objects, version)
             params["continue"] = str(more)
         raise KubernetesError(f"the server lists more than {MAX_OBJECTS:,} objects")
 
@@ -220,7 +220,7 @@ class Api:
             raise KubernetesError(str(failure)[:_MAX_TEXT] or "no answer in time") from failure
 
 
-async def _session_of(access: Access) -> aiohttp.ClientSession:
+async def _session_of(access: ApiAccess) -> aiohttp.ClientSession:
     """Raises KubernetesError if the certificates cannot be read."""
     try:
         tls = await asyncio.to_thread(_tls_of, access.ca_file)

@@ -32,7 +32,7 @@ _MAX_PORT: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class PodEndpoint:
     """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool, model, weight: see
     Member.
 
@@ -68,20 +68,20 @@ class Read:
     """What an object is read as. version: of the object."""
 
     version: int
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[PodEndpoint]
 
 
-def read_slice(slice_: Object, port: int | str | None) -> Sequence[Endpoint]:
+def read_slice(slice_: Object, port: int | str | None) -> Sequence[PodEndpoint]:
     """The endpoints of a discovery.k8s.io EndpointSlice: all its addresses are of IPv4, or all of IPv6."""
     number = _port_of(_mappings(slice_.get("ports")), "port", port)
-    found = list[Endpoint]()
+    found = list[PodEndpoint]()
     for each in _mappings(slice_.get("endpoints"))[:MAX_ENDPOINTS]:
         addresses = each.get("addresses")
         conditions, target = _mapping(each.get("conditions")), _mapping(each.get("targetRef"))
         pod = target if target.get("kind") == "Pod" else {}
         if isinstance(addresses, list) and addresses:
             found.append(
-                Endpoint(
+                PodEndpoint(
                     str(addresses[0]),
                     number,
                     _text(pod.get("name")),
@@ -94,7 +94,7 @@ def read_slice(slice_: Object, port: int | str | None) -> Sequence[Endpoint]:
     return found
 
 
-def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
+def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
     """One endpoint, or none as long as the pod has no address, and after its end."""
     about, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
     address, notes = status.get("podIP"), _mapping(about.get("annotations"))
@@ -106,7 +106,7 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[Endpoint]:
     capacity, wrong = _noted(notes, CAPACITY, _MAX_NUMBER), _wrong(notes)
     conditions = _mappings(status.get("conditions"))
     return (
-        Endpoint(
+        PodEndpoint(
             address,
             number,
             _text(about.get("name")),
@@ -139,9 +139,11 @@ def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "
     return [members[name] for name in sorted(members)], notes
 
 
-def _pods(objects: Iterable[Read]) -> Iterable[Endpoint]:
+def _pods(objects: Iterable[Read]) -> Iterable[PodEndpoint]:
     """One endpoint for each pod."""
-    newest: dict[str, dict[str, tuple[int, Endpoint]]] = {}  # by pod and address: an endpoint may be in two slices for a while
+    newest: dict[
+        str, dict[str, tuple[int, PodEndpoint]]
+    ] = {}  # by pod and address: an endpoint may be in two slices for a while
     for read in objects:
         for each in read.endpoints:
             addresses = newest.setdefault(each.key, {})
@@ -159,7 +161,7 @@ def _preference(address: str) -> tuple[bool, str]:
     return ":" in address, address
 
 
-def _member(endpoint: Endpoint, config: DiscoveryConfig, prefix: str) -> Member | None:
+def _member(endpoint: PodEndpoint, config: DiscoveryConfig, prefix: str) -> Member | None:
     """None: its address is none."""
     if address_of(endpoint.address) is None:
         return None

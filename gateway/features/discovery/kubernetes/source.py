@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway.config.schema import DiscoveryConfig
-from gateway.features.discovery.kubernetes.api import WATCH_S, Access, Api, access_of
+from gateway.features.discovery.kubernetes.api import WATCH_S, Api, ApiAccess, access_of
 from gateway.features.discovery.kubernetes.objects import members_of, read_pod, read_slice
 from gateway.features.discovery.kubernetes.watcher import Watcher
 from gateway.fleet.membership import Member
@@ -37,7 +37,7 @@ class KubernetesSource:
     def __init__(
         self,
         config: DiscoveryConfig,
-        access: Access | None = None,
+        access: ApiAccess | None = None,
         watch_s: float = WATCH_S,
         slices: str = SLICES,
         *,

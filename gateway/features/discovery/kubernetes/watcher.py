@@ -34,7 +34,7 @@ from gateway.features.discovery.kubernetes.api import (
     KubernetesError,
     Object,
 )
-from gateway.features.discovery.kubernetes.objects import Endpoint, Read
+from gateway.features.discovery.kubernetes.objects import PodEndpoint, Read
 
 log = logging.getLogger("warmroute.discovery")
 
@@ -55,7 +55,7 @@ class Watcher:
         self,
         name: str,
         api: Api,
-        read: Callable[[Object], Sequence[Endpoint]],
+        read: Callable[[Object], Sequence[PodEndpoint]],
         report_problem: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,

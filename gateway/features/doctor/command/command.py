@@ -16,7 +16,7 @@ from gateway.features.doctor.command.printing import Report, is_report, print_re
 from gateway.features.doctor.command.reading import FileError, Reader
 from gateway.features.doctor.examination import Examination
 from gateway.features.doctor.examiner import EXAMINE_S
-from gateway.features.doctor.prices import Prices
+from gateway.features.doctor.prices import DoctorPrices
 from gateway.features.doctor.report import report
 from gateway.features.doctor.watch import WATCH_S
 
@@ -122,13 +122,13 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
         print_report(cast(Report, found))
 
 
-def _prices(options: argparse.Namespace) -> Prices:
+def _prices(options: argparse.Namespace) -> DoctorPrices:
     """Raises ConfigError."""
     if options.config is None:
-        return Prices(fixed=options.price)
+        return DoctorPrices(fixed=options.price)
     from gateway.config.source import read
 
-    return Prices(read(options.config, {}).config.prices, options.price)
+    return DoctorPrices(read(options.config, {}).config.prices, options.price)
 
 
 def _complain(options: argparse.Namespace, reader: Reader) -> None:

@@ -13,7 +13,7 @@ from gateway.commands.tables import number, print_table, text
 _CLEAN: Final = "No prefix is broken."
 
 
-class First(TypedDict):
+class FirstExample(TypedDict):
     """The first example of a cause, as the report has it; what is not shown is left out here, and below."""
 
     cause: str
@@ -35,7 +35,7 @@ class Cause(TypedDict):
     requests: int
     lost_tokens: int
     lost_usd: float | None
-    first: First
+    first: FirstExample
     remedy: str
 
 
@@ -113,7 +113,7 @@ def _print_causes(found: Report) -> None:
     print_table(columns, rows)
 
 
-def _example(first: First) -> Iterator[str]:
+def _example(first: FirstExample) -> Iterator[str]:
     after = f"after request {first['after_request']}{_place(first['after_place'])}"
     named = f", session {first['session']}" if first["session"] else ""
     yield f"  {first['cause']}: request {first['request']}{_place(first['place'])}{named}, {after}"

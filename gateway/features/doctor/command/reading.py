@@ -29,10 +29,10 @@ from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.table import DIALECTS, Dialects
 from gateway.errors import GatewayError
 from gateway.features.doctor.command.lines import MAX_LINE, FileError, lines_of
-from gateway.features.doctor.observed import Observed, Outcome
-from gateway.features.doctor.prices import Prices
+from gateway.features.doctor.observed import ObservedOutcome, ObservedRequest
+from gateway.features.doctor.prices import DoctorPrices
 from gateway.request.client import caller_of
-from router.simulation.workloads import Request, TraceError, agents, mooncake
+from router.simulation.workloads import SimulatedRequest, TraceError, agents, mooncake
 
 _SINCE_2001: Final = 1e9  # Unix seconds; a smaller time counts from the beginning of something
 _ANY_LENGTH: Final = 1 << 60  # tokens of a prompt
@@ -53,7 +53,7 @@ class LineError(Exception):
     """A line cannot be understood; its text says why."""
 
 
-class _Told(Struct, frozen=True):
+class _LineOutcome(Struct, frozen=True):
     """`outcome` of a line."""
 
     replica: str = ""
@@ -80,7 +80,7 @@ class _Headers:
 class Reader:
     """See the top of this file. skipped: lines that were not understood; problems: the first of them, in words."""
 
-    def __init__(self, prices: Prices, *, text: bool = False, now: float = 0.0) -> None:
+    def __init__(self, prices: DoctorPrices, *, text: bool = False, now: float = 0.0) -> None:
         """now: Unix seconds, for prices that change. text: prompts keep their texts, so that these can be shown."""
         self._prices = prices
         self._text = text
@@ -99,7 +99,7 @@ class Reader:
         counts = (self.billed, _BILLED), (self.referring, _REFERRING), (self.promptless, _PROMPTLESS)
         return [text.format(count) for count, text in counts if count]
 
-    def read(self, path: Path) -> Iterator[Observed]:
+    def read(self, path: Path) -> Iterator[ObservedRequest]:
         """Raises FileError if the file cannot be read, or not on."""
         sessions = _Sessions()
         for number, line in lines_of(path):
@@ -121,7 +121,7 @@ class Reader:
             text = error.message if isinstance(error, GatewayError) else str(error)
             self.problems.append(f"line {number}: {text}")
 
-    def _of_mooncake(self, row: dict[str, Any], number: int) -> Observed:
+    def _of_mooncake(self, row: dict[str, Any], number: int) -> ObservedRequest:
         """It names no sessions."""
         try:
             ((time, request),) = mooncake([row], random.Random(0))
@@ -131,15 +131,15 @@ class Reader:
         found.time = time
         return found
 
-    def _of_trace(self, request: Request, number: int, session: str) -> Observed:
+    def _of_trace(self, request: SimulatedRequest, number: int, session: str) -> ObservedRequest:
         prompt = request.prompt
-        found = Observed("", prompt.keys, prompt.units, prompt.block_units, exact=True)
+        found = ObservedRequest("", prompt.keys, prompt.units, prompt.block_units, exact=True)
         found.session, found.thread = session, request.thread
         found.place = f"line {number}"
         found.price = self._price(found)
         return found
 
-    def _of_request(self, row: dict[str, Any], number: int) -> Observed | None:
+    def _of_request(self, row: dict[str, Any], number: int) -> ObservedRequest | None:
         """None: its prompt is not in the file."""
         path, body, headers = _request_in(row)
         dialect, caller = self._dialects.known(path), caller_of(headers)
@@ -160,16 +160,16 @@ class Reader:
         found.price = self._price(found)
         return found
 
-    def _price(self, found: Observed) -> tuple[float, float] | None:
+    def _price(self, found: ObservedRequest) -> tuple[float, float] | None:
         """Of its moment, where that is a date, else of today."""
         now = found.time if found.time > _SINCE_2001 else self._now
         return self._prices.of(found.model, found.tokens(found.units), now)
 
-    def _observed(self, api: ApiRequest) -> Observed:
+    def _observed(self, api: ApiRequest) -> ObservedRequest:
         text = api.prompt if isinstance(api.prompt, bytes) else b""
         outline = self._outliner.outline(text) if text else ()
         made = router_prompt(api, self._blocks)
-        found = Observed(api.model, made.keys, made.units, made.block_units, exact=not made.scale, outline=outline)
+        found = ObservedRequest(api.model, made.keys, made.units, made.block_units, exact=not made.scale, outline=outline)
         found.salt = api.salt
         found.text = text if self._text else b""
         return found
@@ -181,7 +181,7 @@ class _Sessions:
     def __init__(self) -> None:
         self._number = 0
 
-    def of(self, row: dict[str, Any]) -> list[Request]:
+    def of(self, row: dict[str, Any]) -> list[SimulatedRequest]:
         """Raises LineError."""
         self._number += 1
         try:
@@ -267,19 +267,19 @@ def _time(value: Any) -> float:
     return float(value)
 
 
-def _outcome(value: Any) -> Outcome | None:
+def _outcome(value: Any) -> ObservedOutcome | None:
     """Raises LineError."""
     if value is None:
         return None
     try:
-        told = msgspec.convert(value, _Told)
+        told = msgspec.convert(value, _LineOutcome)
     except msgspec.ValidationError as error:
         raise LineError(f"'outcome': {error}") from error
     counts = told.prompt_tokens, told.cached_tokens, told.available_tokens
     if any(count is not None and not 0 <= count < 1 << 53 for count in counts):
         raise LineError("'outcome': tokens must be 0 or more")
     up = None if told.up is None else frozenset(told.up)
-    return Outcome(told.replica, *counts, told.reason, up, told.first_byte)
+    return ObservedOutcome(told.replica, *counts, told.reason, up, told.first_byte)
 
 
 __all__ = ["FileError", "LineError", "Reader"]

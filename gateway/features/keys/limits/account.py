@@ -23,7 +23,7 @@ Day = int
 Total = tuple[str, int, int, int, tuple[tuple[Day, int], ...]]
 
 
-class Limits:
+class KeyLimits:
     """0: there is none. requests, tokens: per minute. day, month: picodollars."""
 
     __slots__ = ("day", "month", "requests", "tokens")
@@ -39,7 +39,7 @@ class Limits:
         return bool(self.requests or self.tokens or self.day or self.month)
 
 
-class Spent:
+class SpentTotals:
     """Of one process, or of all others. months: the sums of days, for each request asks for this month's."""
 
     __slots__ = ("days", "months", "requests", "reserved", "tokens")
@@ -73,7 +73,7 @@ class Spent:
             assert self.months.get(month, 0) == found, self.months
 
 
-class Account:
+class KeyAccount:
     """One key's. others: by process, that of the latest news last. gone: of those that were there before MAX_PROCESSES others.
     elsewhere: of all of them together.
     """
@@ -94,22 +94,22 @@ class Account:
         "unwritten",
     )
 
-    def __init__(self, id_: str, limits: Limits) -> None:
+    def __init__(self, id_: str, limits: KeyLimits) -> None:
         self.id = id_
         self.limits = limits
-        self.own = Spent()
+        self.own = SpentTotals()
         self.unsent = set[Day]()  # days of `own` that have changed since the last exchange
         self.unwritten = set[Day]()  # likewise, since they were last taken to be written
-        self.others: dict[str, Spent] = {}
-        self.gone = Spent()
-        self.elsewhere = Spent()
+        self.others: dict[str, SpentTotals] = {}
+        self.gone = SpentTotals()
+        self.elsewhere = SpentTotals()
         self.admitted = [0] * GUARDED  # picodollars that were reserved since the last exchange, between the last two, and so on
         self.open = 0  # reservations
         self.output = 0.0  # tokens of recent answers
         self.requests = Rate(limits.requests) if limits.requests else None
         self.tokens = Rate(limits.tokens) if limits.tokens else None
 
-    def retune(self, limits: Limits) -> None:
+    def retune(self, limits: KeyLimits) -> None:
         self.limits = limits
         self.requests = _retuned(self.requests, limits.requests)
         self.tokens = _retuned(self.tokens, limits.tokens)
@@ -137,19 +137,19 @@ class Account:
         if len(own.days) > KEPT_DAYS:
             own.drop(min(own.days))
 
-    def other(self, process: str) -> Spent:
+    def other(self, process: str) -> SpentTotals:
         """A process of which there is news. Each life of a worker is one: those that were silent for longest have ended, and
         what they have spent is kept as one sum. O(days).
         """
         seen = self.others.pop(process, None)
         if seen is None:
-            seen = Spent()
+            seen = SpentTotals()
             if len(self.others) >= MAX_PROCESSES:
                 self._fold(self.others.pop(next(iter(self.others))))
         self.others[process] = seen
         return seen
 
-    def _fold(self, process: Spent) -> None:
+    def _fold(self, process: SpentTotals) -> None:
         self.reserve_elsewhere(process, 0)
         gone = self.gone
         for day, amount in process.days.items():
@@ -161,7 +161,7 @@ class Account:
 
     def forget_others(self, but: Container[str]) -> None:
         """What all but these processes have spent; not what they had used, from which their next totals count."""
-        self.gone, self.elsewhere = Spent(), Spent()
+        self.gone, self.elsewhere = SpentTotals(), SpentTotals()
         for name, each in self.others.items():
             if name not in but:
                 each.days.clear()
@@ -170,7 +170,7 @@ class Account:
             for day, amount in each.days.items():
                 self._add_elsewhere(day, amount)
 
-    def spend_elsewhere(self, process: Spent, day: Day, amount: int) -> None:
+    def spend_elsewhere(self, process: SpentTotals, day: Day, amount: int) -> None:
         """The process has spent so much on that day at least. O(1) mostly."""
         before = process.days.get(day, 0)
         process.put(day, max(before, amount))
@@ -180,7 +180,7 @@ class Account:
             self._add_elsewhere(oldest, -process.days[oldest])
             process.drop(oldest)
 
-    def reserve_elsewhere(self, process: Spent, amount: int) -> None:
+    def reserve_elsewhere(self, process: SpentTotals, amount: int) -> None:
         """The process has reserved this much. O(1)."""
         self.elsewhere.reserved += amount - process.reserved
         process.reserved = amount

@@ -30,7 +30,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from gateway.errors import GatewayError
-from gateway.features.keys.limits.account import Account, Day, Limits, Spent, Total
+from gateway.features.keys.limits.account import Day, KeyAccount, KeyLimits, SpentTotals, Total
 
 DAY_S: Final = 86_400
 MAX_ACCOUNTS: Final = 200_000  # keys with limits; those that were used longest ago are forgotten first
@@ -56,7 +56,7 @@ class Reservation:
 
     __slots__ = ("_limiter", "account", "money", "open", "tokens")
 
-    def __init__(self, limiter: Limiter, account: Account) -> None:
+    def __init__(self, limiter: Limiter, account: KeyAccount) -> None:
         self._limiter = limiter
         self.account = account
         self.tokens = 0
@@ -96,7 +96,7 @@ class Limiter:
     def __init__(
         self,
         share: int = 1,
-        known: Callable[[str], Limits | None] = lambda _id: None,
+        known: Callable[[str], KeyLimits | None] = lambda _id: None,
         *,
         written: bool = True,
         most: int = MAX_ACCOUNTS,
@@ -104,10 +104,10 @@ class Limiter:
         self._share = share
         self._written = written
         self._known = known
-        self._recent: list[Account] = []  # that have admitted something within the last two exchanges
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
-        self._changed: dict[str, Account] = {}
-        self._unwritten: dict[str, Account] = {}
+        self._recent: list[KeyAccount] = []  # that have admitted something within the last two exchanges
+        self._accounts: OrderedDict[str, KeyAccount] = OrderedDict()
+        self._changed: dict[str, KeyAccount] = {}
+        self._unwritten: dict[str, KeyAccount] = {}
         self.most = most
         self.lost = 0  # keys of which what they have spent was forgotten before it was written
         self._partial = False  # there are keys that have spent something, and no account here
@@ -116,10 +116,10 @@ class Limiter:
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def account(self, id_: str) -> Account | None:
+    def account(self, id_: str) -> KeyAccount | None:
         return self._accounts.get(id_)
 
-    def require(self, id_: str, limits: Limits, moment: Moment) -> Account:
+    def require(self, id_: str, limits: KeyLimits, moment: Moment) -> KeyAccount:
         """Whether `enter` would let a request in now. Raises GatewayError 429; takes nothing."""
         account, now = self._account(id_, limits), moment.now
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
@@ -129,7 +129,7 @@ class Limiter:
             raise _too_fast(f"{account.limits.requests} requests", account, wait)
         return account
 
-    def enter(self, id_: str, limits: Limits, moment: Moment) -> Reservation:
+    def enter(self, id_: str, limits: KeyLimits, moment: Moment) -> Reservation:
         """One request more. Raises GatewayError 429, and then takes nothing."""
         account = self.require(id_, limits, moment)
         if account.requests is not None:
@@ -161,7 +161,7 @@ class Limiter:
         account.open -= 1
         account.output = max(float(output), account.output * _FADES)
 
-    def give_back(self, account: Account, now: float) -> None:
+    def give_back(self, account: KeyAccount, now: float) -> None:
         """The request that `enter` took."""
         account.own.requests -= 1
         if account.requests is not None:
@@ -176,7 +176,7 @@ class Limiter:
         reservation.tokens, reservation.money = tokens, money
         self._note(account)
 
-    def _note(self, account: Account) -> None:
+    def _note(self, account: KeyAccount) -> None:
         """It has changed."""
         if self._share > 1:
             self._changed[account.id] = account
@@ -194,7 +194,7 @@ class Limiter:
         if id_ not in self._accounts:
             self.lost += 1
 
-    def _require_budget(self, account: Account, money: int, moment: Moment) -> None:
+    def _require_budget(self, account: KeyAccount, money: int, moment: Moment) -> None:
         """money: to be reserved; 0: is anything left? Raises GatewayError 429."""
         limits = account.limits
         if limits.day:
@@ -202,7 +202,7 @@ class Limiter:
         if limits.month:
             self._require(account, limits.month - account.spent_in_month(moment.day), money, "month", moment.to_month_s)
 
-    def _require(self, account: Account, left: int, money: int, period: str, ends_s: float) -> None:
+    def _require(self, account: KeyAccount, left: int, money: int, period: str, ends_s: float) -> None:
         """left: of the budget. One request alone is admitted to what is left, however little that is."""
         if left <= 0:
             text = (
@@ -220,28 +220,28 @@ class Limiter:
             )
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=1)
 
-    def _account(self, id_: str, limits: Limits) -> Account:
+    def _account(self, id_: str, limits: KeyLimits) -> KeyAccount:
         account = self._accounts.get(id_) or self._remembered(id_)
         if account is None:
-            account = self._add(Account(id_, limits))
+            account = self._add(KeyAccount(id_, limits))
         else:
             self._accounts.move_to_end(id_)
             if account.limits is not limits:
                 account.retune(limits)
         return account
 
-    def _remembered(self, id_: str) -> Account | None:
+    def _remembered(self, id_: str) -> KeyAccount | None:
         """One that was forgotten, and is still to be sent or written: it lacks nothing."""
         account = self._unwritten.get(id_) or self._changed.get(id_)
         return None if account is None else self._put(account)
 
-    def _add(self, account: Account) -> Account:
+    def _add(self, account: KeyAccount) -> KeyAccount:
         """A new one."""
         if self._partial:
             self._unread[account.id] = None
         return self._put(account)
 
-    def _put(self, account: Account) -> Account:
+    def _put(self, account: KeyAccount) -> KeyAccount:
         """Those that were used longest ago are forgotten; those with open reservations stay. O(1) mostly."""
         self._accounts[account.id] = account
         while len(self._accounts) > self.most:
@@ -297,7 +297,7 @@ class Limiter:
                 if self._written and len(self._accounts) >= self.most:
                     self._partial = True
                     continue
-                account = self._add(Account(id_, self._known(id_) or Limits()))
+                account = self._add(KeyAccount(id_, self._known(id_) or KeyLimits()))
             counts = process in account.others or not (first or self._partial)
             seen = account.other(process)
             if not money_only:
@@ -306,7 +306,7 @@ class Limiter:
             for day, amount in days:
                 account.spend_elsewhere(seen, day, amount)
 
-    def _merge_rates(self, account: Account, seen: Spent, requests: int, tokens: int, now: float | None) -> None:
+    def _merge_rates(self, account: KeyAccount, seen: SpentTotals, requests: int, tokens: int, now: float | None) -> None:
         """now: None: they do not count."""
         if now is not None and account.requests is not None:
             account.requests.take(requests - seen.requests, now)
@@ -349,13 +349,13 @@ class Limiter:
         return f"<Limiter of {len(self._accounts)} keys>"
 
 
-def _total(account: Account, days: Iterable[Day]) -> Total:
+def _total(account: KeyAccount, days: Iterable[Day]) -> Total:
     """O(these days)."""
     own = account.own
     return account.id, own.requests, own.tokens, own.reserved, tuple([(day, own.days.get(day, 0)) for day in days])
 
 
-def _too_fast(what: str, account: Account, wait_s: float) -> GatewayError:
+def _too_fast(what: str, account: KeyAccount, wait_s: float) -> GatewayError:
     text = f"The key {account.id} has a limit of {what} per minute. Retry after the time that Retry-After says."
     return GatewayError(429, "rate_limit_exceeded", text, retry_after_s=_whole(wait_s))
 

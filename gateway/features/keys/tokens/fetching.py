@@ -18,7 +18,7 @@ from gateway.config.schema import OidcConfig, TlsConfig
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.features.keys.tokens.jwks import JwksError, PublicKey, keys_of, parsed
 from gateway.upstream.access.options import ConnectionOptions
-from gateway.upstream.client import Call, UpstreamClient
+from gateway.upstream.client import ReplicaCall, UpstreamClient
 from gateway.upstream.resolver import Resolver
 
 DISCOVERY: Final = "/.well-known/openid-configuration"
@@ -75,7 +75,7 @@ class Fetcher:
         if ca_file and parts.scheme == "https":
             self._client.set_options(base, ConnectionOptions(tls=TlsConfig(ca_file=ca_file)))
         try:
-            answer = await self._client.open(base, Call("GET", path, _HEADERS, b"", probe=True), FETCH_S, fresh=True)
+            answer = await self._client.open(base, ReplicaCall("GET", path, _HEADERS, b"", probe=True), FETCH_S, fresh=True)
             try:
                 if answer.status != 200:
                     further = " (redirects are not followed: set jwks_url)" if 300 <= answer.status < 400 else ""

@@ -22,7 +22,7 @@ import orjson
 
 from gateway.config.schema import OidcConfig
 from gateway.features.keys.grant import Grant
-from gateway.features.keys.limits.account import Limits
+from gateway.features.keys.limits.account import KeyLimits
 from gateway.features.keys.secret import MAX_CHARS, digest_of
 from gateway.features.keys.tokens.issuer import Issuer
 from gateway.features.keys.tokens.jwks import MAX_KID_CHARS, PublicKey
@@ -36,7 +36,7 @@ _SHAPE: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+"
 Fetch = Callable[[OidcConfig], Awaitable[list[PublicKey]]]
 
 
-class Named(NamedTuple):
+class TokenClaims(NamedTuple):
     """What a token says of itself; nothing is proven yet."""
 
     issuer: str
@@ -90,7 +90,7 @@ class Tokens:
         if named is not None and issuer is not None and issuer.key(named.kid, named.algorithm) is None:
             await issuer.look_up()
 
-    def limits_of(self, id_: str) -> Limits | None:
+    def limits_of(self, id_: str) -> KeyLimits | None:
         """Of a grant's id."""
         issuer = self._by_name.get(id_.partition(":")[0])
         return issuer.limits if issuer is not None else None
@@ -113,7 +113,7 @@ def looks_like_a_token(credentials: str) -> bool:
     return credentials.startswith(_BEGIN) and len(credentials) <= MAX_CHARS
 
 
-def named_in(token: str) -> Named | None:
+def named_in(token: str) -> TokenClaims | None:
     """None: it is no token. O(characters)."""
     match = _SHAPE.fullmatch(token) if looks_like_a_token(token) else None
     if match is None:
@@ -127,7 +127,7 @@ def named_in(token: str) -> Named | None:
     issuer, kid, algorithm = claims.get("iss"), header.get("kid", ""), header.get("alg")
     if not isinstance(issuer, str) or not isinstance(kid, str) or not isinstance(algorithm, str) or len(kid) > MAX_KID_CHARS:
         return None
-    return Named(issuer, kid, algorithm)
+    return TokenClaims(issuer, kid, algorithm)
 
 
 def _decoded(part: str) -> bytes:

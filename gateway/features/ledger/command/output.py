@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO
 
 from gateway.accounting.money import decimal
 from gateway.commands.streams import escaped
-from gateway.features.ledger.sums import MONEY, Period, Sums, Usage, total
+from gateway.features.ledger.sums import MONEY, Period, UsageReport, UsageSums, total
 
 TOTAL: Final = "total"
 _FORMULA: Final = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # as ASCII, and in full width
@@ -33,7 +33,7 @@ _COUNTS: Final = {
 }
 
 
-def print_usage(found: Usage, by: Sequence[str]) -> None:
+def print_usage(found: UsageReport, by: Sequence[str]) -> None:
     """One row for each group, and one for all."""
     from gateway.commands.tables import number, print_table, text
 
@@ -54,13 +54,13 @@ def print_usage(found: Usage, by: Sequence[str]) -> None:
     print_table([*map(text, by), *map(number, names)], rows)
 
 
-def _cells(sums: Sums) -> list[str]:
+def _cells(sums: UsageSums) -> list[str]:
     tokens = [f"{sums[name]:,}" for name in ("requests", "failed", "prompt", "cached", "written", "completion")]
     shares = [f"{share:.1%}" for share in (hit_ratio(sums), estimated_share(sums))]
     return [*tokens, shares[0], micro_dollars(sums.cost), micro_dollars(sums["saved"]), shares[1]]
 
 
-def write_csv(found: Usage, by: Sequence[str], out: TextIO) -> None:
+def write_csv(found: UsageReport, by: Sequence[str], out: TextIO) -> None:
     """One row for each group; money to the last digit."""
     lines = csv.writer(out, lineterminator="\n")
     money = [f"{name}_usd" for name in ("cost", *MONEY)]
@@ -72,7 +72,7 @@ def write_csv(found: Usage, by: Sequence[str], out: TextIO) -> None:
         lines.writerow([*map(safe_cell, group.names), *counts, *amounts, *ratios])
 
 
-def as_json(found: Usage, by: Sequence[str], period: Period) -> str:
+def as_json(found: UsageReport, by: Sequence[str], period: Period) -> str:
     """Money in USD as texts, which are exact."""
     answer = {
         "since": _iso(period.since_ms),
@@ -85,7 +85,7 @@ def as_json(found: Usage, by: Sequence[str], period: Period) -> str:
     return json.dumps(answer, indent=2)
 
 
-def _values(sums: Sums) -> Iterator[tuple[str, Any]]:
+def _values(sums: UsageSums) -> Iterator[tuple[str, Any]]:
     yield from ((name, sums[column]) for name, column in _COUNTS.items())
     yield "cost_usd", decimal(sums.cost)
     yield from ((f"{name}_usd", decimal(sums[name])) for name in MONEY)
@@ -93,12 +93,12 @@ def _values(sums: Sums) -> Iterator[tuple[str, Any]]:
     yield "estimated_share", round(estimated_share(sums), 6)
 
 
-def hit_ratio(sums: Sums) -> float:
+def hit_ratio(sums: UsageSums) -> float:
     """Of the prompt tokens, those that were cached."""
     return sums["cached"] / sums["prompt"] if sums["prompt"] else 0.0
 
 
-def estimated_share(sums: Sums) -> float:
+def estimated_share(sums: UsageSums) -> float:
     """Of the requests, those whose counts are estimates in part or all."""
     return sums["estimated"] / sums["requests"] if sums["requests"] else 0.0
 

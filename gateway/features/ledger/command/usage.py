@@ -19,7 +19,7 @@ from gateway.config.source import read
 from gateway.database.failures import StoreFailed
 from gateway.features.ledger.command.output import as_json, print_usage, write_csv
 from gateway.features.ledger.command.period import EXPECTED, Moment, PeriodError, moment, period
-from gateway.features.ledger.sums import GROUP, Period, Usage
+from gateway.features.ledger.sums import GROUP, Period, UsageReport
 
 DESCRIPTION: Final = (
     "Show what was used and what it cost, by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from"
@@ -82,7 +82,7 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
     return url
 
 
-async def _read(url: str, by: Sequence[str], within: Period) -> Usage:
+async def _read(url: str, by: Sequence[str], within: Period) -> UsageReport:
     """Raises StoreFailed."""
     from gateway.database.database import Database
     from gateway.database.places import LEDGER_FILE, with_path
@@ -97,7 +97,7 @@ async def _read(url: str, by: Sequence[str], within: Period) -> Usage:
         await database.close()
 
 
-def _print_notes(found: Usage) -> None:
+def _print_notes(found: UsageReport) -> None:
     for day, rows, requests in found.incomplete:
         kept = f"{rows:,} of its {requests:,} requests have rows (ledger.retention_d)"
         print(f"warmroute: note: {day} is counted in part, and some of that part may be missing: {kept}", file=sys.stderr)

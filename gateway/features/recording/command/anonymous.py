@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, Final, Generic, TypeVar
 
-from gateway.features.recording.command.rows import Row
+from gateway.features.recording.command.rows import TraceRow
 from router.simulation.block_tree import KNOWN_BLOCKS, MAX_PROMPT_BLOCKS, BlockNumbers
 from router.types import KEY_BYTES, Random
 
@@ -55,7 +55,7 @@ class Recent(Generic[K]):
         return len(self._new.keys() | self._old.keys())
 
 
-class Names:
+class NumberedNames:
     """1, 2, 3 ... in the order of first sight; 0 once there are too many."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Names:
         return {str(number): name[:NAME_CHARS] for name, number in self.known.items()}
 
 
-class Conversations:
+class NumberedConversations:
     """Which conversation a row belongs to: ("session" or "chain", its number); UNSEEN: one that is not in the sample."""
 
     def __init__(self, share: float, chance: Random, most: int = KNOWN_CONVERSATIONS) -> None:
@@ -83,7 +83,7 @@ class Conversations:
         self._ends = Recent[bytes](most)  # the last key of a conversation's latest prompt
         self.seen = 0  # in the sample
 
-    def of(self, row: Row) -> tuple[str, int]:
+    def of(self, row: TraceRow) -> tuple[str, int]:
         if row.session_key:
             if self._share < 1 and row.session_key / _WHOLE >= self._share:
                 return "session", UNSEEN
@@ -110,17 +110,22 @@ class Conversations:
         return self.seen
 
 
-class Anonymous:
+class Anonymizer:
     """Makes a trace's lines. O(blocks of a prompt) each."""
 
     def __init__(self, share: float, chance: Random, *, known_blocks: int = KNOWN_BLOCKS) -> None:
-        self.conversations = Conversations(share, chance)
+        self.conversations = NumberedConversations(share, chance)
         self.blocks = BlockNumbers(known_blocks)
         self._clients = Recent[int](KNOWN_CONVERSATIONS)
         self._last_client = 0
-        self.models, self.pools, self.replicas, self.tenants = Names(), Names(), Names(), Names()
+        self.models, self.pools, self.replicas, self.tenants = (
+            NumberedNames(),
+            NumberedNames(),
+            NumberedNames(),
+            NumberedNames(),
+        )
 
-    def line(self, row: Row, at: float) -> dict[str, Any] | None:
+    def line(self, row: TraceRow, at: float) -> dict[str, Any] | None:
         """None: its conversation is not in the sample. at: when it came, in seconds of the recording."""
         kind, conversation = self.conversations.of(row)
         if conversation == UNSEEN:

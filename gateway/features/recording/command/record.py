@@ -24,8 +24,8 @@ from typing import Any, Final
 
 from gateway import __version__
 from gateway.commands.operate import DEFAULT_ADMIN, OperatorError, ask, read
-from gateway.features.recording.command.anonymous import Anonymous
-from gateway.features.recording.command.rows import Fleet, Page, Recorded
+from gateway.features.recording.command.anonymous import Anonymizer
+from gateway.features.recording.command.rows import RecordedAnswer, TraceFleet, TracePage
 from gateway.features.recording.command.trace_file import TraceFile, TraceFull
 from router.simulation.recorded import FORMAT, MAX_COPIES, MAX_SECONDS, VERSION
 
@@ -125,7 +125,7 @@ class Recorder:
         self._clock = clock
         self._stop = stop
         self._gateways = [_Gateway(admin.strip()) for admin in options.admin.split(",")]
-        self._lines = Anonymous(options.sample, random.Random())
+        self._lines = Anonymizer(options.sample, random.Random())
         self._begun = clock()
         self._requests = 0
         self._lost = 0
@@ -177,7 +177,7 @@ class Recorder:
                 gateway.rings[page.ring] = page.last + page.left
                 gateway.skipped[page.ring] = gateway.skipped_before[page.ring] = page.skipped
             policy, version = answer.policy, answer.version
-            rows = read(gateway.admin, ask(gateway.admin, "GET", "/warmroute/replicas"), Fleet).replicas
+            rows = read(gateway.admin, ask(gateway.admin, "GET", "/warmroute/replicas"), TraceFleet).replicas
             fleet.update({row.name: self._replica(row) for row in rows if row.pool is not None})
         # By so much earlier, what comes from now on has a time of 0 or more, whatever its gateway's clock seems to say.
         self._begun = self._clock() - max(gateway.uncertain_s for gateway in self._gateways)
@@ -203,12 +203,12 @@ class Recorder:
             replica["kv_tokens"] = row.kv_tokens
         return replica
 
-    def _ask(self, gateway: _Gateway) -> Recorded:
+    def _ask(self, gateway: _Gateway) -> RecordedAnswer:
         """Raises OperatorError."""
         after = ",".join(f"{ring}:{last}" for ring, last in gateway.rings.items())
         sent = self._clock()
         raw = ask(gateway.admin, "GET", f"/warmroute/recording?sample={self._options.sample!r}&after={after}")
-        answer = read(gateway.admin, raw, Recorded)
+        answer = read(gateway.admin, raw, RecordedAnswer)
         took_s = self._clock() - sent
         offset, uncertain_s = sent + took_s / 2 - answer.now, took_s / 2
         if not abs(offset - gateway.offset) <= uncertain_s + gateway.uncertain_s + JUMP_S:  # the first answer, or another clock
@@ -244,7 +244,7 @@ class Recorder:
             if not any(page.left for page in answer.pages):
                 return
 
-    def _take(self, gateway: _Gateway, page: Page, trace: TraceFile) -> None:
+    def _take(self, gateway: _Gateway, page: TracePage, trace: TraceFile) -> None:
         known = gateway.rings.pop(page.ring, None)
         if known is not None:
             self._lost += max(0, page.first - known - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Row(Struct, frozen=True, array_like=True):
+class TraceRow(Struct, frozen=True, array_like=True):
     """One request, as `RecordTraffic` (gateway/features/recording/observer.py) makes it. ids: units are token ids, and
     no bytes.
     """
@@ -31,7 +31,7 @@ class Row(Struct, frozen=True, array_like=True):
     tenant: str
 
 
-class Page(Struct, frozen=True):
+class TracePage(Struct, frozen=True):
     """The rows `first` to `last` of one worker, without those of conversations that are not wanted."""
 
     ring: str
@@ -39,16 +39,16 @@ class Page(Struct, frozen=True):
     last: int
     left: int
     skipped: int
-    rows: tuple[Row, ...]
+    rows: tuple[TraceRow, ...]
 
 
-class Recorded(Struct, frozen=True):
+class RecordedAnswer(Struct, frozen=True):
     """now: the gateway's clock, by which rows have begun."""
 
     version: str
     now: float
     policy: str
-    pages: tuple[Page, ...]
+    pages: tuple[TracePage, ...]
 
 
 class ReplicaRow(Struct, frozen=True):
@@ -64,5 +64,5 @@ class ReplicaRow(Struct, frozen=True):
         return self.capacity_tokens or self.engine_kv_tokens or self.learned_capacity_tokens
 
 
-class Fleet(Struct, frozen=True):
+class TraceFleet(Struct, frozen=True):
     replicas: tuple[ReplicaRow, ...]

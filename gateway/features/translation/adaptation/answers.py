@@ -22,7 +22,7 @@ from gateway.dialects.dialect import Dialect, StreamOpening, StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
 from gateway.dialects.openai.errors import error_body
-from gateway.dialects.openai.stream import Opening, begins_well
+from gateway.dialects.openai.stream import ChatOpening, begins_well
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.features.translation.adaptation.request import PlainChat
@@ -163,7 +163,7 @@ class AdaptedReader(StreamReader):
         return b"data: " + orjson.dumps({**chunk, "choices": [choice]}) + b"\n\n"
 
 
-class Collected:
+class CollectedAnswer:
     """The same as one whole answer: `feed` until it is `over`, then `answer`."""
 
     def __init__(self, chat: PlainChat, id_: str) -> None:
@@ -216,13 +216,13 @@ class AdaptedAnswers(Dialect):
         return AdaptedReader(self.chat, self.inner.reader(api, watchful=watchful), self._id)
 
     def opening(self, data: bytes) -> StreamOpening | None:
-        return None if begins_well(data) else Opening()
+        return None if begins_well(data) else ChatOpening()
 
     def usage_of(self, body: bytes) -> Usage | None:
         return None
 
-    def collected(self) -> Collected:
-        return Collected(self.chat, self._id)
+    def collected(self) -> CollectedAnswer:
+        return CollectedAnswer(self.chat, self._id)
 
     def answer(self, body: bytes) -> bytes:
         """A collected answer, as the client reads it. Raises ReplicaFailure."""

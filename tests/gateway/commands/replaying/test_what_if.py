@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.commands.replaying.money import Money
+from gateway.commands.replaying.money import RunCost
 from gateway.commands.replaying.what_if import Variant, sentence, variant
 from router.simulation.fleet import Result
 
@@ -65,7 +65,7 @@ def test_the_sentence_is_one_that_a_person_would_say() -> None:
     assert sentence(variant("replicas=6", POLICIES), then, NOW, None, None) == (
         "with 6 replicas p90 TTFT would be 1.90 s (now 0.80 s), the mean 50 ms (now 0.40 s), hits 61.0% (now 72.0%)."
     )
-    costs = Money(3.0, 4.5, 0.5), Money(3.0, 1.0, 0.5)
+    costs = RunCost(3.0, 4.5, 0.5), RunCost(3.0, 1.0, 0.5)
     text = sentence(variant("replicas=1,kv=2M,speed=2", POLICIES), then, NOW, (1.5, 12.0), costs)
     assert text.startswith(
         "with 1 replica, 2,000,000 KV tokens each and 2 times the load p90 TTFT would be 1.90 s (1.50 s to 12 s, now"

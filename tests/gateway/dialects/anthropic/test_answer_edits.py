@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.anthropic.answer_edits import MessageEditor
-from gateway.dialects.anthropic.cache_split import Marked, marked_in
+from gateway.dialects.anthropic.cache_split import CacheSplit, marked_in
 from gateway.dialects.anthropic.stream import MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.events.sse import events_of, object_of
@@ -19,7 +19,7 @@ from router import Prompt
 from tests.gateway.dialects.events.test_named import named
 from tests.gateway.dialects.test_openai_stream import cut
 
-MARKED = Marked(80, 50, 100)
+MARKED = CacheSplit(80, 50, 100)
 SPLIT_BY_ENGINE = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
 
 
@@ -34,7 +34,9 @@ def usage(fresh: int = 600, read: int | None = 400, created: int | None = None, 
     }
 
 
-def whole(counts: dict[str, Any] | None, marked: Marked | None = MARKED, *, silent: bool = False) -> tuple[dict[str, Any], Any]:
+def whole(
+    counts: dict[str, Any] | None, marked: CacheSplit | None = MARKED, *, silent: bool = False
+) -> tuple[dict[str, Any], Any]:
     body: dict[str, Any] = {"id": "msg_1", "content": [{"type": "text", "text": "é"}], "stop_reason": "end_turn"}
     if counts is not None:
         body["usage"] = counts
@@ -50,11 +52,11 @@ def whole(counts: dict[str, Any] | None, marked: Marked | None = MARKED, *, sile
         (usage(created=0), MARKED, 400, 100),
         (usage(fresh=1000, read=0), MARKED, 800, 500),
         (usage(fresh=300, read=700), MARKED, 100, 0),
-        (usage(fresh=600, read=400), Marked(100, 0, 100), 600, 0),
-        (usage(fresh=600, read=400), Marked(300, 300, 100), 600, 600),
+        (usage(fresh=600, read=400), CacheSplit(100, 0, 100), 600, 0),
+        (usage(fresh=600, read=400), CacheSplit(300, 300, 100), 600, 600),
     ],
 )
-def test_what_was_written_is_said_and_adds_up(counts: dict[str, Any], marked: Marked, written: int, hours: int) -> None:
+def test_what_was_written_is_said_and_adds_up(counts: dict[str, Any], marked: CacheSplit, written: int, hours: int) -> None:
     answer, counted = whole(counts, marked)
     said = answer["usage"]
     assert said["cache_creation_input_tokens"] == written
@@ -121,7 +123,9 @@ OURS = stream(usage(cache_creation=SPLIT_BY_ENGINE), usage(created=0))
 SILENT_ENGINE = stream({"input_tokens": 1000, "output_tokens": 0}, {"output_tokens": 4})
 
 
-def through(chunks: list[bytes], marked: Marked | None = MARKED, *, silent: bool = False) -> tuple[bytes, Usage | None, bool]:
+def through(
+    chunks: list[bytes], marked: CacheSplit | None = MARKED, *, silent: bool = False
+) -> tuple[bytes, Usage | None, bool]:
     reader = MessageEditor(marked, silent=silent).reader(MessageReader())
     out = b"".join([reader.feed(chunk) for chunk in chunks]) + reader.finish()
     return out, reader.usage, reader.done

@@ -15,7 +15,7 @@ from gateway.dialects.anthropic.messages import Messages
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.json_edits import apply
 from gateway.dialects.models.rename import SCANNED_AT_ONCE, rename, value_of
-from gateway.dialects.openai.generations import Chat
+from gateway.dialects.openai.generations import ChatBody
 from gateway.dialects.table import OTHER
 
 ALIAS, MODEL = "claude-x", "qwen3-coder"
@@ -70,7 +70,7 @@ def test_the_value_that_counts_is_found(text: str) -> None:
 
 
 def parsed(raw: bytes, dialect: Any = None) -> ApiRequest:
-    api: ApiRequest = (dialect or Chat()).parse(raw)
+    api: ApiRequest = (dialect or ChatBody()).parse(raw)
     rename(api, raw, ALIASES, at_once=True)
     return api
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES, KeptReader, Told, kept_of
+from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES, ClientHistory, KeptReader, kept_of
 from gateway.dialects.responses.stream import ResponseReader
 
 OUTPUT = [
@@ -44,7 +44,7 @@ def stream(response: dict[str, Any] = RESPONSE, last: str = "response.completed"
     )
 
 
-def read(data: bytes, cuts: list[int], told: Told, *, stored: bool) -> tuple[bytes, KeptReader]:
+def read(data: bytes, cuts: list[int], told: ClientHistory, *, stored: bool) -> tuple[bytes, KeptReader]:
     reader, out, at = KeptReader(ResponseReader(), told), b"", 0
     for cut in [*sorted(cuts), len(data)]:
         out += reader.feed(data[at:cut])
@@ -60,7 +60,7 @@ def objects(data: bytes) -> list[dict[str, Any]]:
 @given(st.lists(st.integers(0, 1500), max_size=6), st.booleans(), st.sampled_from([b"", b"data: [DONE]\n\n"]))
 def test_any_cutting_tells_the_same(cuts: list[int], stored: bool, end: bytes) -> None:
     data = stream(end=end)
-    out, reader = read(data, [cut for cut in cuts if cut < len(data)], Told("resp_0", "conv_1"), stored=stored)
+    out, reader = read(data, [cut for cut in cuts if cut < len(data)], ClientHistory("resp_0", "conv_1"), stored=stored)
     assert (reader.done, reader.holds, reader.within_event) == (True, False, False)
     assert reader.usage is not None
     assert reader.usage.cached == 1
@@ -82,7 +82,7 @@ def test_a_response_after_the_last_event_is_not_said_to_be_kept(last: str, cuts:
     others = b": hello\n\n" + event("response.output_text.delta", delta="x") + b"data: [DONE]\n\n"
     for end, left in ((again + others, others), (others + again, others), (others + again[:-2], others)):
         data = stream(end=end)
-        out, reader = read(data, [cut for cut in cuts if cut < len(data)], Told(), stored=True)
+        out, reader = read(data, [cut for cut in cuts if cut < len(data)], ClientHistory(), stored=True)
         assert b"resp_2" not in out
         assert out.endswith(left)
         assert orjson.loads(reader.response) == RESPONSE
@@ -90,13 +90,16 @@ def test_a_response_after_the_last_event_is_not_said_to_be_kept(last: str, cuts:
 
 def test_a_failed_response_is_not_said_to_be_kept() -> None:
     out, _ = read(
-        stream({**RESPONSE, "store": True, "error": {"code": "server_error"}}, "response.failed"), [], Told(), stored=True
+        stream({**RESPONSE, "store": True, "error": {"code": "server_error"}}, "response.failed"),
+        [],
+        ClientHistory(),
+        stored=True,
     )
     assert objects(out)[-1]["response"]["store"] is False
 
 
 def test_the_end_is_held_until_it_is_kept() -> None:
-    reader = KeptReader(ResponseReader(), Told())
+    reader = KeptReader(ResponseReader(), ClientHistory())
     out = reader.feed(stream())
     assert b"event: response.completed" not in out
     assert reader.holds
@@ -105,7 +108,7 @@ def test_the_end_is_held_until_it_is_kept() -> None:
 
 
 def test_a_first_response_has_no_history() -> None:
-    out, _ = read(stream({"id": "r", "output": []}), [], Told(), stored=True)
+    out, _ = read(stream({"id": "r", "output": []}), [], ClientHistory(), stored=True)
     last = objects(out)[-1]["response"]
     assert last == {"id": "r", "output": [], "store": True, "previous_response_id": None}
 
@@ -113,7 +116,7 @@ def test_a_first_response_has_no_history() -> None:
 @pytest.mark.parametrize("last", ["response.failed", "error"])
 def test_a_failed_stream_is_not_kept(last: str) -> None:
     data = stream({**RESPONSE, "error": {"code": "server_error", "message": "no"}}, last)
-    out, reader = read(data, [], Told(), stored=True)
+    out, reader = read(data, [], ClientHistory(), stored=True)
     assert (reader.response, reader.holds) == (b"", False)
     assert out.endswith(data[data.index(b"event: " + last.encode()) :])
     assert reader.reported
@@ -121,7 +124,7 @@ def test_a_failed_stream_is_not_kept(last: str) -> None:
 
 def test_a_long_last_event_goes_on_unread() -> None:
     data = stream({**RESPONSE, "x": "y" * (MAX_KEPT + 5)})
-    out, reader = read(data, list(range(0, len(data), 65536)), Told(), stored=True)
+    out, reader = read(data, list(range(0, len(data), 65536)), ClientHistory(), stored=True)
     assert (reader.response, reader.done, reader.within_event) == (b"", True, False)
     begin = data.index(b"event: response.completed")
     assert out.endswith(data[begin:])
@@ -129,7 +132,7 @@ def test_a_long_last_event_goes_on_unread() -> None:
 
 def test_a_long_event_that_breaks_off_is_within_it() -> None:
     data = stream({**RESPONSE, "x": "y" * (MAX_KEPT + (2 << 20))})
-    reader = KeptReader(ResponseReader(), Told())
+    reader = KeptReader(ResponseReader(), ClientHistory())
     for at in range(0, len(data) - 10, 65536):
         reader.feed(data[at : min(at + 65536, len(data) - 10)])
     assert reader.within_event
@@ -137,7 +140,7 @@ def test_a_long_event_that_breaks_off_is_within_it() -> None:
 
 def test_many_values_go_on_unread() -> None:
     data = event("response.completed", response={**RESPONSE, "x": [[]] * MAX_VALUES})
-    out, reader = read(data, [], Told(), stored=True)
+    out, reader = read(data, [], ClientHistory(), stored=True)
     assert (out, reader.response) == (data, b"")
     assert kept_of(orjson.dumps({**RESPONSE, "x": [[]] * MAX_VALUES})) is None
 
@@ -165,5 +168,5 @@ def test_what_is_no_response_is_not_kept(answer: bytes) -> None:
     )
 )
 def test_told_sets_these_members_and_no_other(response: dict[str, Any]) -> None:
-    out = orjson.loads(Told("p", "c").edited(orjson.dumps(response), stored=False))
+    out = orjson.loads(ClientHistory("p", "c").edited(orjson.dumps(response), stored=False))
     assert out == {**response, "store": False, "previous_response_id": "p", "conversation": {"id": "c"}}

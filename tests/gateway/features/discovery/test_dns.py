@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
-from gateway.features.discovery.dns import EMPTY_S, RETRY_S, DnsSource, LookUpFailed, Target, asking
+from gateway.features.discovery.dns import EMPTY_S, RETRY_S, DnsSource, DnsTarget, LookUpFailed, asking
 from gateway.features.discovery.dns_targets import MAX_ADDRESSES, MAX_TTL_S, TargetAddresses
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
@@ -24,7 +24,7 @@ from tests.support.dns import NameServer, name_server
 from tests.support.fakes import FakeReplica
 
 CONFIG = DiscoveryConfig(dns=DnsConfig("vllm.test", 8000))
-Answer = Iterable[Target] | LookUpFailed
+Answer = Iterable[DnsTarget] | LookUpFailed
 
 
 class Script:
@@ -34,7 +34,7 @@ class Script:
         self._answers = list(answers)
         self.now = 0.0
 
-    async def look_up(self) -> Iterable[Target]:
+    async def look_up(self) -> Iterable[DnsTarget]:
         answer = self._answers.pop(0)
         if isinstance(answer, LookUpFailed):
             raise answer
@@ -49,7 +49,7 @@ async def after(
     found = list[list[Member]]()
     done = asyncio.Event()
 
-    async def look_up() -> Iterable[Target]:
+    async def look_up() -> Iterable[DnsTarget]:
         if not script._answers:
             done.set()
             await asyncio.Event().wait()
@@ -78,7 +78,7 @@ def names(found: list[list[Member]]) -> list[list[str]]:
 
 
 async def test_each_target_is_a_member_whatever_their_order() -> None:
-    one, two = Target("10.0.0.1", 8000), Target("fd00::2", 8000)
+    one, two = DnsTarget("10.0.0.1", 8000), DnsTarget("fd00::2", 8000)
     found, _ = await after([two, one], [one, two, two], [two])
     assert found == [
         [Member("10.0.0.1:8000", "http://10.0.0.1:8000", ""), Member("[fd00::2]:8000", "http://[fd00::2]:8000", "")],
@@ -87,13 +87,13 @@ async def test_each_target_is_a_member_whatever_their_order() -> None:
 
 
 async def test_over_tls() -> None:
-    found, _ = await after([Target("a.test", 443)], config=replace(CONFIG, tls=True))
+    found, _ = await after([DnsTarget("a.test", 443)], config=replace(CONFIG, tls=True))
     assert found == [[Member("a.test:443", "https://a.test:443", "")]]
 
 
 async def test_an_answer_that_fails_changes_nothing_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    one = Target("10.0.0.1", 8000)
+    one = DnsTarget("10.0.0.1", 8000)
     found, source = await after([one], LookUpFailed("SERVFAIL"), LookUpFailed("SERVFAIL"))
     assert names(found) == [["10.0.0.1:8000"]]
     assert source.problem == "SERVFAIL"
@@ -105,7 +105,7 @@ async def test_an_answer_that_fails_changes_nothing_and_is_named(caplog: pytest.
 
 async def test_after_a_failure_it_looks_again_soon() -> None:
     pauses, failure = list[float](), LookUpFailed("late")
-    await after([Target("10.0.0.1", 8000)], failure, failure, [], pauses=pauses)
+    await after([DnsTarget("10.0.0.1", 8000)], failure, failure, [], pauses=pauses)
     assert pauses == [5, RETRY_S, RETRY_S, 5]
     pauses.clear()
     often = DiscoveryConfig(dns=DnsConfig("vllm.test", 8000, 1.0))
@@ -114,7 +114,7 @@ async def test_after_a_failure_it_looks_again_soon() -> None:
 
 
 async def test_that_there_is_nothing_is_believed_after_a_while() -> None:
-    one = Target("10.0.0.1", 8000)
+    one = DnsTarget("10.0.0.1", 8000)
     often = int(EMPTY_S / 5) + 1
     assert names((await after([]))[0]) == [[]], "at first, at once"
     assert names((await after([one], *[[]] * (often - 1), [one]))[0]) == [["10.0.0.1:8000"]]
@@ -126,7 +126,7 @@ async def test_that_there_is_nothing_is_believed_after_a_while() -> None:
 
 async def test_that_there_is_nothing_is_noted_and_no_problem(caplog: pytest.LogCaptureFixture) -> None:
     """A headless Service without a ready pod has the answer of a name that does not exist."""
-    one, often = Target("10.0.0.1", 8000), int(EMPTY_S / 5) + 1
+    one, often = DnsTarget("10.0.0.1", 8000), int(EMPTY_S / 5) + 1
     _, source = await after([], [])
     assert (source.problem, source.note) == ("", "the name has no address: it does not exist, or nothing behind it is ready")
     assert [record.message for record in caplog.records] == ["no replica behind the name"], "once"
@@ -144,11 +144,11 @@ async def test_a_source_that_begins_while_there_are_replicas_does_not_believe_an
     often = int(EMPTY_S / 5) + 1
     assert names((await after(*[[]] * (often - 1), expects=True))[0]) == []
     assert names((await after(*[[]] * often, expects=True))[0]) == [[]]
-    assert names((await after([Target("10.0.0.1", 8000)], expects=True))[0]) == [["10.0.0.1:8000"]]
+    assert names((await after([DnsTarget("10.0.0.1", 8000)], expects=True))[0]) == [["10.0.0.1:8000"]]
 
 
 async def test_what_a_name_server_says_has_bounds(caplog: pytest.LogCaptureFixture) -> None:
-    flood = [Target(f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", 8000) for number in range(100_000)]
+    flood = [DnsTarget(f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", 8000) for number in range(100_000)]
     found, _ = await after(flood)
     assert len(found[0]) == MAX_REPLICAS
     assert "too many targets" in caplog.text
@@ -156,8 +156,8 @@ async def test_what_a_name_server_says_has_bounds(caplog: pytest.LogCaptureFixtu
 
 async def test_targets_that_are_no_hosts_are_left_out_and_long_names_cut() -> None:
     long = ".".join(["x" * 60] * 4)
-    wrong = [Target("a b", 1), Target("", 2), Target("a\nb", 3)]
-    found, _ = await after([*wrong, Target("ok", 4), Target(long, 8000), Target(long[:-1] + "y", 8000)])
+    wrong = [DnsTarget("a b", 1), DnsTarget("", 2), DnsTarget("a\nb", 3)]
+    found, _ = await after([*wrong, DnsTarget("ok", 4), DnsTarget(long, 8000), DnsTarget(long[:-1] + "y", 8000)])
     (members,) = found
     assert members[0].name == "ok:4"
     assert [len(member.name) for member in members[1:]] == [100, 100]
@@ -178,7 +178,7 @@ def config_for(server: NameServer, name: str, port: int | None = None) -> DnsCon
     return DnsConfig(name, port, 1.0, (f"127.0.0.1:{server.port}",))
 
 
-async def targets_of(server: NameServer, name: str, port: int | None = None) -> list[Target]:
+async def targets_of(server: NameServer, name: str, port: int | None = None) -> list[DnsTarget]:
     return sorted(await asking(config_for(server, name, port))())
 
 
@@ -198,12 +198,12 @@ async def test_records_of_a_real_name_server(server: NameServer) -> None:
         "_http._tcp.s.test. 1 IN SRV 0 1 8001 ONE.test.",
         *[f"many.test. 1 IN A 10.1.{number // 250}.{number % 250}" for number in range(1500)],
     )
-    expected: dict[tuple[str, int | None], list[Target]] = {
-        ("a.test", 9): [Target("10.0.0.1", 9), Target("10.0.0.2", 9)],
-        ("both.test", 9): [Target("10.0.0.3", 9)],
-        ("six.test", 9): [Target("fd00::4", 9)],
+    expected: dict[tuple[str, int | None], list[DnsTarget]] = {
+        ("a.test", 9): [DnsTarget("10.0.0.1", 9), DnsTarget("10.0.0.2", 9)],
+        ("both.test", 9): [DnsTarget("10.0.0.3", 9)],
+        ("six.test", 9): [DnsTarget("fd00::4", 9)],
         ("none.test", 9): [],
-        ("_http._tcp.s.test", None): [Target("one.test", 8001), Target("two.test", 8002)],
+        ("_http._tcp.s.test", None): [DnsTarget("one.test", 8001), DnsTarget("two.test", 8002)],
         ("a.test", None): [],
     }
     for (name, port), targets in expected.items():
@@ -298,9 +298,9 @@ async def test_each_look_up_asks_the_name_server(server: NameServer) -> None:
     await server.serve(hour, "b.test. 3600 IN A 10.0.0.2")
     assert list(await look_up()) == []
     await server.serve(hour, "a.test. 3600 IN A 10.0.0.1")
-    assert list(await look_up()) == [Target("10.0.0.1", 9)]
+    assert list(await look_up()) == [DnsTarget("10.0.0.1", 9)]
     await server.serve(hour, "a.test. 3600 IN A 10.0.0.3")
-    assert list(await look_up()) == [Target("10.0.0.3", 9)]
+    assert list(await look_up()) == [DnsTarget("10.0.0.3", 9)]
     await server.stop()
     with pytest.raises(LookUpFailed):
         await look_up()

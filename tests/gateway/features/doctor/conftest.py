@@ -9,7 +9,7 @@ import pytest
 
 from gateway.features.doctor.command.reading import Reader
 from gateway.features.doctor.examination import Examination
-from gateway.features.doctor.prices import Prices
+from gateway.features.doctor.prices import DoctorPrices
 from tests.support.streams import Line, lines
 
 
@@ -21,7 +21,7 @@ class Doctor:
 
     def __call__(self, requests: Iterable[Line], *, text: bool = False) -> Examination:
         self._path.write_bytes(lines(list(requests)))
-        reader, examination = Reader(Prices(), text=text), Examination()
+        reader, examination = Reader(DoctorPrices(), text=text), Examination()
         for prompt in reader.read(self._path):
             examination.add(prompt)
         assert not reader.problems

@@ -10,7 +10,7 @@ import pytest
 from bench.agents.dialogues import words
 from gateway.features.doctor import causes
 from gateway.features.doctor.delivery import undelivered
-from gateway.features.doctor.observed import Observed, Outcome
+from gateway.features.doctor.observed import ObservedOutcome, ObservedRequest
 from tests.gateway.features.doctor.conftest import Doctor
 
 TEXT = words(random.Random(0), 8000)
@@ -86,8 +86,8 @@ def test_a_beginning_that_is_not_known_is_not_in_the_future(doctor: Doctor) -> N
 
 def test_what_came_later_was_not_concurrent() -> None:
     """The records of several processes are not in order."""
-    earlier, now = Observed("m", b"", 8000, 256), Observed("m", b"", 8000, 256)
-    earlier.outcome, now.outcome = Outcome("a", first_byte=30.0), Outcome("a", cached_tokens=0)
+    earlier, now = ObservedRequest("m", b"", 8000, 256), ObservedRequest("m", b"", 8000, 256)
+    earlier.outcome, now.outcome = ObservedOutcome("a", first_byte=30.0), ObservedOutcome("a", cached_tokens=0)
     found = list[tuple[str, int] | None]()
     for earlier.time in (10.0, 20.0):
         now.time = 15.0
@@ -99,8 +99,8 @@ def test_what_came_later_was_not_concurrent() -> None:
     ("expected", "cached", "lost"), [(10_000, 9_001, 0), (10_000, 9_000, 1_000), (2_000, 1_745, 0), (2_000, 1_744, 256)]
 )
 def test_a_loss_is_a_tenth_and_a_few_blocks(expected: int, cached: int, lost: int) -> None:
-    earlier, now = Observed("m", b"", 8000, 256), Observed("m", b"", 8000, 256)
-    earlier.outcome, now.outcome = Outcome("a"), Outcome("a", cached_tokens=cached)
+    earlier, now = ObservedRequest("m", b"", 8000, 256), ObservedRequest("m", b"", 8000, 256)
+    earlier.outcome, now.outcome = ObservedOutcome("a"), ObservedOutcome("a", cached_tokens=cached)
     assert undelivered(now, expected, earlier) == ((causes.EVICTED, lost) if lost else None)
 
 

@@ -18,7 +18,7 @@ from bench.agents.kinds import KINDS, Kind
 from gateway.dialects.prompt.outline import Outliner
 from gateway.features.doctor import causes
 from gateway.features.doctor.examination import FINDINGS, Examination, common_bytes
-from gateway.features.doctor.observed import Observed
+from gateway.features.doctor.observed import ObservedRequest
 from gateway.features.doctor.report import report
 from tests.gateway.features.doctor.conftest import Doctor
 from tests.support.paths import TRACES
@@ -330,14 +330,14 @@ def test_a_flood_of_broken_requests_is_bounded() -> None:
     text = words(random.Random(0), 3000)
     for number in range(FINDINGS + 200):
         prompt = f"Now: 2026-11-27 04:{number // 60:02}:{number % 60:02}. {text}".encode()
-        seen = Observed("m", b"", len(prompt), 256, outline=outliner.outline(prompt))
+        seen = ObservedRequest("m", b"", len(prompt), 256, outline=outliner.outline(prompt))
         seen.session = f"s{number}"
         examination.add(seen)
     examination.check()
     assert found(examination) == {}, "one paragraph, and nothing of it can be shared"
     for number in range(FINDINGS + 200):
         prompt = f"Now: 2026-11-27 04:{number // 60:02}:{number % 60:02}.\n\n{text}".encode()
-        examination.add(Observed("m", b"", len(prompt), 256, outline=outliner.outline(prompt)))
+        examination.add(ObservedRequest("m", b"", len(prompt), 256, outline=outliner.outline(prompt)))
     examination.check()
     outliner.check()
     assert len(examination.findings) == FINDINGS

@@ -13,7 +13,7 @@ from gateway.config.source import load
 from gateway.dialects.prompt.outline import Outliner
 from gateway.errors import GatewayError
 from gateway.features.doctor.examiner import PART, Examiner
-from gateway.features.doctor.watch import Watch, WatchedRequests
+from gateway.features.doctor.watch import DoctorWatch, WatchedRequests
 from tests.gateway.conftest import eventually
 from tests.gateway.features.doctor.test_watch import seen
 
@@ -22,7 +22,7 @@ SAYS_ITS_PID = "import os, pathlib, sys, time; pathlib.Path({!r}).write_text(str
 
 
 def watched(requests: int, keys: int = 8) -> WatchedRequests:
-    watch = Watch(Outliner())
+    watch = DoctorWatch(Outliner())
     watch.begin(0.0)
     for number in range(requests):
         watch.saw(seen(number, watch.outliner, keys=bytes(keys)))

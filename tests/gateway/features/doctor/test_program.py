@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.dialects.prompt.outline import Outliner
 from gateway.features.doctor.examiner import RECORD
 from gateway.features.doctor.program import Timed, examine, latest
-from gateway.features.doctor.watch import RecordsError, Watch
+from gateway.features.doctor.watch import DoctorWatch, RecordsError
 from tests.gateway.features.doctor.test_watch import seen
 
 
@@ -23,7 +23,7 @@ def job(*records: Timed, prices: object = None) -> bytes:
 
 
 def test_the_report_begins_with_what_it_is_about() -> None:
-    watch = Watch(Outliner())
+    watch = DoctorWatch(Outliner())
     watch.begin(0.0)
     for time in (12.0, 11.0, 13.5):
         watch.saw(seen(time, watch.outliner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.dialects.prompt.outline import Outliner
-from gateway.features.doctor.watch import WATCH_S, RecordsError, SeenRequest, Watch, observed
+from gateway.features.doctor.watch import WATCH_S, DoctorWatch, RecordsError, SeenRequest, observed
 
 TEXT = b"\x1esystem\x1fToday is 2026-11-27.\x1euser\x1fHello"
 
@@ -18,7 +18,7 @@ def seen(time: float, outliner: Outliner, salt: str = "", keys: bytes = b"123456
 
 
 def test_a_record_comes_back_without_secrets() -> None:
-    watch = Watch(Outliner())
+    watch = DoctorWatch(Outliner())
     watch.begin(3.0)
     for number, salt in enumerate(("", "secret")):
         watch.saw(seen(11.0 + number, watch.outliner, salt=salt))
@@ -36,7 +36,7 @@ def test_a_record_comes_back_without_secrets() -> None:
 
 def test_bytes_of_a_header_that_are_no_text_are_no_trouble() -> None:
     """A server has them as lone surrogates."""
-    watch = Watch(Outliner())
+    watch = DoctorWatch(Outliner())
     watch.begin(0.0)
     one = seen(1.0, watch.outliner)
     watch.saw(one._replace(model="\udcff", salt="\udcff", tenant="\udcff", session="caf\udce9"))
@@ -46,7 +46,7 @@ def test_bytes_of_a_header_that_are_no_text_are_no_trouble() -> None:
 
 
 def test_it_ends_when_nobody_has_asked_for_a_while() -> None:
-    watch = Watch(Outliner())
+    watch = DoctorWatch(Outliner())
     assert not watch.outliner.on
     watch.begin(0.0)
     watch.begin(100.0)
@@ -60,7 +60,7 @@ def test_it_ends_when_nobody_has_asked_for_a_while() -> None:
 
 
 def test_a_flood_is_bounded() -> None:
-    watch = Watch(Outliner(), most=100, most_bytes=200_000)
+    watch = DoctorWatch(Outliner(), most=100, most_bytes=200_000)
     watch.begin(0.0)
     for number in range(1000):
         watch.saw(seen(number, watch.outliner, keys=bytes(100 * (number % 100))))

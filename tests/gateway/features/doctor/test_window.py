@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.prompt.outline import Outliner
-from gateway.features.doctor.observed import Observed, common_blocks
+from gateway.features.doctor.observed import ObservedRequest, common_blocks
 from gateway.features.doctor.window import Window
 from router import seed, text_keys
 
@@ -17,16 +17,16 @@ PROMPTS = st.lists(
 BLOCK = 64
 
 
-def prompt(number: int, session: str, turns: list[str], outliner: Outliner) -> Observed:
+def prompt(number: int, session: str, turns: list[str], outliner: Outliner) -> ObservedRequest:
     text = "".join(f"\x1euser\x1f{turn}" for turn in turns).encode()
-    made = Observed("m", text_keys(text, BLOCK, seed("m")), len(text), BLOCK, outline=outliner.outline(text))
+    made = ObservedRequest("m", text_keys(text, BLOCK, seed("m")), len(text), BLOCK, outline=outliner.outline(text))
     made.number, made.session = number, session
     return made
 
 
 @given(PROMPTS)
 def test_the_longest_match_is_that_of_a_search_over_all(given_: list[tuple[str, list[str]]]) -> None:
-    window, before, outliner = Window(), list[Observed](), Outliner()
+    window, before, outliner = Window(), list[ObservedRequest](), Outliner()
     for number, (session, turns) in enumerate(given_, 1):
         one = prompt(number, session, turns, outliner)
         longest = max([common_blocks(one, other) for other in before], default=0)

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.features.histories.records import (
-    Conversation,
     ExpiredObjectError,
     HistoryTooLargeError,
     Item,
     ItemRange,
+    StoredConversation,
     UnknownObjectError,
 )
-from gateway.features.histories.store import Store
+from gateway.features.histories.store import HistoryStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
 
 
@@ -25,11 +25,11 @@ def some(*ids: str) -> list[Item]:
     return [Item(id_, b'{"id":"%b"}' % id_.encode()) for id_ in ids]
 
 
-async def begun(store: Store, id_: str = "c", owner: str = "o", *ids: str) -> None:
-    await store.create_conversation(Conversation(owner=owner, id=id_, created_at=5.0, metadata=b'{"a":"b"}'), some(*ids))
+async def begun(store: HistoryStore, id_: str = "c", owner: str = "o", *ids: str) -> None:
+    await store.create_conversation(StoredConversation(owner=owner, id=id_, created_at=5.0, metadata=b'{"a":"b"}'), some(*ids))
 
 
-async def all_items(store: Store, id_: str = "c") -> list[str]:
+async def all_items(store: HistoryStore, id_: str = "c") -> list[str]:
     return [each.id for each in (await store.items("o", id_, ItemRange(1000), 1 << 30))[0]]
 
 

@@ -11,8 +11,8 @@ from sqlalchemy import func, select
 from gateway.dialects.responses.items import name_at, place_of
 from gateway.features.histories.names import found, read
 from gateway.features.histories.purging import TOMBSTONE_S
-from gateway.features.histories.records import Conversation, HistoryTooLargeError, Item, StoredResponse
-from gateway.features.histories.store import Store
+from gateway.features.histories.records import HistoryTooLargeError, Item, StoredConversation, StoredResponse
+from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import names
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
 
@@ -25,7 +25,7 @@ def made(id_: str, *ids: str, owner: str = "o") -> StoredResponse:
     return replace(response(id_, owner=owner), input=b'{"role":"user"}', output=output, names=ids)
 
 
-async def counted(store: Store) -> int:
+async def counted(store: HistoryStore) -> int:
     query = select(func.count()).select_from(names)
     return (await store._database.read(lambda each: each.execute(query))).scalar_one()
 
@@ -35,7 +35,7 @@ async def test_items_of_responses_and_conversations_are_found_by_their_owner(url
         await store.put(made("a", "m1", "m2"))
         await store.put(made("b", "m3"))
         item = Item("m4", b'{"id":"m4"}')
-        await store.create_conversation(Conversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
+        await store.create_conversation(StoredConversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
         listed = f"msg_{name_at('b', 0, made=False)}"
         found = await store.named("o", ["m2", "m3", "m4", listed, "never"], MANY)
         assert found == {
@@ -110,7 +110,7 @@ async def test_an_item_of_a_conversation_outlives_the_response_that_made_it(url:
     clock = Clock()
     async with opened(url, clock) as store:
         item = Item("m1", b'{"id":"m1","of":"conversation"}')
-        await store.create_conversation(Conversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
+        await store.create_conversation(StoredConversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
         await store.put(made("a", "m1"))
         assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
         clock.now += TTL_S / 2
@@ -164,7 +164,7 @@ async def test_a_thousand_unknown_ids_are_a_few_statements(url: str) -> None:
 async def test_items_of_conversations_are_bounded_before_they_are_read(url: str) -> None:
     async with opened(url) as store:
         for at in range(3):
-            made_ = Conversation(owner="o", id=f"c{at}", created_at=1.0, metadata=b"{}")
+            made_ = StoredConversation(owner="o", id=f"c{at}", created_at=1.0, metadata=b"{}")
             await store.create_conversation(made_, [Item("same", b'"%0100d"' % at)])
         with pytest.raises(HistoryTooLargeError):
             await store.named("o", ["same"], 300)

@@ -22,7 +22,7 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.features.histories import names
 from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
 from gateway.features.histories.records import ExpiredObjectError, HistoryTooLargeError, RunEnd, UnknownObjectError
-from gateway.features.histories.store import MAX_TURNS, Store
+from gateway.features.histories.store import MAX_TURNS, HistoryStore
 from gateway.features.histories.tables import TABLES
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, pausing, response
@@ -292,7 +292,7 @@ async def test_a_history_of_too_many_turns(url: str) -> None:
         assert caught.value.turns == MAX_TURNS + 1
 
 
-async def _lengthened(store: Store, id_: str, turns: int) -> None:
+async def _lengthened(store: HistoryStore, id_: str, turns: int) -> None:
     from sqlalchemy import update
 
     from gateway.features.histories.tables import responses

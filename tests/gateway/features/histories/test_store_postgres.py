@@ -14,7 +14,7 @@ from sqlalchemy.util import await_only
 from gateway.database.database import STALL_S, Database
 from gateway.database.failures import StoreFailed
 from gateway.features.histories.records import UnknownObjectError
-from gateway.features.histories.store import Store
+from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import TABLES
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
@@ -120,7 +120,7 @@ async def test_a_server_that_hangs_does_not_keep_the_gateway_from_its_end(own_se
     try:
         async with asyncio.timeout(60):
             with pytest.raises(StoreFailed):
-                await Store(database, TTL_S).put(response("a"))
+                await HistoryStore(database, TTL_S).put(response("a"))
             await database.close()
     finally:
         own_server.go_on()
@@ -146,8 +146,8 @@ async def test_many_gateways_open_an_empty_database_at_once(server: Postgres) ->
     url = server.new()
     databases = [Database(url, TABLES) for _ in range(12)]
     await asyncio.gather(*(each.open() for each in databases))
-    await Store(databases[0], TTL_S).put(response("a"))
-    assert await Store(databases[-1], TTL_S, lambda: 0.0).get("o", "a")
+    await HistoryStore(databases[0], TTL_S).put(response("a"))
+    assert await HistoryStore(databases[-1], TTL_S, lambda: 0.0).get("o", "a")
     await asyncio.gather(*(each.close() for each in databases))
 
 

@@ -13,7 +13,7 @@ from gateway.cluster.topics import Topics
 from gateway.config.schema import Config, KeysConfig
 from gateway.errors import GatewayError
 from gateway.features.keys.keys import Keys
-from gateway.features.keys.limits.account import Account, Limits
+from gateway.features.keys.limits.account import KeyAccount, KeyLimits
 from gateway.features.keys.record import Settings
 from gateway.features.keys.spending import Spending, messages_of
 from gateway.telemetry.metrics import Metrics
@@ -27,7 +27,7 @@ def keys_in(folder: Path) -> dict[str, Any]:
     return {"url": f"sqlite:///{folder}/keys.sqlite"}
 
 
-def account(worker: Worker, id_: str) -> Account | None:
+def account(worker: Worker, id_: str) -> KeyAccount | None:
     keys = worker.gateway[Keys]
     return keys.limiter.account(id_) if keys else None
 
@@ -96,7 +96,7 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
     key, other = [(await (await keys.store()).create(Settings("acme", requests_per_minute=3)))[0] for _ in range(2)]
     await keys.poll()
 
-    def limits_of(id_: str) -> Limits:
+    def limits_of(id_: str) -> KeyLimits:
         grant = keys.ring.grant(id_)
         assert grant is not None
         assert grant.limits is not None

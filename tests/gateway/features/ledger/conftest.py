@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gateway.accounting.consumed import Consumed
+from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
 from gateway.config.schema import LedgerConfig
 from gateway.database.database import Database
@@ -45,7 +45,7 @@ def record(**values: Any) -> SettledRequest:
         "ended": 11.5,
         "predicted_cached_tokens": 700,
         "available_cached_tokens": 750,
-        "consumed": Consumed(Usage(1000, 100, 800, 50, 10), 2),
+        "consumed": Consumption(Usage(1000, 100, 800, 50, 10), 2),
         "bill": Bill(150, 80, 300, 720, 50, 7),
     }
     for name, value in (settled | values).items():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.accounting.consumed import Consumed
+from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.dialects.usage import Usage
@@ -19,7 +19,7 @@ from gateway.features.ledger.batches import (
     MAX_CHARS,
     MAX_COUNT,
     MAX_TENANTS,
-    Batch,
+    LedgerBatch,
     RowMaker,
     clean,
     day_of,
@@ -105,13 +105,13 @@ def test_any_clock_gives_a_time_that_can_be_stored(seconds: float) -> None:
 
 
 def test_absurd_counts_and_amounts_are_brought_into_their_ranges() -> None:
-    used = Consumed(Usage(10**30, -5, 10**12, 10**10, -1), -(10**20))
+    used = Consumption(Usage(10**30, -5, 10**12, 10**10, -1), -(10**20))
     row = row_of(record(consumed=used, bill=Bill(10**30, -(10**30), 3, -(10**19)), predicted_cached_tokens=10**20))
     assert row[19] == MAX_COUNT
     assert row[24:] == (*(MAX_COUNT, MAX_COUNT, MAX_COUNT, 0, 0, 0), *(MOST, -MOST, 0, 3, 0, -MOST))
 
 
-def ids(batch: Batch) -> list[str]:
+def ids(batch: LedgerBatch) -> list[str]:
     return [str(row[0]) for row in batch.rows()]
 
 
@@ -159,7 +159,7 @@ REQUESTS = st.builds(
     lambda tenant, day, used, money, status: (record(tenant=tenant, consumed=used, bill=money, status=status), day),
     st.sampled_from("abc"),
     st.integers(0, 2),
-    st.none() | st.builds(Consumed, st.builds(Usage, *[COUNTS] * 5), st.integers(0, 9), st.sampled_from(["", "cached"])),
+    st.none() | st.builds(Consumption, st.builds(Usage, *[COUNTS] * 5), st.integers(0, 9), st.sampled_from(["", "cached"])),
     st.none() | st.builds(Bill, *[AMOUNTS] * 6),
     st.sampled_from([200, 500]),
 )

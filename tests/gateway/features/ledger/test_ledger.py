@@ -13,9 +13,9 @@ import pytest
 from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
 from gateway.database.steadiness import STEADY_S
-from gateway.features.ledger.batches import Batch
+from gateway.features.ledger.batches import LedgerBatch
 from gateway.features.ledger.entries import LedgerEntries
-from gateway.features.ledger.ledger import MAX_BATCH, Ledger, Opener, Store
+from gateway.features.ledger.ledger import MAX_BATCH, BatchStore, Ledger, Opener
 from gateway.features.ledger.store import InvalidValueError
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually
@@ -38,13 +38,13 @@ class FakeStore:
         self.cannot_open = False
         self.writing = asyncio.Event()
 
-    async def open(self, url: str) -> Store:
+    async def open(self, url: str) -> BatchStore:
         if self.cannot_open:
             raise StoreFailed("it cannot be opened")
         self.opened += 1
         return self
 
-    async def write(self, batch: Batch) -> None:
+    async def write(self, batch: LedgerBatch) -> None:
         self.writing.set()
         if self.hangs:
             await asyncio.Event().wait()
@@ -187,7 +187,7 @@ async def test_a_row_that_is_refused_goes_alone(caplog: pytest.LogCaptureFixture
 async def test_a_bug_in_the_store_does_not_end_the_ledger(caplog: pytest.LogCaptureFixture) -> None:
     kit = Kit()
 
-    async def broken(_url: str) -> Store:
+    async def broken(_url: str) -> BatchStore:
         raise ZeroDivisionError
 
     ledger = ledger_of("sqlite", kit.clock, broken)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.accounting.consumed import Consumed
+from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.dialects.usage import Usage
@@ -30,7 +30,7 @@ def events(seed: int) -> list[tuple[int, dict[str, Any]]]:
         values: dict[str, Any] = {name: chance.choice("ab") for name in ("tenant", "key", "pool")}
         values["label"] = chance.choice(["m", "n"])
         values["status"] = chance.choice([200, 200, 500])
-        values["consumed"] = Consumed(Usage(chance.randrange(9999), 5, 7, 1), 0, chance.choice(["", "cached"]))
+        values["consumed"] = Consumption(Usage(chance.randrange(9999), 5, 7, 1), 0, chance.choice(["", "cached"]))
         values["bill"] = chance.choice([None, Bill(chance.choice([1, MOST]), 2, 3, chance.randint(-MOST, MOST), 5, 6)])
         found.append((at, values))
     return found

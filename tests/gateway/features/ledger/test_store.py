@@ -20,7 +20,7 @@ from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.database.database import Database
 from gateway.database.failures import StoreFailed
-from gateway.features.ledger.batches import Batch, Row, sums_of
+from gateway.features.ledger.batches import LedgerBatch, Row, sums_of
 from gateway.features.ledger.ledger import MAX_BATCH
 from gateway.features.ledger.store import PURGED_AT_ONCE, InvalidValueError, LedgerStore, opened, put
 from gateway.features.ledger.sums import MILL, MONEY
@@ -176,7 +176,7 @@ async def follow(url: str, steps: list[tuple[str, int, int]]) -> None:
     has them by their ids.
     """
     entries, one = Entries(), maker(random.getrandbits(60))
-    batches, expected = list[Batch](), dict[str, Row]()
+    batches, expected = list[LedgerBatch](), dict[str, Row]()
     async with stored(url) as (store, database):
         for step, count, at in steps:
             if step in ("new", "crash") or not batches:

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cluster.commands import SingleProcess
 from gateway.errors import GatewayError, supervisor_silent
-from gateway.features.live_page.broadcast import MOST_WATCHERS, QUEUED, SHOWN_MODELS, Broadcast, Watcher
+from gateway.features.live_page.broadcast import MOST_WATCHERS, QUEUED, SHOWN_MODELS, Broadcast, PageWatcher
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import FakeReplica, models
 
@@ -156,7 +156,7 @@ async def test_lists_of_models_are_cut() -> None:
 
 
 async def test_events_are_read_in_their_order_to_the_end() -> None:
-    watcher = Watcher()
+    watcher = PageWatcher()
     watcher.put(b"1")
     watcher.put(b"2")
     watcher.end()

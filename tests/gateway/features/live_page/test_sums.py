@@ -6,14 +6,14 @@ import itertools
 
 from gateway.cluster.messages import MessageError
 from gateway.features.live_page.feed import Feed
-from gateway.features.live_page.sums import FIELDS, MOST, STEP_S, Sums
+from gateway.features.live_page.sums import FIELDS, MOST, STEP_S, RollingSums
 from gateway.features.live_page.view import LiveView
 from gateway.telemetry.metrics import Metrics
 
 
-def made(metrics: Metrics, cost_s: float = 0.0) -> Sums:
+def made(metrics: Metrics, cost_s: float = 0.0) -> RollingSums:
     ticks = itertools.count()
-    return Sums(metrics, lambda: {"p": (1, 2, 9), "q": (3, 4, 9)}, lambda: next(ticks) * cost_s)
+    return RollingSums(metrics, lambda: {"p": (1, 2, 9), "q": (3, 4, 9)}, lambda: next(ticks) * cost_s)
 
 
 def test_a_sample_has_what_was_counted() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.features.recording.recording import QUIET_S, ROW_BYTES, Page, Recording
+from gateway.features.recording.recording import QUIET_S, ROW_BYTES, Recording, RecordingPage
 
 HALF = 1 << 63
 
@@ -32,7 +32,7 @@ def recording_of(rows: int = 1000) -> Recording:
     return Recording(lambda: f"{next(numbers):x}", rows * ROW_BYTES)
 
 
-def values(page: Page) -> list[Any]:
+def values(page: RecordingPage) -> list[Any]:
     return [row[0] for row in page.rows]
 
 

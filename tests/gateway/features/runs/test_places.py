@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.runs.places import SHARE, Places
+from gateway.features.runs.places import SHARE, RunPlaces
 from gateway.features.runs.runs import Runs
-from gateway.features.runs.watching import Watched
+from gateway.features.runs.watching import WatchedRuns
 from tests.gateway.conftest import running
 from tests.gateway.features.responses.test_recall import RESPONSES, kept_in, replica
 
 
-def flood(places: Places, address: str) -> int:
+def flood(places: RunPlaces, address: str) -> int:
     """How many an address gets with a new owner for each."""
     got = 0
     while places.admit(f"{address} {got}", address):
@@ -26,7 +26,7 @@ def flood(places: Places, address: str) -> int:
 
 
 def test_an_address_that_invents_owners_leaves_places_to_others() -> None:
-    places = Places(1000, 200)
+    places = RunPlaces(1000, 200)
     assert [flood(places, address) for address in "abc"] == [900, 90, 9]
     assert places.admit("o", "d")
     places.release("a 0", "a")
@@ -34,7 +34,7 @@ def test_an_address_that_invents_owners_leaves_places_to_others() -> None:
 
 
 def test_an_owner_has_a_bound_wherever_it_is() -> None:
-    places = Places(1000, 200)
+    places = RunPlaces(1000, 200)
     assert sum(places.admit("o", str(number % 50)) for number in range(500)) == 200
     assert places.is_full("o")
     assert not places.is_full("other")
@@ -45,7 +45,7 @@ def test_an_owner_has_a_bound_wherever_it_is() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans())))
 def test_its_books_are_right(steps: list[tuple[int, int, bool]]) -> None:
-    places, held = Places(12, 5), list[tuple[str, str]]()
+    places, held = RunPlaces(12, 5), list[tuple[str, str]]()
     for owner, address, takes in steps:
         who = str(owner), str(address)
         if takes:
@@ -61,7 +61,7 @@ def test_its_books_are_right(steps: list[tuple[int, int, bool]]) -> None:
 
 
 def test_those_that_follow_runs_of_other_processes_are_bounded_so_too() -> None:
-    watched = Watched()
+    watched = WatchedRuns()
     assert flood(watched.places, "a") == 900
     assert watched.places.admit("o", "b")
 
@@ -84,4 +84,4 @@ async def test_a_flood_of_invented_credentials_leaves_places_to_another_address(
 
 @pytest.mark.parametrize("limit", [0, 1])
 def test_small_limits(limit: int) -> None:
-    assert flood(Places(limit, 5), "a") == limit
+    assert flood(RunPlaces(limit, 5), "a") == limit

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import EVERYTHING_S, Batch, Reset, Want
+from gateway.cluster.messages import EVERYTHING_S, EventBatch, Reset, Want
 from gateway.features.sharing.clock import StoreClock
 from gateway.features.sharing.incoming import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, Incoming
 from gateway.features.sharing.messages import (
@@ -27,9 +27,9 @@ from gateway.features.sharing.others import DEAD_S, MAX_GATEWAYS, MAX_SOURCES
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.telemetry.metrics import Metrics
-from router.events import Closed, FirstToken, Moved, Opened, Rent, Stored, decode, encode
+from router.events import BookingClosed, BookingFirstToken, BookingMoved, BookingOpened, ObjectStored, Rent, decode, encode
 
-BOOKED = Opened(1, b"k" * 8, 300, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0)
+BOOKED = BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0)
 STORE_AHEAD = 1000.0  # the store's clock
 
 
@@ -39,7 +39,7 @@ class Seen:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def receive(self, source: int, batch: Batch) -> None:
+    def receive(self, source: int, batch: EventBatch) -> None:
         self.calls.append(("receive", source, batch.since, decode(batch.events)))
 
     def leave(self, source: int) -> None:
@@ -105,13 +105,13 @@ class View:
         return [message for _, message in self.outbox.take()]
 
 
-def batch(*events: Any, since: float = 0.0) -> Batch:
-    return Batch(since, encode(list(events)))
+def batch(*events: Any, since: float = 0.0) -> EventBatch:
+    return EventBatch(since, encode(list(events)))
 
 
 def test_events_arrive_with_this_machines_times() -> None:
     view = View()
-    view.entry((7, batch(BOOKED, Closed(1, True, 75, 0, 5000.5), since=4999.0)), sent=5001.0)
+    view.entry((7, batch(BOOKED, BookingClosed(1, True, 75, 0, 5000.5), since=4999.0)), sent=5001.0)
     ((what, source, since, events),) = view.calls
     assert what == "receive"
     assert source > 1 << 31
@@ -147,7 +147,7 @@ def test_a_gap_closes_what_is_open_and_asks_for_what_was_missed() -> None:
     view.entry((1, batch(BOOKED)), seq=1)
     ((_, source, *_),) = view.calls
     view.now += 3.0
-    view.entry((1, batch(FirstToken(1, 0.0))), seq=3)
+    view.entry((1, batch(BookingFirstToken(1, 0.0))), seq=3)
     calls = view.calls
     assert calls[0] == ("leave", source)
     assert calls[1][0] == "receive"
@@ -285,7 +285,7 @@ def test_the_log_is_not_flooded_by_names(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_batch_that_does_not_decode_closes_what_its_router_has_open() -> None:
     view = View()
-    view.entry((1, batch(BOOKED)), (1, Batch(0.0, b"garbage")))
+    view.entry((1, batch(BOOKED)), (1, EventBatch(0.0, b"garbage")))
     assert [call[0] for call in view.calls] == ["receive", "leave"]
     assert view.refused("garbage") == 1
 
@@ -293,16 +293,16 @@ def test_a_batch_that_does_not_decode_closes_what_its_router_has_open() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        Opened(1, b"k" * 8, 1 << 60, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
-        Opened(1, b"k" * 8, 300, 256, "m" * 2000, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
-        Opened(1, b"k" * 8, 300, 256, "m", 0, 0, ((1, 1),) * 2000, "r1", 0, 75, 75, 99.0, False, 0),
-        Opened(1, b"k" * (9 << 20), 300, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
-        Moved(1, "r" * 2000, 0, 1, 1, 0.0, 0),
-        Closed(1, True, 1 << 60, 0, 0.0),
+        BookingOpened(1, b"k" * 8, 1 << 60, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
+        BookingOpened(1, b"k" * 8, 300, 256, "m" * 2000, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
+        BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, ((1, 1),) * 2000, "r1", 0, 75, 75, 99.0, False, 0),
+        BookingOpened(1, b"k" * (9 << 20), 300, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
+        BookingMoved(1, "r" * 2000, 0, 1, 1, 0.0, 0),
+        BookingClosed(1, True, 1 << 60, 0, 0.0),
         Rent(b"prefix--", float("nan")),
         Rent(b"prefix--", -1.0),
         Rent(b"a longer prefix", 1.0),
-        Stored(1, "r", "m" * 2000, 0.0),
+        ObjectStored(1, "r", "m" * 2000, 0.0),
     ],
 )
 def test_events_out_of_bounds_are_dropped_and_the_others_are_not(event: Any) -> None:
@@ -314,13 +314,15 @@ def test_events_out_of_bounds_are_dropped_and_the_others_are_not(event: Any) -> 
     else:
         view.entry((1, batch(BOOKED, event)))
         ((_, _, _, events),) = view.calls
-        assert [type(each) for each in events] == [Opened]
+        assert [type(each) for each in events] == [BookingOpened]
     assert view.refused("garbage") == 1
 
 
 def test_times_that_cannot_be_are_now_at_most() -> None:
     view = View()
-    view.entry((1, batch(FirstToken(1, float("nan")), FirstToken(1, 1e300), FirstToken(1, -1e300), since=1e300)))
+    view.entry(
+        (1, batch(BookingFirstToken(1, float("nan")), BookingFirstToken(1, 1e300), BookingFirstToken(1, -1e300), since=1e300))
+    )
     ((_, _, since, events),) = view.calls
     assert since == 100.0
     assert [event.now for event in events] == [100.0, 100.0, pytest.approx(100.0 - 86_400)]
@@ -355,7 +357,7 @@ def test_any_entry_is_survived(entries: list[dict[bytes, bytes]]) -> None:
 
 def test_a_large_batch_is_applied_in_pieces() -> None:
     view = View()
-    items = [FirstToken(number, 0.0) for number in range(1, 201)]
+    items = [BookingFirstToken(number, 0.0) for number in range(1, 201)]
     fields = view.fields((1, batch(*items)))
     steps = 0
     for _ in view.incoming.entry(view.now + STORE_AHEAD, fields):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch, Reset
+from gateway.cluster.messages import EventBatch, Reset
 from gateway.features.sharing.messages import MAX_ENVELOPE_BYTES, MAX_ITEMS, Envelope, Item, encode_envelope
 from gateway.features.sharing.outbox import Outbox
 
 
 def published(size: int) -> Item:
-    return (1, Batch(0.0, b"x" * size))
+    return (1, EventBatch(0.0, b"x" * size))
 
 
 @given(st.lists(st.integers(0, 400_000), max_size=30))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.exceptions import TimeoutError as Late
 
-from gateway.cluster.messages import Batch
+from gateway.cluster.messages import EventBatch
 from gateway.config.schema import SharingConfig
 from gateway.features.sharing.link import Link
 from gateway.features.sharing.messages import VERSION, Envelope, encode_envelope
@@ -35,7 +35,7 @@ class SlowStore:
         self.added = asyncio.Event()
 
     def put(self, seq: int, payload: bytes, gateway: bytes = b"other") -> None:
-        envelope = Envelope(seq, time.monotonic(), "host", ((1, Batch(0.0, payload)),))
+        envelope = Envelope(seq, time.monotonic(), "host", ((1, EventBatch(0.0, payload)),))
         self._add({b"v": VERSION, b"f": FORMAT.encode(), b"g": gateway, b"e": encode_envelope(envelope)})
 
     def _add(self, fields: dict[bytes, bytes]) -> bytes:
@@ -81,7 +81,7 @@ class Seen:
     def __init__(self) -> None:
         self.received: list[int] = []
 
-    def receive(self, source: int, _batch: Batch) -> None:
+    def receive(self, source: int, _batch: EventBatch) -> None:
         self.received.append(source)
 
     def leave(self, source: int) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gateway.config.schema import KeyConfig
 from gateway.upstream.access.options import ConnectionOptions
-from gateway.upstream.client import Call
+from gateway.upstream.client import ReplicaCall
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import eventually, running
 from tests.gateway.features.translation.adaptation.test_request import BODIES
@@ -289,7 +289,7 @@ async def test_a_replica_that_gets_other_options_still_serves_one_at_a_time_and_
         upstream, (state,) = run.gateway.upstream, run.gateway.fleet.replicas
 
         async def ask() -> None:
-            call = Call("POST", CHAT, b"", json.dumps({"messages": said("x" * 30), "stream": True}).encode())
+            call = ReplicaCall("POST", CHAT, b"", json.dumps({"messages": said("x" * 30), "stream": True}).encode())
             call.adapted = True
             answer = await upstream.open(engine.url, call)
             try:

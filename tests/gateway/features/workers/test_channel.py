@@ -6,12 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch, Drain, Reset
+from gateway.cluster.messages import Drain, EventBatch, Reset
 from gateway.features.workers.channel import HEAD, MAX_MESSAGE_BYTES, Channel
 from gateway.features.workers.messages import (
     COUNTERS,
     MEMBERS,
-    Answer,
     Ask,
     Current,
     Execute,
@@ -20,6 +19,7 @@ from gateway.features.workers.messages import (
     Heartbeat,
     Message,
     Publish,
+    TopicAnswer,
     Welcome,
     encode,
     from_worker,
@@ -28,7 +28,7 @@ from tests.gateway.features.workers.conftest import closed, pair
 
 numbers = st.integers(0, 2**32 - 1)
 workers = st.integers(0, 2**64 - 1)
-batches = st.builds(Batch, st.floats(allow_nan=False), st.binary(max_size=30))
+batches = st.builds(EventBatch, st.floats(allow_nan=False), st.binary(max_size=30))
 found = st.builds(FoundMembers, st.text(max_size=5), st.tuples(st.builds(FoundMember, capacity_tokens=st.none() | st.just(7))))
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Heartbeat, st.sampled_from(["", "serving", "stopping"])),
@@ -38,7 +38,9 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Publish, st.just(MEMBERS), found.map(encode)),
     st.builds(Ask, numbers, st.just(COUNTERS) | st.text(max_size=5), st.binary(max_size=30)),
     st.builds(Execute, numbers, st.builds(Drain, st.text(max_size=5), st.booleans()), st.just(1.0)),
-    st.builds(Answer, numbers, st.binary(max_size=30), st.text(max_size=5), st.none() | st.text(max_size=9), st.booleans()),
+    st.builds(
+        TopicAnswer, numbers, st.binary(max_size=30), st.text(max_size=5), st.none() | st.text(max_size=9), st.booleans()
+    ),
 )
 frames = st.lists(st.tuples(workers, messages), max_size=8)
 
@@ -95,7 +97,7 @@ def test_any_bytes_are_frames_or_the_end_of_the_channel(parts: list[bytes], flip
         (framed(b"junk"), "a message of 4 bytes does not decode: "),
         (framed(b""), "a message of 0 bytes does not decode: "),
         (framed(encode(Current())), "does not decode: Invalid value 7"),
-        (framed(encode(Batch(1.0, "text"))), "Expected `bytes`, got `str` - at `$[2]`"),  # type: ignore[arg-type]
+        (framed(encode(EventBatch(1.0, "text"))), "Expected `bytes`, got `str` - at `$[2]`"),  # type: ignore[arg-type]
     ],
 )
 async def test_what_is_no_frame_ends_the_channel_and_is_named(

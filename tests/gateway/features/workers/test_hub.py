@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cluster.messages import Batch, Command, Drain, Join, Leave, Reconfigure, RejectConfig, Reset, decode_config
+from gateway.cluster.messages import Command, Drain, EventBatch, Join, Leave, Reconfigure, RejectConfig, Reset, decode_config
 from gateway.config.schema import MAX_REPLICAS, MAX_SOURCES, AddedReplica, Config, ReplicaConfig
 from gateway.config.source import load
 from gateway.features.workers.channel import HEAD, HUB, Channel, Receive
@@ -18,7 +18,6 @@ from gateway.features.workers.hub_knowledge import MESSAGE_BYTES
 from gateway.features.workers.messages import (
     COUNTERS,
     MEMBERS,
-    Answer,
     Ask,
     Current,
     Execute,
@@ -27,6 +26,7 @@ from gateway.features.workers.messages import (
     Heartbeat,
     Message,
     Publish,
+    TopicAnswer,
     Welcome,
     decode_found,
     encode,
@@ -71,8 +71,8 @@ class End:
         return [message.command for _, message in self.of(Execute)]
 
 
-def batch(name: str) -> Batch:
-    return Batch(0.0, name.encode())
+def batch(name: str) -> EventBatch:
+    return EventBatch(0.0, name.encode())
 
 
 def config_of(*urls: str, ttl_s: float = 60.0, pool: str = "") -> Config:
@@ -107,10 +107,10 @@ def test_a_newcomer_receives_the_past_in_its_order_between_its_welcome_and_now()
     made.command(Drain("a", on=True))
     _, late = joined(made)
     kinds = [(type(message), worker) for worker, message in late.sent]
-    assert kinds == [(Welcome, 2), (Execute, 0), (Batch, first), (Batch, first), (Reset, first), (Current, 0)]
-    assert late.of(Batch) == [(first, batch("one")), (first, batch("two"))]
+    assert kinds == [(Welcome, 2), (Execute, 0), (EventBatch, first), (EventBatch, first), (Reset, first), (Current, 0)]
+    assert late.of(EventBatch) == [(first, batch("one")), (first, batch("two"))]
     end.receives(batch("was on its way"))
-    assert len(late.of(Batch)) == 2, "it has left"
+    assert len(late.of(EventBatch)) == 2, "it has left"
 
 
 def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
@@ -121,10 +121,10 @@ def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
     for number in range(50):
         end.receives(batch(f"{number:020}"))
         assert made.history.size == sum(MESSAGE_BYTES + len(kept) for _, kept in made.history.since(0)) <= 5 * size
-    assert [int(message.events) for _, message in joined(made)[1].of(Batch)] == [45, 46, 47, 48, 49]
+    assert [int(message.events) for _, message in joined(made)[1].of(EventBatch)] == [45, 46, 47, 48, 49]
     now.time = 60.5
     end.receives(batch("new"))
-    assert joined(made)[1].of(Batch) == [(1, batch("new"))]
+    assert joined(made)[1].of(EventBatch) == [(1, batch("new"))]
 
 
 def found(source: str, *names: str) -> Publish:
@@ -212,7 +212,7 @@ def asks(end: End, number: int, command: Command, until: float = 99.0) -> None:
 
 
 def answers(end: End, asker: int, number: int, error: str | None = None) -> None:
-    end.receives(Answer(number, error=error), asker)
+    end.receives(TopicAnswer(number, error=error), asker)
 
 
 def replayed(made: Hub) -> list[Command]:
@@ -235,7 +235,7 @@ def test_a_command_that_a_worker_refused_is_not_for_its_successor() -> None:
         answers(end, second, 1, "listed twice")
     made.leave(first)
     assert replayed(made) == [Join("default", REPLICA_B)]
-    assert two.of(Answer)[1:] == [(worker, Answer(1, error="listed twice")) for worker in (first, second)], (
+    assert two.of(TopicAnswer)[1:] == [(worker, TopicAnswer(1, error="listed twice")) for worker in (first, second)], (
         "answers reach the asker"
     )
 
@@ -255,7 +255,7 @@ def test_a_worker_that_ends_without_an_answer_is_not_waited_for() -> None:
     in_force = [Join("default", REPLICA_B), Drain("a:1", on=True)]
     third, three = joined(made)
     assert three.commands == [*in_force, Join("default", OTHER_B)], "what no worker has answered is asked of the next one"
-    three.receives(Answer(1, error="its name is taken"), second)
+    three.receives(TopicAnswer(1, error="its name is taken"), second)
     made.leave(third)
     assert replayed(made) == in_force, "the first of that name stays"
 
@@ -303,7 +303,7 @@ def test_a_command_that_is_read_too_late_is_ignored() -> None:
     _, one = joined(made)
     now.time = 5.0
     asks(one, 1, Drain("a:1", on=True), until=4.0)
-    assert one.of(Execute) == one.of(Answer) == replayed(made) == []
+    assert one.of(Execute) == one.of(TopicAnswer) == replayed(made) == []
 
 
 def test_commands_without_an_answer_are_bounded() -> None:
@@ -311,7 +311,7 @@ def test_commands_without_an_answer_are_bounded() -> None:
     _, one = joined(made)
     for number in range(PENDING_MOST + 500):
         asks(one, number, Drain(f"r{number}", on=True))
-    assert len(replayed(made)) == len(one.of(Answer)) == PENDING_MOST
+    assert len(replayed(made)) == len(one.of(TopicAnswer)) == PENDING_MOST
     made.command(Reconfigure.to(config_of(ttl_s=5)))
     assert made.config.routing.ttl_s == 5, "a new configuration is not one of them"
     assert one.commands[-1] == Reconfigure.to(config_of(ttl_s=5))
@@ -458,10 +458,10 @@ def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:
     (first, one), (second, two) = joined(made), joined(made)
     two.receives(Ask(7, COUNTERS))
     one.receives(counted())
-    one.receives(Answer(7, counted("a:1").message, COUNTERS), second)
+    one.receives(TopicAnswer(7, counted("a:1").message, COUNTERS), second)
     made.leave(first)
     assert made.ended.completion_tokens.values == {("m", "a:1"): 1}
-    assert two.of(Answer)[-1] == (first, Answer(7, counted("a:1").message, COUNTERS))
+    assert two.of(TopicAnswer)[-1] == (first, TopicAnswer(7, counted("a:1").message, COUNTERS))
 
 
 # -- what does not decode

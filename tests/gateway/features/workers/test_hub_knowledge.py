@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from gateway.cluster.messages import Batch, Reset, Want
+from gateway.cluster.messages import EventBatch, Reset, Want
 from gateway.features.snapshots.frames import frames_of
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
 from gateway.features.snapshots.snapshot import Header, KnowledgeError, Snapshot
 from gateway.features.workers.hub import Hub
-from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, MESSAGE_BYTES, SILENT_S, TRIES, History
+from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, MESSAGE_BYTES, SILENT_S, TRIES, BatchHistory
 from gateway.features.workers.messages import (
     SNAPSHOT,
-    Answer,
     Ask,
     Current,
     Heartbeat,
     Message,
     Part,
+    TopicAnswer,
     Welcome,
     decode_wanted,
     encode,
@@ -66,7 +66,7 @@ def answer(end: End, number: int, *chunks: bytes, header: Header = HEADER) -> No
 
 
 def fails(end: End, number: int) -> None:
-    end.receives(Answer(number, topic=SNAPSHOT, error="a bug"))
+    end.receives(TopicAnswer(number, topic=SNAPSHOT, error="a bug"))
 
 
 def given(end: End) -> list[tuple[int, Snapshot]]:
@@ -85,7 +85,7 @@ def kinds(end: End) -> list[type]:
 
 
 def events(end: End) -> list[bytes]:
-    return [message.events for _, message in end.of(Batch)]
+    return [message.events for _, message in end.of(EventBatch)]
 
 
 # -- what is collected
@@ -104,7 +104,7 @@ async def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> Non
     for part in parts[1:]:
         end.receives(part)
     answer(end, early, b"of five seconds")
-    end.receives(Answer(early, topic=SNAPSHOT))
+    end.receives(TopicAnswer(early, topic=SNAPSHOT))
     fails(end, early)
     assert not second.done()
     answer(end, number, b"of ", b"all time")
@@ -146,11 +146,11 @@ async def test_a_snapshot_is_given_when_the_one_before_was_taken_in() -> None:
     await eventually(lambda: len(given(ends[1])) == 1)
     assert len(given(ends[0])) == 1, "the second one waits"
 
-    def restored(end: End) -> Answer:
-        return Answer(given(end)[-1][0], topic=SNAPSHOT)
+    def restored(end: End) -> TopicAnswer:
+        return TopicAnswer(given(end)[-1][0], topic=SNAPSHOT)
 
     ends[0].receives(restored(ends[0]))
-    ends[1].receives(Answer(0, topic=SNAPSHOT))
+    ends[1].receives(TopicAnswer(0, topic=SNAPSHOT))
     for _ in range(10):  # turns of the loop
         await asyncio.sleep(0)
     assert not restoring[0].done(), "that was about an earlier one"
@@ -173,11 +173,11 @@ async def test_a_new_worker_gets_the_snapshot_of_another_one_and_the_events_sinc
     end.receives(batch("what is open"))
     number = await asked(end)
     end.receives(batch("meanwhile"))
-    made.publish(1 << 31, Batch(0.0, b"elsewhere"))
+    made.publish(1 << 31, EventBatch(0.0, b"elsewhere"))
     made.ended_elsewhere(1 << 31)
     answer(end, number, b"x")
     await eventually(lambda: Current in kinds(late))
-    sent = [Welcome, Part, Part, Part, Batch, Batch, Batch, Reset, Current]
+    sent = [Welcome, Part, Part, Part, EventBatch, EventBatch, EventBatch, Reset, Current]
     assert kinds(late) == sent
     assert events(late) == [b"what is open", b"meanwhile", b"elsewhere"]
     assert given(late)[0][1].source == "worker 1"
@@ -202,7 +202,7 @@ async def test_a_new_worker_that_gets_no_snapshot_begins_with_recent_events(capl
     for number in range(TRIES):
         fails(end, await asked(end, number + 1))
     await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, Batch, Current]
+    assert kinds(late) == [Welcome, EventBatch, Current]
     assert "a new worker gets no snapshot" in caplog.text
 
 
@@ -222,7 +222,7 @@ async def test_a_new_worker_does_not_wait_for_ever(caplog: pytest.LogCaptureFixt
     end.receives(batch("before"))
     _, late = joined(made)
     await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, Part, Part, Part, Batch, Current]
+    assert kinds(late) == [Welcome, Part, Part, Part, EventBatch, Current]
     assert [record.__dict__["reason"] for record in caplog.records] == ["there is none within 0.01 s"]
 
 
@@ -239,7 +239,7 @@ async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.Log
     await eventually(lambda: Current in kinds(late))
     assert events(late) == [b"before"]
     assert [record.__dict__["reason"] for record in caplog.records] == ["no worker serves any more"]
-    assert kinds(joined(made)[1]) == [Welcome, Batch, Current], "at once"
+    assert kinds(joined(made)[1]) == [Welcome, EventBatch, Current], "at once"
 
 
 async def test_a_worker_that_ends_before_it_has_begun_is_forgotten() -> None:
@@ -358,7 +358,7 @@ async def test_a_worker_that_replaces_another_knows_what_the_others_know(history
 
 
 def test_small_messages_count_with_the_memory_that_they_take() -> None:
-    history = History(10 * (MESSAGE_BYTES + len(encode(Reset(ended=True)))))
+    history = BatchHistory(10 * (MESSAGE_BYTES + len(encode(Reset(ended=True)))))
     for _ in range(1000):
         history.add(0.0, 1, encode(Reset(ended=True)))
     assert (history.begin, history.end, len(list(history.since(0)))) == (990, 1000, 10)
@@ -374,7 +374,7 @@ async def test_numbers_of_routers_may_be_large() -> None:
     received = list[tuple[int, Message]]()
     its.receive(lambda worker, message, _payload: received.append((worker, message)), lambda: None)
     made.join(ours)
-    made.publish(1 << 32, Batch(0.0, b"x"))
+    made.publish(1 << 32, EventBatch(0.0, b"x"))
     made.ended_elsewhere(1 << 32)
-    await eventually(lambda: received[-2:] == [(1 << 32, Batch(0.0, b"x")), (1 << 32, Reset(ended=True))])
+    await eventually(lambda: received[-2:] == [(1 << 32, EventBatch(0.0, b"x")), (1 << 32, Reset(ended=True))])
     await closed(ours, its)

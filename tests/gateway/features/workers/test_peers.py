@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.cluster.messages import Batch, Reconfigure, RejectConfig
+from gateway.cluster.messages import EventBatch, Reconfigure, RejectConfig
 from gateway.config.schema import Config
 from gateway.config.source import load
 from gateway.features.workers.channel import HUB
-from gateway.features.workers.messages import COUNTERS, Answer, Ask, Message, from_hub
+from gateway.features.workers.messages import COUNTERS, Ask, Message, TopicAnswer, from_hub
 from gateway.features.workers.peers import part_of
 from gateway.features.workers.questions import PeerLimits
 from gateway.telemetry.exposition import unpacked_slices
@@ -525,7 +525,7 @@ async def test_events_go_in_batches_and_in_order() -> None:
             """Sees what goes to the second worker."""
 
             def forward(self, payload: bytes, worker: int) -> None:
-                if isinstance(message := from_hub(payload), Batch):
+                if isinstance(message := from_hub(payload), EventBatch):
                     batches.append(decode(message.events))
                 channel.forward(payload, worker)
 
@@ -545,9 +545,9 @@ async def test_events_go_in_batches_and_in_order() -> None:
 
 async def test_an_answer_to_nobody_is_passed_over() -> None:
     async with FakeReplica() as one, star(one) as (_, (first, second)):
-        first.channel.send(Answer(99), second.who)
-        first.channel.send(Answer(99, b"", COUNTERS), second.who)
-        first.channel.send(Answer(1), 1000)
+        first.channel.send(TopicAnswer(99), second.who)
+        first.channel.send(TopicAnswer(99, b"", COUNTERS), second.who)
+        first.channel.send(TopicAnswer(1), 1000)
         assert (await second.run.metrics())["warmroute_workers"] == 2
 
 
@@ -559,7 +559,7 @@ async def test_counters_that_do_not_decode_are_left_out_of_the_page(caplog: pyte
 
         def receive(worker: int, message: Message, _payload: bytes) -> None:
             if isinstance(message, Ask) and message.topic == COUNTERS:
-                its.send(Answer(message.number, b"junk", COUNTERS), worker)
+                its.send(TopicAnswer(message.number, b"junk", COUNTERS), worker)
 
         its.receive(receive, lambda: None)
         page = await first.run.metrics()

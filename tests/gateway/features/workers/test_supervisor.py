@@ -18,11 +18,11 @@ import pytest
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import Source, load
+from gateway.config.source import ConfigSource, load
 from gateway.features.snapshots.file import write
 from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.features.snapshots.snapshot import Header, Snapshot
-from gateway.features.workers.supervisor import BOOT, END_S, WELL_S, Patience, Slot, StartError, Supervisor
+from gateway.features.workers.supervisor import BOOT, END_S, WELL_S, Patience, StartError, Supervisor, WorkerSlot
 from gateway.telemetry.exposition import unpacked_slices
 from tests.gateway.conftest import BODY, eventually
 from tests.support.fakes import FakeReplica, answers, streams
@@ -90,7 +90,7 @@ def config_of(*replicas: FakeReplica, **more: Any) -> Config:
 
 
 @contextlib.asynccontextmanager
-async def supervised(*replicas: FakeReplica, source: Source | None = None, **options: Any) -> AsyncIterator[Run]:
+async def supervised(*replicas: FakeReplica, source: ConfigSource | None = None, **options: Any) -> AsyncIterator[Run]:
     config = config_of(*replicas)
     stop, hurry, started = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
     boot = Boot()
@@ -259,7 +259,7 @@ async def test_a_successor_begins_with_the_configuration_that_the_others_have(ca
             assert isinstance(result, Config)
             return result
 
-        source = Source(None, next_one)
+        source = ConfigSource(None, next_one)
         async with supervised(one, source=source) as run:
             source.asked.set()
             await eventually(lambda: len(read) == 1)
@@ -406,7 +406,7 @@ async def test_a_worker_that_gets_sigterm_by_mistake_costs_no_new_client_its_con
 
 async def test_a_signal_to_a_worker_that_has_ended_is_dropped() -> None:
     """Its last messages are still being read: its slot has the process until then."""
-    slot = Slot()
+    slot = WorkerSlot()
     slot.send_signal(signal.SIGTERM)
     slot.process = await asyncio.create_subprocess_exec("true", stdin=asyncio.subprocess.DEVNULL)
     await slot.process.wait()

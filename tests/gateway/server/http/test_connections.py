@@ -17,7 +17,7 @@ from gateway.server.http.connection import MAX_PIPELINED, MAX_UNCHARGED
 from gateway.server.http.connections import ClientServer
 from gateway.server.http.request import HttpRequest
 from gateway.server.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES, read_head
-from gateway.upstream.http1 import Answer
+from gateway.upstream.http1 import AnswerParser
 from tests.gateway.conftest import eventually
 from tests.gateway.servers import serving
 
@@ -54,7 +54,7 @@ async def ask(
     async def read(until: int) -> None:
         nonlocal rest
         while len(found) < until:
-            answer = Answer()
+            answer = AnswerParser()
             body = answer.feed(rest) if rest else b""
             while not answer.complete:
                 data = await reader.read(1 << 20)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.upstream.http1 import Answer
+from gateway.upstream.http1 import AnswerParser
 from tests.chaos.wire import port_of
 from tests.gateway.conftest import eventually, running
 from tests.gateway.request.test_robust import RAW, STREAM, dial, post, served
@@ -49,7 +49,7 @@ async def read_all(reader: asyncio.StreamReader, count: int = 1) -> list[bytes]:
     """The bodies of `count` answers, after which the connection ends."""
     rest, bodies = await reader.read(), list[bytes]()
     for _ in range(count):
-        answer = Answer()
+        answer = AnswerParser()
         bodies.append(answer.feed(rest))
         assert answer.complete, rest
         rest = answer.rest

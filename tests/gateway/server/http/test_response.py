@@ -13,7 +13,7 @@ import uvloop
 from gateway.server.http.request import HttpRequest
 from gateway.server.http.response import Dates, HttpReply
 from gateway.upstream.client import ReplicaAnswer
-from gateway.upstream.http1 import Answer
+from gateway.upstream.http1 import AnswerParser
 from tests.gateway.servers import serving
 from tests.support.compiled import uncompiled
 
@@ -133,7 +133,7 @@ async def test_a_connection_carries_many_answers() -> None:
         data = await ask(port, CLOSE.replace(b"close", b"x") * 2 + CLOSE)
     found = []
     while data:
-        answer = Answer()
+        answer = AnswerParser()
         body, data = answer.feed(data), answer.rest
         found.append((answer.complete, body))
     assert found == [(True, b"a")] * 3

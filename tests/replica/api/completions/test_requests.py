@@ -11,7 +11,7 @@ from replica.api.completions.requests import GenerationRequest, Kind, OutputOpti
 from replica.api.validation import ApiError
 from replica.cache.prefix import Scope
 from replica.engine import Sampling
-from replica.output.generation import Delta, Usage
+from replica.output.generation import Delta, TokenUsage
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -261,7 +261,7 @@ def test_names_of_ignored_fields_are_safe_in_a_header_and_few() -> None:
 
 
 def test_answers_have_openais_shape() -> None:
-    usage = Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=8)
+    usage = TokenUsage(prompt_tokens=10, completion_tokens=3, cached_tokens=8)
     chat = orjson.loads(ResponseEncoder("chat", "chatcmpl-1", "m", 7).whole([Delta("Yes.", finish="stop")], usage))
     assert chat["object"] == "chat.completion"
     assert chat["choices"][0]["message"] == {"role": "assistant", "content": "Yes."}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from replica.api.completions.response_format import AnswerFields, grammar_of
+from replica.api.completions.response_format import ResponseFields, grammar_of
 from replica.api.validation import ApiError, checked
 from replica.engine import Grammar
 
@@ -32,7 +32,7 @@ TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
     ],
 )
 def test_what_is_asked_for(body: dict[str, Any], grammar: Grammar | None) -> None:
-    field, found = grammar_of(checked(body, AnswerFields))
+    field, found = grammar_of(checked(body, ResponseFields))
     assert found == grammar
     assert field.partition(".")[0] == next(iter(body), "response_format")
 
@@ -58,5 +58,5 @@ def test_what_is_asked_for(body: dict[str, Any], grammar: Grammar | None) -> Non
 )
 def test_mistakes(body: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError, match=message) as caught:
-        grammar_of(checked(body, AnswerFields))
+        grammar_of(checked(body, ResponseFields))
     assert caught.value.status == 400

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import PromptError, Request, SetupError
+from replica.engine import EngineRequest, PromptError, SetupError
 from replica.torch_engine.attention import AttentionStep
 
 pytest.importorskip("torch")
@@ -21,7 +21,7 @@ from replica.cli import main
 from replica.torch_engine.batching import Batching
 from replica.torch_engine.checks import selftest
 from replica.torch_engine.checks.selftest import ANSWER, Mismatch
-from replica.torch_engine.continuous import Way, ways
+from replica.torch_engine.continuous import ComputeMethod, ways
 from replica.torch_engine.llama import PackedLlama
 from tests.replica.architectures import KINDS
 from tests.replica.tiny import answer, running, tiny_model
@@ -134,19 +134,19 @@ def test_the_long_text_crosses_blocks_and_a_short_window(folder: Path) -> None:
 async def test_another_way_is_taken_if_it_is_right(
     folder: Path, forward: type[PackedLlama], caplog: pytest.LogCaptureFixture
 ) -> None:
-    request = Request(TEXT[:30], 8, ignore_eos=True)
+    request = EngineRequest(TEXT[:30], 8, ignore_eos=True)
     with caplog.at_level(logging.INFO, "replica.torch_engine.continuous"):
         async with running(folder) as right, running(folder, forward=forward) as other:
-            assert (right.way, other.way) == (Way(True, "sdpa"), Way(False, "sdpa"))
+            assert (right.way, other.way) == (ComputeMethod(True, "sdpa"), ComputeMethod(False, "sdpa"))
             assert await answer(other, request) == await answer(right, request)
     assert "self-test: not with our own forward pass: " in caplog.text
     assert "cold, cached and batched, are the plain model's, with transformers' forward pass (sdpa)" in caplog.text
 
 
 def test_the_ways_and_their_order() -> None:
-    shared = [Way(True, "sdpa"), Way(False, "sdpa"), Way(False, "eager")]
+    shared = [ComputeMethod(True, "sdpa"), ComputeMethod(False, "sdpa"), ComputeMethod(False, "eager")]
     assert list(ways(True, "sdpa")) == [*shared, *(replace(way, share=False) for way in shared[1:])]
-    assert list(ways(False, "eager")) == [Way(False, "eager"), Way(False, "eager", share=False)]
+    assert list(ways(False, "eager")) == [ComputeMethod(False, "eager"), ComputeMethod(False, "eager", share=False)]
     assert [way.attention for way in ways(False, "flash_attention_2") if way.share] == ["flash_attention_2", "sdpa", "eager"]
 
 
@@ -176,9 +176,9 @@ async def test_where_positions_depend_on_the_length_no_request_is_longer(
     made, config = KINDS[kind]()
     async with running(tiny_model(tmp_path, kind=made, config=config), max_model_len=200) as engine:
         assert engine.info.context == 64
-        assert len((await answer(engine, Request(TEXT[:56], 8, ignore_eos=True)))[0]) == 8
+        assert len((await answer(engine, EngineRequest(TEXT[:56], 8, ignore_eos=True)))[0]) == 8
         with pytest.raises(PromptError, match="more than the context of 64 tokens"):
-            engine.submit(Request(TEXT[:57], 8))
+            engine.submit(EngineRequest(TEXT[:57], 8))
     limited = "the context is limited to 64 of 2048 tokens: beyond, this model's rotary positions (longrope)"
     assert (limited in caplog.text) == (kind == "Phi-3, longrope")
 

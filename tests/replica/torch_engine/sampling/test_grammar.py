@@ -15,7 +15,7 @@ pytest.importorskip("llguidance")
 import torch
 from transformers import AutoTokenizer
 
-from replica.engine import Grammar, Request
+from replica.engine import EngineRequest, Grammar
 from replica.torch_engine.sampling.grammar import CACHED, Grammars, GrammarState
 from tests.replica.tiny import VOCABULARY, answer, running, spoken_model
 from tests.replica.torch_engine.test_sampled import client
@@ -193,9 +193,9 @@ def test_a_grammar_is_compiled_once_however_many_come_between_its_check_and_its_
 
 async def test_others_are_left_alone(model: Path) -> None:
     async with running(model) as engine:
-        plain = Request([1, 2, 3], 8, ignore_eos=True)
+        plain = EngineRequest([1, 2, 3], 8, ignore_eos=True)
         alone = await answer(engine, plain)
-        sequence = engine.submit(Request([1, 2, 3], 50, grammar=Grammar("choice", '["yes"]')))
+        sequence = engine.submit(EngineRequest([1, 2, 3], 50, grammar=Grammar("choice", '["yes"]')))
         assert (await answer(engine, plain))[0] == alone[0]
         tokens, step = list[int](), None
         while step is None or step.finish is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from replica.engine import Request
+from replica.engine import EngineRequest
 
 pytest.importorskip("torch")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.model  # not the model, but torch: seconds to import
 
 
 def sampler(**sampling: Any) -> Sampler:
-    made = Sampler.if_needed(Request([1], 1, **({"seed": 1} | sampling)))
+    made = Sampler.if_needed(EngineRequest([1], 1, **({"seed": 1} | sampling)))
     assert made is not None
     return made
 
@@ -27,8 +27,8 @@ def counts(made: Sampler, scores: list[float], draws: int = 2000) -> Counter[int
 
 
 def test_low_temperatures_are_greedy() -> None:
-    assert Sampler.if_needed(Request([1], 1)) is None
-    assert Sampler.if_needed(Request([1], 1, temperature=1e-40)) is None
+    assert Sampler.if_needed(EngineRequest([1], 1)) is None
+    assert Sampler.if_needed(EngineRequest([1], 1, temperature=1e-40)) is None
 
 
 def test_chances_follow_the_scores_and_the_temperature() -> None:
@@ -77,11 +77,11 @@ def test_penalties_count_what_was_drawn() -> None:
 
 
 def test_the_repetition_penalty_counts_the_prompt_too() -> None:
-    made = Sampler.if_needed(Request([0], 1, repetition_penalty=2.0))
+    made = Sampler.if_needed(EngineRequest([0], 1, repetition_penalty=2.0))
     assert made is not None
     # The prompt's token 0 has 3 / 2; the others' 2 and 1.9 are halved once they are drawn.
     assert [made.draw(torch.tensor([3.0, 2.0, 1.9])) for _ in range(3)] == [1, 2, 0]
-    made = Sampler.if_needed(Request([0], 1, repetition_penalty=2.0))
+    made = Sampler.if_needed(EngineRequest([0], 1, repetition_penalty=2.0))
     assert made is not None
     assert made.draw(torch.tensor([-1.0, -1.5])) == 1  # -1 * 2
 

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.config.schema import KubernetesConfig
 from gateway.features.discovery.kubernetes import api as kubernetes_api
-from gateway.features.discovery.kubernetes.api import Access, Api, KubernetesError, access_of
+from gateway.features.discovery.kubernetes.api import Api, ApiAccess, KubernetesError, access_of
 from gateway.features.discovery.kubernetes.objects import read_slice
 from gateway.features.discovery.kubernetes.watcher import EMPTY_S, RELIST_RETRY_S, RELIST_S, Watcher
 from tests.gateway.conftest import eventually
@@ -79,11 +79,11 @@ async def watching(
     time: Time | None = None,
     sleep: Callable[[float], Awaitable[None]] | None = None,
     seen: Seen | None = None,
-    access: Access | None = None,
+    access: ApiAccess | None = None,
     expects: bool = False,
 ) -> AsyncIterator[Seen]:
     seen, time = seen or Seen(), time or Time()
-    access = access or Access(server.url, "default", token_file=tmp_path / "token")
+    access = access or ApiAccess(server.url, "default", token_file=tmp_path / "token")
     (tmp_path / "token").touch()
     api = Api(access, PATH, LABELS, watch_s, lambda: 0.0)
     watcher = Watcher(
@@ -152,7 +152,7 @@ async def test_each_page_is_read_before_the_next_one_comes(tmp_path: Path) -> No
     server = FakeKubernetes()
     await put(server, *[f"a{number}" for number in range(250)])
     async with server.serving():
-        api = Api(Access(server.url, "default"), PATH, LABELS, 100, lambda: 0.0)
+        api = Api(ApiAccess(server.url, "default"), PATH, LABELS, 100, lambda: 0.0)
         listed = await api.listed(lambda _object: server.lists)
         assert sorted(listed.objects.values()) == [1] * 100 + [2] * 100 + [3] * 50
         await api.close()
@@ -161,7 +161,7 @@ async def test_each_page_is_read_before_the_next_one_comes(tmp_path: Path) -> No
 async def test_a_token_that_is_no_token_is_not_read_whole(tmp_path: Path) -> None:
     server, token = FakeKubernetes(), tmp_path / "large"
     token.write_text("x" * (kubernetes_api.MAX_TOKEN_BYTES + 1))
-    async with server.serving(), watching(server, tmp_path, access=Access(server.url, "default", token_file=token)) as seen:
+    async with server.serving(), watching(server, tmp_path, access=ApiAccess(server.url, "default", token_file=token)) as seen:
         await eventually(lambda: "is larger than 64 KiB" in seen.problem)
         assert not server.asked
 
@@ -323,7 +323,7 @@ async def test_a_token_file_that_is_none_is_named(make: Callable[[Path], object]
     await put(server, "a")
     token = tmp_path / "odd"
     make(token)
-    async with server.serving(), watching(server, tmp_path, access=Access(server.url, "default", token_file=token)) as seen:
+    async with server.serving(), watching(server, tmp_path, access=ApiAccess(server.url, "default", token_file=token)) as seen:
         await eventually(lambda: seen.problem)
         if token.is_dir():
             token.rmdir()
@@ -590,7 +590,7 @@ async def test_a_server_that_takes_a_request_and_says_nothing_is_a_problem(tmp_p
     await put(server, "a")
     server.hold_watches.clear()
     async with server.serving():
-        api = Api(Access(server.url, "default"), PATH, LABELS, 100, lambda: 0.0, head_s=0.05)
+        api = Api(ApiAccess(server.url, "default"), PATH, LABELS, 100, lambda: 0.0, head_s=0.05)
         with pytest.raises(KubernetesError, match="no answer in time"):
             async for _ in api.watch("1"):
                 pass
@@ -601,9 +601,9 @@ async def test_certificates_that_are_replaced_are_read_again(tmp_path: Path) -> 
     ca_file = tmp_path / "ca.crt"
     server, time = FakeKubernetes(), Time()
     await put(server, "a")
-    access = Access(server.url, "default", ca_file=ca_file)
+    access = ApiAccess(server.url, "default", ca_file=ca_file)
     async with server.serving():
-        access = Access(server.url, "default", ca_file=ca_file)
+        access = ApiAccess(server.url, "default", ca_file=ca_file)
         async with watching(server, tmp_path, time=time, access=access) as seen:
             await eventually(lambda: "ca.crt: No such file" in seen.problem)
             ca_file.write_text(ssl.DER_cert_to_PEM_cert(ssl.create_default_context().get_ca_certs(binary_form=True)[0]))
@@ -620,7 +620,7 @@ async def test_a_cluster_that_gets_another_authority_is_trusted_once_that_is_in_
     server, time = FakeKubernetes(), Time()
     await put(server, "a")
     async with server.serving(context):
-        access = Access(server.url, "default", ca_file=ca_file)
+        access = ApiAccess(server.url, "default", ca_file=ca_file)
         async with watching(server, tmp_path, time=time, access=access) as seen:
             await eventually(lambda: "certificate verify failed" in seen.problem)
             ca_file.write_text(after.ca.read_text())
@@ -636,7 +636,7 @@ def test_inside_of_a_cluster_the_service_account_is_used(tmp_path: Path) -> None
     (tmp_path / "namespace").write_text("models\n")
     env = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     found = access_of(KubernetesConfig(service="vllm"), env, tmp_path)
-    assert found == Access("https://[fd00::1]:6443", "models", "", tmp_path / "token", tmp_path / "ca.crt")
+    assert found == ApiAccess("https://[fd00::1]:6443", "models", "", tmp_path / "token", tmp_path / "ca.crt")
     for namespace, prefix in (("models", ""), ("other", "other/")):
         found = access_of(KubernetesConfig(service="vllm", namespace=namespace), env, tmp_path)
         assert (found.namespace, found.prefix) == (namespace, prefix)
@@ -645,6 +645,6 @@ def test_inside_of_a_cluster_the_service_account_is_used(tmp_path: Path) -> None
 def test_another_server_gets_the_token_that_is_meant_for_it_or_none(tmp_path: Path) -> None:
     env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     config = KubernetesConfig(service="vllm", namespace="n", server="https://a")
-    assert access_of(config, env, tmp_path) == Access("https://a", "n", "n/", None, None)
+    assert access_of(config, env, tmp_path) == ApiAccess("https://a", "n", "n/", None, None)
     given = KubernetesConfig(service="vllm", namespace="n", server="https://a", token_file="/t", ca_file="/c")
-    assert access_of(given, env, tmp_path) == Access("https://a", "n", "n/", Path("/t"), Path("/c"))
+    assert access_of(given, env, tmp_path) == ApiAccess("https://a", "n", "n/", Path("/t"), Path("/c"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
-from gateway.features.keys.limits.account import KEPT_DAYS, MAX_PROCESSES, Limits, later
+from gateway.features.keys.limits.account import KEPT_DAYS, MAX_PROCESSES, KeyLimits, later
 from gateway.features.keys.limits.calendar import Calendar, day_number, day_of_text, day_text
 from gateway.features.keys.limits.limiter import MAX_ACCOUNTS, Limiter, Moment, Reservation
 from gateway.features.keys.limits.rate import Rate
@@ -63,7 +63,7 @@ def test_no_time_takes_more_than_the_rate_and_one_burst(steps: list[tuple[float,
 def test_what_is_reserved_and_spent_is_conserved(seed: int, steps: int) -> None:
     """Against a list of what is open and a sum of what was settled."""
     chance = random.Random(seed)
-    limiter, limits = Limiter(), Limits(requests=1000, tokens=10**6, day=10_000, month=15_000)
+    limiter, limits = Limiter(), KeyLimits(requests=1000, tokens=10**6, day=10_000, month=15_000)
     open_, spent, requests = list[Reservation](), dict[int, int](), 0
     for step in range(steps):
         moment = at(step, DAY + chance.choice([0, 0, 0, 1, -1]))
@@ -99,7 +99,7 @@ def test_what_is_reserved_and_spent_is_conserved(seed: int, steps: int) -> None:
 
 
 def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
-    limiter, limits, admitted = Limiter(), Limits(day=1000), list[Reservation]()
+    limiter, limits, admitted = Limiter(), KeyLimits(day=1000), list[Reservation]()
     for _ in range(1000):
         one = limiter.enter("k", limits, at())
         try:
@@ -120,7 +120,7 @@ def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
 
 
 def test_a_budget_can_be_reserved_to_its_last_picodollar() -> None:
-    limiter, limits = Limiter(), Limits(day=1000)
+    limiter, limits = Limiter(), KeyLimits(day=1000)
     first = limiter.enter("k", limits, at())
     first.expect(1, 400, at())
     second = limiter.enter("k", limits, at())
@@ -134,7 +134,7 @@ def test_a_budget_can_be_reserved_to_its_last_picodollar() -> None:
 
 def test_an_answer_is_expected_to_be_as_long_as_the_longest_recent_one() -> None:
     """Of 1,024 tokens at least. Answers that are shorter let it be forgotten, little by little."""
-    limiter, limits = Limiter(), Limits(day=10**9)
+    limiter, limits = Limiter(), KeyLimits(day=10**9)
 
     def expected(after: int) -> int:
         limiter.enter("k", limits, at()).settle(1, after, 1, at())
@@ -150,7 +150,7 @@ def test_an_answer_is_expected_to_be_as_long_as_the_longest_recent_one() -> None
 
 
 def test_a_month_is_the_sum_of_its_days_and_a_clock_may_jump() -> None:
-    limiter, limits = Limiter(), Limits(month=1000, day=600)
+    limiter, limits = Limiter(), KeyLimits(month=1000, day=600)
     first, last, after = day_number(2026, 11, 1), day_number(2026, 11, 30), day_number(2026, 12, 1)
     for day in (first, last):
         limiter.enter("k", limits, at(0, day)).settle(0, 0, 500, at(0, day))
@@ -181,7 +181,7 @@ def test_several_processes_do_not_admit_more_than_there_is(seed: int, number: in
 def _try(limiter: Limiter, money: int, open_: list[tuple[Reservation, int]]) -> None:
     """One request of this price."""
     try:
-        one = limiter.enter("k", Limits(day=10_000), at())
+        one = limiter.enter("k", KeyLimits(day=10_000), at())
     except GatewayError:
         return
     try:
@@ -202,7 +202,7 @@ def test_a_process_that_has_ended_has_nothing_reserved() -> None:
 
 
 def test_accounts_are_bounded() -> None:
-    limiter, limits = Limiter(), Limits(requests=1)
+    limiter, limits = Limiter(), KeyLimits(requests=1)
     kept = limiter.enter("kept", limits, at())
     for number in range(MAX_ACCOUNTS + 10):
         limiter.enter(str(number), limits, at()).settle(0, 0, 0, at())
@@ -239,7 +239,7 @@ def test_days() -> None:
 )
 def test_sums_of_days_and_months_are_those_of_the_processes(steps: list[tuple[str, Any, int]]) -> None:
     """Against dictionaries of days, of which each process keeps the last ones."""
-    limiter, limits = Limiter(), Limits(day=10**9)
+    limiter, limits = Limiter(), KeyLimits(day=10**9)
     days: dict[str, dict[int, int]] = {"own": {}}
     reserved: dict[str, int] = {}
     for name, what, amount in steps:
@@ -269,7 +269,7 @@ def test_sums_of_days_and_months_are_those_of_the_processes(steps: list[tuple[st
 
 
 def test_asking_takes_nothing() -> None:
-    limiter, limits = Limiter(), Limits(requests=2, tokens=1000, day=100)
+    limiter, limits = Limiter(), KeyLimits(requests=2, tokens=1000, day=100)
     for _ in range(50):
         limiter.require("k", limits, at())
     reservations = [limiter.enter("k", limits, at()) for _ in range(2)]
@@ -286,7 +286,7 @@ def test_asking_takes_nothing() -> None:
 
 def test_more_lives_of_workers_than_have_sums_of_their_own_are_all_counted() -> None:
     """Those that were silent for longest become one sum; the news of those that serve now stays apart."""
-    limiter, limits, day = Limiter(), Limits(day=10**6), DAY
+    limiter, limits, day = Limiter(), KeyLimits(day=10**6), DAY
     lives = MAX_PROCESSES + 500
     for life in range(lives):
         limiter.merge("serves", [("k", 0, 0, 0, ((day, life),))], 0.0)
@@ -317,7 +317,7 @@ def test_others_are_forgotten_to_be_read_anew() -> None:
 
 
 def test_what_was_refused_is_no_request() -> None:
-    limiter, limits = Limiter(), Limits(requests=2, tokens=100)
+    limiter, limits = Limiter(), KeyLimits(requests=2, tokens=100)
     for _ in range(5):
         refused = limiter.enter("k", limits, at())
         refused.settle(0, 0, 0, at(), served=False)
@@ -332,14 +332,14 @@ def test_what_was_refused_is_no_request() -> None:
 def test_a_debt_outlives_other_limits() -> None:
     """A new file of keys makes new limits, though they are the same."""
     limiter = Limiter()
-    limiter.enter("k", Limits(tokens=1000), at()).settle(1_000_000, 0, 0, at())
+    limiter.enter("k", KeyLimits(tokens=1000), at()).settle(1_000_000, 0, 0, at())
     with pytest.raises(GatewayError) as over:
-        limiter.enter("k", Limits(tokens=1000), at(now=1))
+        limiter.enter("k", KeyLimits(tokens=1000), at(now=1))
     assert over.value.retry_after_s == pytest.approx(DEBT_S, abs=2)
 
 
 def test_only_days_that_have_changed_are_sent_and_written() -> None:
-    limiter, limits = Limiter(share=2), Limits(day=10**9)
+    limiter, limits = Limiter(share=2), KeyLimits(day=10**9)
     for day in range(DAY, DAY + 20):
         limiter.enter("k", limits, at(day=day)).settle(0, 0, 7, at(day=day))
     today = DAY + 19
@@ -359,13 +359,13 @@ def test_what_nobody_takes_is_not_noted() -> None:
     """Else accounts that are forgotten stay in memory."""
     alone, noted = Limiter(written=False), Limiter(share=2)
     for limiter in (alone, noted):
-        limiter.enter("k", Limits(day=5), at()).settle(1, 1, 1, at())
+        limiter.enter("k", KeyLimits(day=5), at()).settle(1, 1, 1, at())
     assert alone.changes() == alone.unwritten(DAY) == []
     assert len(noted.changes()) == len(noted.unwritten(DAY)) == 1
 
 
 def test_what_was_reserved_and_not_used_comes_back() -> None:
-    limiter, limits = Limiter(), Limits(tokens=1000, day=1000)
+    limiter, limits = Limiter(), KeyLimits(tokens=1000, day=1000)
     first = limiter.enter("k", limits, at())
     first.expect(900, 900, at())
     with pytest.raises(GatewayError):
@@ -381,7 +381,7 @@ def test_what_was_reserved_and_not_used_comes_back() -> None:
 
 def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
     """What is still to be written is in memory; what was written is to be read, once."""
-    limiter, limits = Limiter(most=1), Limits(day=1000)
+    limiter, limits = Limiter(most=1), KeyLimits(day=1000)
     limiter.enter("a", limits, at()).settle(0, 0, 400, at())
     limiter.enter("b", limits, at()).settle(0, 0, 1, at())
     assert limiter.account("a") is None
@@ -402,7 +402,7 @@ def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
 
 def test_what_comes_back_of_a_forgotten_account_is_news_for_other_processes() -> None:
     """Though there was an exchange since the account was used, as the database takes longer to answer."""
-    limiter, limits = Limiter(2, most=1), Limits(day=1000)
+    limiter, limits = Limiter(2, most=1), KeyLimits(day=1000)
     for name in ("a", "b"):
         limiter.enter(name, limits, at()).settle(0, 0, 400, at())
     limiter.changes()
@@ -415,7 +415,7 @@ def test_what_comes_back_of_a_forgotten_account_is_news_for_other_processes() ->
 
 
 def test_nothing_is_to_be_read_where_nothing_is_written() -> None:
-    limiter, limits = Limiter(written=False, most=1), Limits(day=1000)
+    limiter, limits = Limiter(written=False, most=1), KeyLimits(day=1000)
     for name in ("a", "b", "a"):
         limiter.enter(name, limits, at()).settle(0, 0, 400, at())
     limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
@@ -425,7 +425,7 @@ def test_nothing_is_to_be_read_where_nothing_is_written() -> None:
 
 def test_what_others_did_before_they_were_known_is_no_debt() -> None:
     """A worker that starts knows what was spent, and not what was used in the last minute."""
-    limiter, limits = Limiter(2), Limits(requests=10, tokens=100, day=1000)
+    limiter, limits = Limiter(2), KeyLimits(requests=10, tokens=100, day=1000)
     limiter.enter("k", limits, at()).settle(0, 0, 0, at())
     account = limiter.account("k")
     assert account is not None
@@ -438,7 +438,7 @@ def test_what_others_did_before_they_were_known_is_no_debt() -> None:
 
 
 def test_a_database_is_behind_what_workers_say_themselves() -> None:
-    limiter, limits = Limiter(2), Limits(requests=10, day=1000)
+    limiter, limits = Limiter(2), KeyLimits(requests=10, day=1000)
     limiter.enter("k", limits, at()).settle(0, 0, 0, at())
     limiter.merge("worker", [("k", 5, 0, 300, ((DAY, 70),))], 0.0)
     limiter.merge("worker", [("k", 1, 0, 0, ((DAY, 40), (DAY - 1, 9)))], 0.0, money_only=True)
@@ -452,13 +452,13 @@ def test_a_database_is_behind_what_workers_say_themselves() -> None:
 def test_sums_fit_into_a_database() -> None:
     limiter = Limiter()
     for _ in range(3):
-        limiter.enter("k", Limits(requests=10), at()).settle(0, 0, 8 * 10**18, at())
+        limiter.enter("k", KeyLimits(requests=10), at()).settle(0, 0, 8 * 10**18, at())
     ((_, _, _, _, days),) = limiter.unwritten(DAY)
     assert days == ((DAY, 9 * 10**18),)
 
 
 def test_nobody_is_told_to_wait_for_more_than_a_day() -> None:
-    limiter, limits = Limiter(), Limits(month=10)
+    limiter, limits = Limiter(), KeyLimits(month=10)
     limiter.enter("k", limits, at()).settle(0, 0, 10, at())
     with pytest.raises(GatewayError) as over:
         limiter.enter("k", limits, Moment(0.0, DAY, 100.0, 20 * 86_400.0))
@@ -469,7 +469,7 @@ def test_days_are_bounded() -> None:
     """Of this process, of another one, and of those that are gone, whatever their clocks say."""
     limiter, days = Limiter(), range(DAY, DAY + 3 * KEPT_DAYS)
     for day in days:
-        limiter.enter("k", Limits(day=10**9), at(day=day)).settle(0, 0, 1, at(day=day))
+        limiter.enter("k", KeyLimits(day=10**9), at(day=day)).settle(0, 0, 1, at(day=day))
         limiter.merge("other", [("k", 0, 0, 0, ((day, 1),))], 0.0)
     account = limiter.account("k")
     assert account is not None
@@ -482,7 +482,7 @@ def test_days_are_bounded() -> None:
 
 
 def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
-    limiter, limits = Limiter(2, most=1), Limits(requests=10)
+    limiter, limits = Limiter(2, most=1), KeyLimits(requests=10)
     for name in ("k", "other key"):
         limiter.enter(name, limits, at()).settle(0, 0, 0, at())
         limiter.changes()
@@ -498,7 +498,7 @@ def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
 
 def test_what_nobody_takes_is_bounded() -> None:
     """A database, or a hub, that is away while an issuer lets in ever new tenants."""
-    limiter, limits = Limiter(2, most=10), Limits(day=1000)
+    limiter, limits = Limiter(2, most=10), KeyLimits(day=1000)
     for number in range(1000):
         limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
     assert len(limiter) == 10

@@ -21,7 +21,7 @@ from gateway.config.schema import OidcConfig
 from gateway.features.keys.tokens.fetching import FetchFailed
 from gateway.features.keys.tokens.issuer import AGAIN_S, MAX_RETRY_S, Issuer
 from gateway.features.keys.tokens.jwks import ALGORITHMS, JwksError, PublicKey, keys_of
-from gateway.features.keys.tokens.tokens import MAX_VERDICTS, Named, Tokens, named_in
+from gateway.features.keys.tokens.tokens import MAX_VERDICTS, TokenClaims, Tokens, named_in
 from tests.gateway.conftest import config_over
 from tests.support.issuer import AUDIENCE, FakeIssuer, encoded, public_jwk
 from tests.support.paths import ROOT
@@ -56,7 +56,7 @@ async def tokens_with(*listed: dict[str, Any], **changed: Any) -> Tokens:
 )
 def test_any_text_is_read(text: str) -> None:
     named = named_in(text)
-    assert named is None or isinstance(named, Named)
+    assert named is None or isinstance(named, TokenClaims)
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3))

@@ -17,7 +17,7 @@ from gateway.accounting.meter import Bill
 from gateway.commands.cli import main
 from gateway.features.ledger.command.output import escaped, micro_dollars, safe_cell
 from gateway.features.ledger.command.period import PeriodError, moment, period
-from gateway.features.ledger.sums import MONEY, NAMES, Period, Sums
+from gateway.features.ledger.sums import MONEY, NAMES, Period, UsageSums
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Entries, file_url, maker, record, stored
 
 SINCE = ("--since", "2025-11-01")
@@ -186,4 +186,4 @@ def test_money_is_rounded_to_millionths(amount: int, text: str) -> None:
 
 
 def test_what_is_saved_is_no_cost() -> None:
-    assert Sums((), tuple(1 for _ in NAMES)).cost == len(MONEY) - 1
+    assert UsageSums((), tuple(1 for _ in NAMES)).cost == len(MONEY) - 1

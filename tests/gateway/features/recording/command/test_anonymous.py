@@ -10,17 +10,17 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.recording.command.anonymous import KNOWN_NAMES, Anonymous, Conversations, Names, Recent
-from gateway.features.recording.command.rows import Row
+from gateway.features.recording.command.anonymous import KNOWN_NAMES, Anonymizer, NumberedConversations, NumberedNames, Recent
+from gateway.features.recording.command.rows import TraceRow
 from router.simulation.recorded import FORMAT, read
 from tests.support.strategies import keys_of, letters
 
 HEADER = {"format": FORMAT, "version": 1}
 
 
-def row_of(prompt: bytes = b"abc", session: int = 0, **more: Any) -> Row:
+def row_of(prompt: bytes = b"abc", session: int = 0, **more: Any) -> TraceRow:
     """A block for each letter."""
-    row = Row(
+    row = TraceRow(
         begun=1.0,
         ttft=0.5,
         seconds=2.0,
@@ -45,7 +45,7 @@ def row_of(prompt: bytes = b"abc", session: int = 0, **more: Any) -> Row:
 
 
 def test_a_line_has_no_name_and_no_key() -> None:
-    lines = Anonymous(1.0, random.Random(1))
+    lines = Anonymizer(1.0, random.Random(1))
     row = row_of(session=0x1234_5678_9ABC_DEF0)
     line = lines.line(row, 3.25)
     text = json.dumps(line)
@@ -80,20 +80,20 @@ def test_a_line_has_no_name_and_no_key() -> None:
 
 
 def test_names_are_for_those_who_ask() -> None:
-    lines = Anonymous(1.0, random.Random(1))
+    lines = Anonymizer(1.0, random.Random(1))
     lines.line(row_of(), 0.0)
     lines.line(row_of(model="other"), 0.0)
     assert lines.names()["model"] == {"1": "secret-model", "2": "other"}
 
 
 def test_without_the_engines_counts_they_are_estimates() -> None:
-    line = Anonymous(1.0, random.Random(1)).line(row_of(prompt_tokens=None, completion_tokens=None, cached=None), 0.0)
+    line = Anonymizer(1.0, random.Random(1)).line(row_of(prompt_tokens=None, completion_tokens=None, cached=None), 0.0)
     assert line is not None
     assert (line["in"], line["out"], line["cached"], line["estimated"]) == (60, None, None, True)
 
 
 def test_absurd_counts_of_an_engine_are_cut() -> None:
-    lines = Anonymous(1.0, random.Random(1))
+    lines = Anonymizer(1.0, random.Random(1))
     line = lines.line(row_of(cached=10**9, ttft=-1.0, seconds=-5.0), 0.0)
     assert line is not None
     assert (line["cached"], line["ttft"], line["seconds"]) == (193, 0.0, 0.0)
@@ -105,7 +105,7 @@ PROMPTS = st.lists(st.tuples(letters, st.integers(0, 3), st.sampled_from([0, 0, 
 
 @given(PROMPTS)
 def test_what_is_written_is_read_with_the_same_prefixes(prompts: list[tuple[bytes, int, int]]) -> None:
-    lines, rows = Anonymous(1.0, random.Random(1)), [row_of(text, session) for text, _, session in prompts]
+    lines, rows = Anonymizer(1.0, random.Random(1)), [row_of(text, session) for text, _, session in prompts]
     made = [lines.line(row, float(at)) for at, row in enumerate(rows)]
     recording = read([HEADER, *(line for line in json.loads(json.dumps(made)))])
     keys = [recording.tree.keys(one.last) for one in recording.requests]
@@ -115,7 +115,7 @@ def test_what_is_written_is_read_with_the_same_prefixes(prompts: list[tuple[byte
 
 
 def test_prompts_that_go_on_are_a_conversation_without_a_session() -> None:
-    conversations = Conversations(1.0, random.Random(1))
+    conversations = NumberedConversations(1.0, random.Random(1))
 
     def of(prompt: bytes) -> int:
         return conversations.of(row_of(prompt))[1]
@@ -126,7 +126,7 @@ def test_prompts_that_go_on_are_a_conversation_without_a_session() -> None:
 
 
 def test_a_sample_is_of_whole_conversations() -> None:
-    lines = Anonymous(0.3, random.Random(1))
+    lines = Anonymizer(0.3, random.Random(1))
     kept = {0: 0, 1: 0}
     for number in range(1000):
         for named in (0, 1):
@@ -140,7 +140,7 @@ def test_a_sample_is_of_whole_conversations() -> None:
 
 
 def test_a_flood_of_clients_choices_takes_bounded_memory() -> None:
-    names, recent = Names(), Recent[int](100)
+    names, recent = NumberedNames(), Recent[int](100)
     for number in range(3 * KNOWN_NAMES):
         names.number(f"tenant {number}")
         recent.put(number, number)
@@ -150,12 +150,12 @@ def test_a_flood_of_clients_choices_takes_bounded_memory() -> None:
     assert names.number("tenant 7") == 8
     assert recent.get(3 * KNOWN_NAMES - 1) is not None
     assert recent.get(3 * KNOWN_NAMES - 101) is None
-    conversations = Conversations(1.0, random.Random(1), most=10)
+    conversations = NumberedConversations(1.0, random.Random(1), most=10)
     for number in range(1, 1000):
         conversations.of(row_of(b"%d" % number, session=number))
         conversations.of(row_of(b"%d" % number))
     assert conversations.of(row_of(session=1))[1] == conversations.seen, "it is forgotten, and new"
-    lines = Anonymous(1.0, random.Random(1), known_blocks=20)
+    lines = Anonymizer(1.0, random.Random(1), known_blocks=20)
     for number in range(200):
         lines.line(row_of(b"%d" % (number * 7919)), 0.0)
     assert len(lines.blocks) <= 20

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of, events_of
-from gateway.dialects.openai.generations import Chat
+from gateway.dialects.openai.generations import ChatBody
 from gateway.errors import ReplicaFailure
 from gateway.features.translation.adaptation.answers import MAX_TEXT, AdaptedAnswers
 from gateway.features.translation.adaptation.request import adapted
@@ -23,7 +23,7 @@ API = ApiRequest("m", None, "", stream=True, metered=True, body=b"")
 
 def answers(**body: Any) -> AdaptedAnswers:
     raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **body})
-    return AdaptedAnswers(adapted(raw), Chat(), "7")
+    return AdaptedAnswers(adapted(raw), ChatBody(), "7")
 
 
 def stream(*texts: str, reason: str = "stop", done: bytes = b"data: [DONE]") -> bytes:

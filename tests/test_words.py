@@ -1,0 +1,71 @@
+"""Names of classes: nouns, each for one thing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.support.paths import ROOT
+
+SOURCES = sorted(path for package in ("router", "gateway", "replica") for path in (ROOT / package).rglob("*.py"))
+
+# One capitalised word that is no noun: participles, adverbs, pronouns.
+NO_NOUNS = re.compile(r"_?[A-Z][a-z]+ed")
+OTHERS = frozenset(
+    [
+        "After",
+        "Again",
+        "Before",
+        "Begun",
+        "Bye",
+        "Drawn",
+        "Given",
+        "Gone",
+        "Held",
+        "Known",
+        "Late",
+        "Later",
+        "Left",
+        "Lost",
+        "Made",
+        "Newest",
+        "Other",
+        "Others",
+        "Said",
+        "Seen",
+        "Sent",
+        "Shown",
+        "Spent",
+        "Taken",
+        "Those",
+        "Told",
+        "Unread",
+        "Untaken",
+        "Whole",
+        "Written",
+    ]
+)
+NOUNS = frozenset(["Feed", "Speed"])  # that look like participles
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, path.relative_to(ROOT).as_posix()
+
+
+def test_names_of_classes_are_nouns() -> None:
+    wrong = [
+        (name, place)
+        for name, place in classes()
+        if (NO_NOUNS.fullmatch(name) and name not in NOUNS) or name.strip("_") in OTHERS
+    ]
+    assert not wrong
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    counts = Counter(name for name, _ in classes() if not name.startswith("_"))
+    assert not {name: [place for other, place in classes() if other == name] for name, count in counts.items() if count > 1}
