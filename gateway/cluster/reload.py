@@ -45,7 +45,6 @@ FIXED: Final = (
     "listen",
     "admin_listen",
     "metrics_listen",
-    "ui",
     "workers",
     "state",
     "ledger",

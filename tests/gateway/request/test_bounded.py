@@ -33,7 +33,8 @@ from bench.measure.ports import free_port
 from gateway.app import compose
 from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
-from gateway.telemetry.request_log import Output, RequestLog
+from gateway.telemetry.log_output import LogOutput
+from gateway.telemetry.request_log import RequestLog
 from router.learning.sessions import MAX_NEW
 from tests.gateway.conftest import Running, serving_runner
 from tests.support.compiled import uncompiled
@@ -301,7 +302,7 @@ async def flooded(routing: Mapping[str, Any], replicas: Sequence[FakeReplica]) -
         ],
     }
     with Nowhere() as nowhere:
-        gateway = compose(load(None, config, env={}), RequestLog(Output(nowhere.write), logging.INFO))
+        gateway = compose(load(None, config, env={}), RequestLog(LogOutput(nowhere.write), logging.INFO))
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
             yield run
 

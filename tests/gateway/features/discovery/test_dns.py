@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
-from gateway.features.discovery.dns import EMPTY_S, RETRY_S, DnsSource, DnsTarget, LookUpFailed, asking
+from gateway.features.discovery.dns import EMPTY_S, REFRESH_S, RETRY_S, DnsSource, DnsTarget, LookUpFailed, asking
 from gateway.features.discovery.dns_targets import MAX_ADDRESSES, MAX_TTL_S, TargetAddresses
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
@@ -42,7 +42,11 @@ class Script:
 
 
 async def after(
-    *answers: Answer, config: DiscoveryConfig = CONFIG, expects: bool = False, pauses: list[float] | None = None
+    *answers: Answer,
+    config: DiscoveryConfig = CONFIG,
+    expects: bool = False,
+    pauses: list[float] | None = None,
+    refresh_s: float = REFRESH_S,
 ) -> tuple[list[list[Member]], DnsSource]:
     """What the source yields. pauses: gets those between look-ups."""
     script = Script(*answers)
@@ -60,7 +64,7 @@ async def after(
         if pauses is not None:
             pauses.append(seconds)
 
-    source = DnsSource(config, look_up, lambda: script.now, sleep)
+    source = DnsSource(config, look_up, lambda: script.now, sleep, refresh_s)
 
     async def watch() -> None:
         async for members in source.watch(expects=expects):
@@ -108,8 +112,7 @@ async def test_after_a_failure_it_looks_again_soon() -> None:
     await after([DnsTarget("10.0.0.1", 8000)], failure, failure, [], pauses=pauses)
     assert pauses == [5, RETRY_S, RETRY_S, 5]
     pauses.clear()
-    often = DiscoveryConfig(dns=DnsConfig("vllm.test", 8000, 1.0))
-    await after(failure, config=often, pauses=pauses)
+    await after(failure, pauses=pauses, refresh_s=1.0)
     assert pauses == [1]
 
 
@@ -175,7 +178,7 @@ async def server(tmp_path: Path) -> AsyncIterator[NameServer]:
 
 
 def config_for(server: NameServer, name: str, port: int | None = None) -> DnsConfig:
-    return DnsConfig(name, port, 1.0, (f"127.0.0.1:{server.port}",))
+    return DnsConfig(name, port, (f"127.0.0.1:{server.port}",))
 
 
 async def targets_of(server: NameServer, name: str, port: int | None = None) -> list[DnsTarget]:

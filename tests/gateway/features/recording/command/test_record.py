@@ -23,8 +23,7 @@ from gateway.app import compose
 from gateway.commands.cli import main
 from gateway.core import Surroundings
 from gateway.features.recording.command import record
-from gateway.features.recording.recording import QUIET_S
-from gateway.features.recording.recording import RecordedTraffic as LiveRecording
+from gateway.features.recording.recording import QUIET_S, Recording
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from router.simulation.recorded import RecordedTraffic, read
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually, listening, running, serving_runner
@@ -136,7 +135,7 @@ async def test_two_workers_are_one_recording(tmp_path: Path) -> None:
     sent = [tuple(filter(None, (*TEXTS[: at % 3 + 1], TEXTS[0] * (at % 2)))) for at in range(6)]
     starts = [[other[: len(one)] == one for other in sent] for one in sent]
     assert prefixes(found) == starts, "whichever worker had them"
-    assert ["3 rows" in repr(worker.gateway[LiveRecording]) for worker in (first, second)] == [True, True]
+    assert ["3 rows" in repr(worker.gateway[Recording]) for worker in (first, second)] == [True, True]
 
 
 async def test_two_gateways_are_on_one_time_line(tmp_path: Path) -> None:
@@ -163,7 +162,7 @@ async def test_nothing_is_kept_unless_somebody_asks_and_it_ends_by_itself(tmp_pa
     async with FakeReplica() as one:
         gateway = compose(config_over(one), LOGGED, Surroundings(clock=lambda: time.monotonic() + now))
         async with serving_runner(gateway, clients_runner(gateway.served)) as run:
-            observers, kept = gateway.observers, gateway[LiveRecording]
+            observers, kept = gateway.observers, gateway[Recording]
             before = list(observers)
             await run.post()
             async with recording(run.admin_url, tmp_path / "a.jsonl"):
@@ -194,10 +193,10 @@ async def test_a_gateway_that_is_restarted_is_recorded_again(tmp_path: Path, ahe
         async with operators_at(socket, one) as run:
             await stack.enter_async_context(recording(f"unix:{socket}", path))
             await run.post(chat(TEXTS[0]))
-            asked = run.gateway[LiveRecording].asked
-            await eventually(lambda: run.gateway[LiveRecording].asked > asked + 1)
+            asked = run.gateway[Recording].asked
+            await eventually(lambda: run.gateway[Recording].asked > asked + 1)
         async with operators_at(socket, one, ahead_s) as again:
-            await eventually(lambda: again.gateway[LiveRecording].ring)
+            await eventually(lambda: again.gateway[Recording].ring)
             await again.post(chat(*TEXTS))
             await stack.aclose()
     found = read(lines_of(path))
@@ -315,7 +314,7 @@ async def test_a_question_that_makes_no_sense_is_a_400_and_begins_nothing(query:
         code, _, body = await run.get(f"/warmroute/recording?{query}")
         assert code == 400
         assert json.loads(body)["error"]["param"] == query.partition("=")[0]
-        assert not run.gateway[LiveRecording].ring
+        assert not run.gateway[Recording].ring
 
 
 async def test_a_recorder_that_is_late_finds_a_gap(tmp_path: Path) -> None:
