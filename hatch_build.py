@@ -43,6 +43,7 @@ HOT = (
     "router/load.py",
     "router/pricing/cost.py",
     "router/pricing/quotes.py",
+    "router/pricing/replication.py",
     "router/router.py",
     "router/types.py",
     "gateway/accounting/consumed.py",
@@ -112,6 +113,8 @@ HOT = (
     "gateway/fleet/breaker.py",
     "gateway/fleet/cache_reports.py",
     "gateway/fleet/directory.py",
+    "gateway/fleet/membership.py",
+    "gateway/fleet/refusals.py",
     "gateway/features/keys/grant.py",
     "gateway/features/keys/ring.py",
     "gateway/parser/parsing.py",
@@ -125,7 +128,9 @@ HOT = (
     "gateway/features/responses/recall.py",
     "gateway/request/lifecycle.py",
     "gateway/request/observers/access_log.py",
+    "gateway/features/doctor/observer.py",
     "gateway/features/ledger/entries.py",
+    "gateway/features/live_page/requests.py",
     "gateway/request/phases/admitting.py",
     "gateway/features/keys/callers.py",
     "gateway/request/phases/choosing.py",
@@ -150,15 +155,21 @@ HOT = (
     "gateway/features/websocket/takeover.py",
     "gateway/features/websocket/tunnel.py",
     "gateway/telemetry/counters.py",
+    "gateway/telemetry/line_format.py",
     "gateway/features/live_page/sums.py",
+    "gateway/features/live_page/view.py",
     "gateway/telemetry/log_output.py",
+    "gateway/telemetry/loop_lag.py",
     "gateway/telemetry/metrics.py",
     "gateway/telemetry/request_log.py",
     "gateway/turns.py",
     "gateway/upstream/access/fragile.py",
+    "gateway/upstream/backpressure.py",
     "gateway/upstream/client.py",
     "gateway/upstream/connection.py",
+    "gateway/upstream/headers.py",
     "gateway/upstream/http1.py",
+    "gateway/upstream/loop_guard.py",
     "gateway/upstream/pool.py",
     "gateway/upstream/sending.py",
 )
@@ -170,7 +181,8 @@ from mypyc.build import mypycify
 from setuptools import setup
 lib, temp, level, *modules = sys.argv[1:]
 sys.argv[1:] = ["--quiet", "build_ext", "--build-lib", lib, "--build-temp", temp]
-made = mypycify(["--no-warn-unused-ignores", f"--cache-dir={os.devnull}", *modules], opt_level=level, target_dir=temp)
+options = ["--no-warn-unused-ignores", f"--cache-dir={os.devnull}"]
+made = mypycify([*options, *modules], opt_level=level, debug_level="0", target_dir=temp)
 setup(name="warmroute", packages=[], ext_modules=made)
 """
 
