@@ -20,13 +20,14 @@ NEEDED = {name for _, name in layers.LEFT} | {
 }
 
 TOY = '''
-"""A toy: refuses requests whose tenant is "nobody", counts those of the others, and tells operators how many they were."""
+"""A toy: refuses requests whose tenant is "nobody", counts those of the others, and asks all processes for the counts."""
 
-from aiohttp import web
+import json
 
 from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.request.slots import Slot
+from gateway.server.routing import Response, get
 
 SEEN = Slot[int]("toy")
 
@@ -46,13 +47,15 @@ def install(core: Core) -> None:
     def endpoints(operator, local, control):
         async def toy(request):
             operator.allow(request)
-            return web.json_response(counts)
+            answers = await control.ask("toy")
+            return Response(b"".join(answers.values()))
 
-        return [web.get("/warmroute/toy", toy)]
+        return [get("/warmroute/toy", toy)]
 
     core.extensions.entering.append(enter)
     core.observers.append(settled)
     core.endpoints.append(endpoints)
+    core.topics.answers("toy", lambda _question: json.dumps(counts).encode())
 '''
 TRY_TOY = """
 import asyncio
