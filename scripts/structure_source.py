@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PACKAGES = ("gateway", "router", "replica")
-COMPOSES = ("app.py", "observing.py", "commands/")
+COMPOSES = ("app.py", "observing.", "commands/")
 SAMPLES: Mapping[str, str] = {  # features, and words that only they have
     "doctor": r"[Dd]octor",
     "keys": r"\bKeys\b|identity|features\.keys",

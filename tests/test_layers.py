@@ -66,7 +66,7 @@ LEFT = {
 USES: Mapping[str, set[str]] = {
     "diagnostics": {"histories"},
     "histories": {"responses", "runs"},
-    "responses": {"fallback_pools", "histories", "keys", "runs", "tracing"},
+    "responses": {"histories", "runs"},
     "runs": {"histories", "responses"},
     "sharing": {"snapshots"},
     "websocket": {"histories", "runs"},
