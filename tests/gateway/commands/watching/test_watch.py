@@ -16,11 +16,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from gateway.commands.cli import main
 from gateway.server.endpoints import ADMIN, side_runner
-from tests.gateway.conftest import Running, running
+from tests.gateway.conftest import Running, listening, running
 from tests.support.fakes import FakeReplica, answers
 
 PIPE = asyncio.subprocess.PIPE
@@ -55,13 +54,8 @@ async def until(stream: asyncio.StreamReader | None, *words: str) -> str:
 @contextlib.asynccontextmanager
 async def socket_of(run: Running, path: str) -> AsyncIterator[None]:
     """An admin listener of a gateway at this path."""
-    runner = side_runner(run.gateway.served, ADMIN)
-    await runner.setup()
-    try:
-        await web.UnixSite(runner, path).start()
+    async with listening(side_runner(run.gateway.served, ADMIN), path):
         yield
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_pipe_gets_one_table_after_another_until_ctrl_c() -> None:
