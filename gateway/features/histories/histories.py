@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from gateway.database.failures import StoreError, StoreFailed
@@ -45,17 +44,6 @@ RETRY_S: Final = 5
 _WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials: send the whole input."
 KEPT_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
-
-
-def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
-    """The owner of a request's objects: its tenant, else a digest of its credentials, else "" for clients without credentials.
-    authorization, api_key: these headers. The texts may have bytes that are not UTF-8, as headers may.
-    """
-    if tenant:
-        octets = tenant.encode("utf-8", "surrogateescape")
-        return f"tenant:{tenant}" if tenant.isprintable() else f"octets:{octets.hex()}"  # databases refuse such texts
-    credentials = authorization or api_key or ""
-    return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
 
 
 class Turn(AnswerTap):

@@ -22,7 +22,6 @@ from gateway.dialects.responses.history import History, written_out
 from gateway.dialects.responses.kept import kept_of
 from gateway.errors import bad_request, over_budget
 from gateway.features.histories.histories import Histories, Turn, too_large
-from gateway.features.histories.owner import owner
 from gateway.features.histories.recent import Lane
 from gateway.features.responses.api import Answer, RunStreamRequest, StateApi
 from gateway.features.runs.following import Followers, FollowerStream
@@ -31,6 +30,7 @@ from gateway.features.runs.runs import Runs, Serve
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
+from gateway.request.owner import owner
 from gateway.request.phases.scopes import scope_of
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too

@@ -18,8 +18,8 @@ from gateway.dialects.responses.kept import MAX_KEPT
 from gateway.errors import over_budget
 from gateway.features.responses.background.events import MAX_EVENT
 from gateway.features.runs.run import Run, answer_too_large
-from gateway.features.runs.whole_events import WholeEvents
 from gateway.request.client import ClientReply
+from gateway.request.whole_events import WholeEvents
 from gateway.upstream.client import PausableSource
 
 MAX_ERROR: Final = 64 << 10  # bytes of an error's body
