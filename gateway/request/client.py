@@ -188,6 +188,40 @@ class ClientRequest:
         raise NotImplementedError
 
 
+class InternalRequest(ClientRequest):
+    """A request of the gateway's own that never was bytes (`Lifecycle.run`): a background run, a step of a workflow.
+
+    asked: the client's request behind it, whose headers go to the replica. id: of this request, in logs. reply: receives the
+    answer. lease: of its own, with its body charged; the caller closes it. path: default: that of the client's request.
+    """
+
+    def __init__(self, asked: ClientRequest, id_: str, reply: ClientReply, lease: MemoryLease, path: str = "") -> None:
+        super().__init__("POST", path or asked.path, path or asked.target, _InternalHeaders(asked.headers, id_), lease)
+        self._lines = asked.upstream_headers()
+        self._reply = reply
+
+    def upstream_headers(self) -> bytes:
+        return self._lines
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+        return self._reply
+
+
+class _InternalHeaders:
+    """The headers of the client's request, with an id of its own."""
+
+    def __init__(self, asked: Headers, id_: str) -> None:
+        self._asked = asked
+        self._id = id_
+
+    def get(self, name: str, /) -> str | None:
+        return self._id if name == REQUEST_ID_HEADER else self._asked.get(name)
+
+
 class Audience(Protocol):
     """Which clients may learn what (`server/access.py`)."""
 
