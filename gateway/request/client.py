@@ -9,6 +9,7 @@ with the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -191,14 +192,17 @@ class ClientRequest:
 class InternalRequest(ClientRequest):
     """A request of the gateway's own that never was bytes (`Lifecycle.run`): a background run, a step of a workflow.
 
-    asked: the client's request behind it, whose headers go to the replica. id: of this request, in logs. reply: receives the
-    answer. lease: of its own, with its body charged; the caller closes it. path: default: that of the client's request.
+    asked: the client's request behind it, whose headers go to the replica. id: of this request, in logs. answered: makes
+    the reply that receives the answer; also another one, for the error if that cannot be completed. lease: of its own, with its
+    body charged; the caller closes it. path: default: that of the client's request.
     """
 
-    def __init__(self, asked: ClientRequest, id_: str, reply: ClientReply, lease: MemoryLease, path: str = "") -> None:
+    def __init__(
+        self, asked: ClientRequest, id_: str, answered: Callable[[], ClientReply], lease: MemoryLease, path: str = ""
+    ) -> None:
         super().__init__("POST", path or asked.path, path or asked.target, _InternalHeaders(asked.headers, id_), lease)
         self._lines = asked.upstream_headers()
-        self._reply = reply
+        self._answered = answered
 
     def upstream_headers(self) -> bytes:
         return self._lines
@@ -208,7 +212,7 @@ class InternalRequest(ClientRequest):
         return True
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
-        return self._reply
+        return self._answered()
 
 
 class _InternalHeaders:

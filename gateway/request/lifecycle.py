@@ -75,7 +75,7 @@ class Lifecycle:
         return self._serve(self._begin(request, self.clock()))
 
     def run(self, request: InternalRequest, api: ApiRequest, caller: Caller) -> Coroutine[Any, Any, ClientReply]:
-        """`serve` from the phase after parse on, for a request that never was bytes. Its reply gets the answer."""
+        """`serve` from the phase after parse on, for a request that never was bytes."""
         exchange = self._begin(request, self.clock())
         self.reading.known(exchange, caller, api)
         return self._serve(exchange)

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import orjson
@@ -79,6 +80,10 @@ async def test_a_request_runs_from_bytes_to_bytes() -> None:
     assert orjson.loads(reply.body)["choices"][0]["message"]["content"] == "hi"
 
 
+def _same(reply: BytesReply) -> BytesReply:
+    return reply
+
+
 async def test_a_request_that_never_was_bytes() -> None:
     """A client's request to one path makes two to another one: the first is answered, the second is refused."""
     records: list[SettledRequest] = []
@@ -89,7 +94,7 @@ async def test_a_request_that_never_was_bytes() -> None:
             api = ApiRequest(model, b"hello " * 100, "", stream=False, metered=True, body=body)
             lease = asked.lease.account.lease()
             lease.grow(len(body))
-            request = InternalRequest(asked, f"step-{len(records)}", reply, lease, CHAT)
+            request = InternalRequest(asked, f"step-{len(records)}", partial(_same, reply), lease, CHAT)
             assert await gateway.lifecycle.run(request, api, asked.caller()) is reply
             lease.close()
     assert [(reply.status, reply.whole) for reply in replies] == [(200, True), (404, True)]

@@ -1,7 +1,7 @@
-"""The reply to a run in the background, which no client reads.
+"""The reply to a run, which no client reads.
 
     a stream ──────────────► its whole events ──► Run.take
-    a plain answer ────────► held until it is whole, MAX_KEPT bytes of it ──► Run.whole, which is kept then
+    a plain answer ────────► held until it is whole, `RunFormat.most` bytes of it ──► Run.whole, which is kept then
     an error ──────────────► Run.body: why there is no answer
 
 A plain answer that was read whole before (a small one) is kept already. Whatever is held is charged to the request's lease.
@@ -14,10 +14,8 @@ from typing import Final
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import data_of
-from gateway.dialects.responses.kept import MAX_KEPT
 from gateway.errors import over_budget
-from gateway.features.responses.background.events import MAX_EVENT
-from gateway.features.runs.run import Run, answer_too_large
+from gateway.features.runs.run import Run
 from gateway.request.client import ClientReply
 from gateway.request.whole_events import WholeEvents
 from gateway.upstream.client import PausableSource
@@ -55,8 +53,8 @@ class RunReply(ClientReply):
         run = self._run
         if self._events:
             self._take(self._events.feed(data))
-            if self._events.held > MAX_EVENT:
-                raise answer_too_large()
+            if self._events.held > run.format.most_of_event:
+                raise run.too_large()
             self._events.charge()
         elif self._plain is not None:
             self._hold(self._plain, data)
@@ -85,8 +83,8 @@ class RunReply(ClientReply):
                 self._run.take(event)
 
     def _hold(self, plain: bytearray, data: bytes) -> None:
-        if len(plain) + len(data) > MAX_KEPT:
-            raise answer_too_large()
+        if len(plain) + len(data) > self._run.format.most:
+            raise self._run.too_large()
         if not self._lease.grow(len(data)):
             raise over_budget(0, self._lease.account.largest)
         plain += data
