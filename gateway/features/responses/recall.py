@@ -124,7 +124,7 @@ class Recall:
             conversation=history.conversation,
             input=history.own,
             queued=partial(queued_object, history=history, model=api.model),
-            request=partial(_run_request, api, history),
+            request=partial(run_request, api, history),
         )
         run = await self.runs.start(request, caller, new, serve)
         return FollowerStream(run.log, None, None) if api.stream else (200, run.response)
@@ -189,8 +189,8 @@ class Recall:
         return api
 
 
-async def _run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:
-    """The request of a run: that of the client as an ordinary stream."""
+async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:
+    """The request of a run: that of the client as an ordinary stream. It is what the dialect would read in the body."""
     values: Mapping[str, bytes] = {"background": b"false", "stream": b"true"}
     body = await edited(api.body, history.members.put_all(values))
     charge(lease, len(body))

@@ -1,10 +1,9 @@
-"""How a run begins: a place, memory for its body and its events, and its response in the store, as queued.
+"""The beginning of a run: it takes a place and memory for its body and its events, and is stored as queued.
 
-    the client stays ──► the run, whose id it gets now                    an error ──► all is given back
-    the client leaves while it is written ──► nobody knows the id: the response is deleted, behind the write that may be made
+    the client stays ──► it gets the id of the run                        an error ──► place and memory are released
+    the client leaves during the write ──► nobody knows the id: the response is deleted, after the write
 
-The place of a run that is withdrawn so is free when its response is gone: who begins and leaves has no more of them than who
-stays.
+The place of a withdrawn run is released when its response is deleted, so clients that leave get no more places than others.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class NewRun:
 
 
 class RunStarter:
-    """See the top of this file. places: that they take. withdrawals: those that are going on. clock: Unix seconds."""
+    """See the top of this file. places: of all runs. withdrawals: running deletions. clock: Unix seconds."""
 
     def __init__(self, format_: RunFormat, opened: Opened, logs: Logs, runner: str, clock: Callable[[], float]) -> None:
         self.places = RunPlaces(MAX_RUNS, MAX_OWNED)

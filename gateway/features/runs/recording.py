@@ -1,7 +1,7 @@
-"""What the store is told of a run: that a replica answers, and how it has ended; then its clients are told the same.
+"""Writes the progress and the end of a run to the store, then sends the same end to its clients.
 
-The store decides how a run has ended (`stored_runs.py`). While it does not answer, an end waits for it, SETTLE_S at most; then
-the run's clients are told that it is lost, for what they ask next is answered from the store alone.
+The store decides how a run has ended (`stored_runs.py`). While it does not answer, the end waits, SETTLE_S at most. Then the
+run's clients get the error that it is lost, because their next requests are answered from the store alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_S: Final = 1.0
 
 
 class RunRecorder:
-    """See the top of this file. closing: the process ends: set by its owner. ended: counter by status. timer: monotonic
+    """See the top of this file. closing: the process ends; set by `Runs`. ended: counter by status. timer: monotonic
     seconds.
     """
 
@@ -41,11 +41,11 @@ class RunRecorder:
 
     @property
     def interrupted(self) -> bool:
-        """Whether what ends now does so because the gateway goes down."""
+        """Whether runs end now because the gateway shuts down."""
         return self.closing or self._running.over
 
     async def progress(self, run: Run) -> None:
-        """Once a replica answers, the store says so."""
+        """Store the status once a replica answers."""
         await run.progressed.wait()
         try:
             await (await self._opened()).progress(*run.key, run.response)
@@ -53,7 +53,7 @@ class RunRecorder:
             log.warning("the store does not say that a run is in progress", extra={"response": run.id, "reason": str(failure)})
 
     async def settle(self, run: Run) -> None:
-        """How it has ended is kept, and its clients are told."""
+        """Store the end of a run, and send it to its clients."""
         status, until = "", self._timer() + SETTLE_S
         while not status:
             try:
@@ -96,7 +96,7 @@ class RunRecorder:
         return status if status not in RUNNING else FAILED
 
     def _end(self, run: Run) -> tuple[RunEnd, list[Item], str]:
-        """What is to be kept, unless it has ended otherwise."""
+        """The end to store, unless the run has ended before: also items and id of its conversation."""
         turn = run.turn
         if turn and turn.unwritten:
             end, items = turn.unwritten

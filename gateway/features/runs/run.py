@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Run:
     """One response that no client waits for.
 
-    key: owner and id. client: the address that has asked for it. response: the object as long as it has not ended. turn: its
-    part in its history, once a replica is asked. progressed: set once a replica answers. told: its last event went out. task:
-    once it runs. body: of an error; whole: of a plain answer that is not kept yet.
+    key: owner and id. client: the address of its client. response: its object until it has ended. turn: its turn,
+    once it runs. progressed: set once a replica answers. told: its last event is in its log. task: runs it.
+    body: of an error; whole: a plain answer that is not stored yet.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Run:
 
     @property
     def keeping(self) -> bool:
-        """Whether its answer was given to the store."""
+        """Whether storing its answer has begun."""
         return self.turn is not None and self.turn.keeping
 
     def join(self, turn: Turn) -> None:
-        """Its history was written out."""
+        """Take its turn in its history, which is part of its request now."""
         turn.told.id, turn.told.created_at = self.id, self.created_at
         turn.finish, self.turn = self.finish, turn
 
@@ -73,12 +73,12 @@ class Run:
         return await (await self._opened()).finish(*self.key, end, items, conversation)
 
     def stop(self, reason: str) -> None:
-        """End its request, unless that has ended. It settles all the same."""
+        """Cancel its request, unless that has ended. Its end is stored all the same."""
         if self.task and self.begun and not self.settling:
             self.task.cancel(reason)
 
     def say(self, status: str) -> None:
-        """An event with the object as it is."""
+        """Add an event with the object in its current state."""
         self._logs.add(self.log, self.format.event(status, self.log.next, self.response))
 
     def say_last(self, event: bytes) -> None:
@@ -86,14 +86,14 @@ class Run:
         self._logs.add(self.log, event)
 
     def progress(self) -> None:
-        """A replica answers. Idempotent."""
+        """Change the state: a replica answers. Idempotent."""
         if not self.progressed.is_set():
             self.response = self.format.in_state(self.response, IN_PROGRESS)
             self.progressed.set()
             self.say(IN_PROGRESS)
 
     def take(self, event: bytes) -> None:
-        """An event of the replica's. Raises GatewayError 502."""
+        """Take an event of the replica. Raises GatewayError 502."""
         kind = self.format.kind(event)
         if kind is EventKind.IGNORED or self.told:
             return
@@ -109,13 +109,13 @@ class Run:
         self.told = last
 
     async def keep_whole(self) -> None:
-        """Keep a plain answer that was too large to be kept while it was delivered."""
+        """Store a plain answer that was too large to be stored during delivery."""
         whole, self.whole = self.whole, b""
         if whole and self.turn and not self.turn.keeping:
             await self.turn.keep(whole)
 
     def reason(self) -> RunFailure:
-        """Why it has no answer."""
+        """The reason for which it has no answer."""
         if self.failure is not None:
             return self.failure
         if self.status >= 400:

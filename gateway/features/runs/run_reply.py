@@ -1,10 +1,10 @@
 """The reply to a run, which no client reads.
 
     a stream ──────────────► its whole events ──► Run.take
-    a plain answer ────────► held until it is whole, `RunFormat.most` bytes of it ──► Run.whole, which is kept then
-    an error ──────────────► Run.body: why there is no answer
+    a plain answer ────────► held until it is complete, `RunFormat.most` bytes of it ──► Run.whole, which is stored then
+    an error ──────────────► Run.body: the reason
 
-A plain answer that was read whole before (a small one) is kept already. Whatever is held is charged to the request's lease.
+A small plain answer is stored before. Held bytes are charged to the request's lease.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class RunReply(ClientReply):
             self._run.whole, self._plain = bytes(self._plain), None
 
     def cut(self) -> None:
-        """What has come stays; the run has failed."""
+        """The run has failed; its events so far stay in its log."""
         if self._events:
             self._events.drop()
         self._plain = None
 
     def feed_from(self, answer: PausableSource | None) -> None:
-        """Nobody holds it back: a log drops what is old."""
+        """Nothing pauses the replica: a log drops its oldest events."""
 
     def _take(self, events: list[bytes]) -> None:
         for event in events:
