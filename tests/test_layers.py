@@ -64,12 +64,10 @@ LEFT = {
 }
 # Which feature may use which other one, beside slots and topics.
 USES: Mapping[str, set[str]] = {
-    "diagnostics": {"histories"},
-    "histories": {"responses", "runs"},
     "responses": {"histories", "runs"},
-    "runs": {"histories", "responses"},
+    "runs": {"histories"},
     "sharing": {"snapshots"},
-    "websocket": {"histories", "runs"},
+    "websocket": {"histories"},
     "workers": {"sharing", "snapshots"},
 }
 

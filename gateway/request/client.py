@@ -9,6 +9,7 @@ with the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -186,6 +187,43 @@ class ClientRequest:
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
         """keep_alive: whether the connection may be used again. patience_s: limit on waiting for the client to read."""
         raise NotImplementedError
+
+
+class InternalRequest(ClientRequest):
+    """A request of the gateway's own that never was bytes (`Lifecycle.run`): a background run, a step of a workflow.
+
+    asked: the client's request behind it, whose headers go to the replica. id: of this request, in logs. answered: makes
+    the reply that receives the answer; also another one, for the error if that cannot be completed. lease: of its own, with its
+    body charged; the caller closes it. path: default: that of the client's request.
+    """
+
+    def __init__(
+        self, asked: ClientRequest, id_: str, answered: Callable[[], ClientReply], lease: MemoryLease, path: str = ""
+    ) -> None:
+        super().__init__("POST", path or asked.path, path or asked.target, _InternalHeaders(asked.headers, id_), lease)
+        self._lines = asked.upstream_headers()
+        self._answered = answered
+
+    def upstream_headers(self) -> bytes:
+        return self._lines
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
+        return self._answered()
+
+
+class _InternalHeaders:
+    """The headers of the client's request, with an id of its own."""
+
+    def __init__(self, asked: Headers, id_: str) -> None:
+        self._asked = asked
+        self._id = id_
+
+    def get(self, name: str, /) -> str | None:
+        return self._id if name == REQUEST_ID_HEADER else self._asked.get(name)
 
 
 class Audience(Protocol):

@@ -21,21 +21,24 @@
 
 This file has the order of the phases, and what follows from each error; what a phase does is in `phases/`, `attempts.py` and
 `delivery.py`, over one `Exchange`. A request and its reply are whatever implements `request/client.py`: there is no socket.
+`run` is for requests of the gateway's own, which begin after parse: a background run, a step of a workflow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
+from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError, shutting_down
 from gateway.fleet.directory import Target
 from gateway.request.attempts import Attempts
 from gateway.request.callers import Callers
-from gateway.request.client import REQUEST_ID_HEADER, ClientReply, ClientRequest
+from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, InternalRequest
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -67,9 +70,17 @@ class Lifecycle:
     replies: Replies
     clock: Callable[[], float]
 
-    async def serve(self, request: ClientRequest) -> ClientReply:
+    def serve(self, request: ClientRequest) -> Coroutine[Any, Any, ClientReply]:
         """Answer a request. Raises ConnectionError or CancelledError if the client has left; any other error is an answer."""
+        return self._serve(self._begin(request, self.clock()))
+
+    def run(self, request: InternalRequest, api: ApiRequest, caller: Caller) -> Coroutine[Any, Any, ClientReply]:
+        """`serve` from the phase after parse on, for a request that never was bytes."""
         exchange = self._begin(request, self.clock())
+        self.reading.known(exchange, caller, api)
+        return self._serve(exchange)
+
+    async def _serve(self, exchange: Exchange) -> ClientReply:
         task = self.running.enter()
         try:
             return await self._answer(exchange)
@@ -81,7 +92,7 @@ class Lifecycle:
                 return self.replies.refuse(exchange, shutting_down())
             raise
         except Exception:  # the last border: a bug must not cost more than its own request
-            log.exception("unhandled error", extra={"path": request.path, "id": exchange.record.id})
+            log.exception("unhandled error", extra={"path": exchange.request.path, "id": exchange.record.id})
             return self.replies.bug(exchange)
         finally:
             self.ending.settle(exchange, task)
@@ -89,11 +100,12 @@ class Lifecycle:
 
     async def _answer(self, exchange: Exchange) -> ClientReply:
         """The phases, in their order. Raises GatewayError."""
-        if self.callers.looks_up:
-            await self.reading.look_up(exchange)
-        else:
-            self.reading.identify(exchange)
-        await self.reading.parse(exchange)
+        if not exchange.parsed:
+            if self.callers.looks_up:
+                await self.reading.look_up(exchange)
+            else:
+                self.reading.identify(exchange)
+            await self.reading.parse(exchange)
         for answerer in self.extensions.answerers:
             if answerer.claims(exchange) and (own := await answerer.answer(exchange)):
                 return own

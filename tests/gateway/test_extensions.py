@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import orjson
@@ -24,7 +25,7 @@ from gateway.dialects.table import DIALECTS, Dialects
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 from gateway.fleet.membership import Member
-from gateway.request.client import ClientReply
+from gateway.request.client import ClientReply, InternalRequest
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Answerer
 from gateway.request.record import SettledRequest
@@ -77,6 +78,32 @@ async def test_a_request_runs_from_bytes_to_bytes() -> None:
     assert (reply.status, reply.whole) == (200, True)
     assert b"X-Request-Id: mine\r\n" in reply.headers
     assert orjson.loads(reply.body)["choices"][0]["message"]["content"] == "hi"
+
+
+def _same(reply: BytesReply) -> BytesReply:
+    return reply
+
+
+async def test_a_request_that_never_was_bytes() -> None:
+    """A client's request to one path makes two to another one: the first is answered, the second is refused."""
+    records: list[SettledRequest] = []
+    async with composed(replica(completion), Surroundings(observers=[records.append])) as gateway:
+        asked, replies = BytesRequest(b"", "/v1/steps", X_Tenant_Id="acme", X_Request_Id="asked"), [BytesReply(), BytesReply()]
+        for reply, model in zip(replies, ("m", "no such model"), strict=True):
+            body = chat(model=model)
+            api = ApiRequest(model, b"hello " * 100, "", stream=False, metered=True, body=body)
+            lease = asked.lease.account.lease()
+            lease.grow(len(body))
+            request = InternalRequest(asked, f"step-{len(records)}", partial(_same, reply), lease, CHAT)
+            assert await gateway.lifecycle.run(request, api, asked.caller()) is reply
+            lease.close()
+    assert [(reply.status, reply.whole) for reply in replies] == [(200, True), (404, True)]
+    assert orjson.loads(replies[0].body)["choices"][0]["message"]["content"] == "hi"
+    assert orjson.loads(replies[1].body)["error"]["code"] == "model_not_found"
+    ours = [(record.id, record.path, record.sender.tenant, record.subject.model, record.status) for record in records]
+    assert ours == [("step-0", CHAT, "acme", "m", 200), ("step-1", CHAT, "acme", "no such model", 404)]
+    assert records[0].spent.consumed is not None
+    assert asked.lease.account.held == 0
 
 
 async def test_a_stream_runs_from_bytes_to_bytes_without_the_usage_that_the_client_has_not_asked_for() -> None:

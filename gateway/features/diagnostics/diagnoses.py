@@ -12,8 +12,8 @@ from typing import Final
 
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import Dialect
-from gateway.features.histories.owner import owner
 from gateway.request.exchange import Exchange
+from gateway.request.owner import owner
 from router import session_key
 
 TTL_S: Final = 3600.0

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from gateway.database.failures import StoreError, StoreFailed
@@ -22,6 +21,7 @@ from gateway.dialects.responses.kept import ClientHistory, KeptReader, StoredAns
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import (
+    UNANSWERED,
     ExpiredObjectError,
     HistoryTooLargeError,
     Item,
@@ -30,14 +30,15 @@ from gateway.features.histories.records import (
     StoredResponse,
     UnknownObjectError,
 )
-from gateway.features.responses.background.objects import UNANSWERED
 from gateway.request.exchange import AnswerTap
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
-    from gateway.features.runs.stored_runs import RunStore
+    from gateway.features.histories.store import HistoryStore
 
 Charge = Callable[[int], None]
+Finish = Callable[[RunEnd, Sequence[Item], str], Awaitable[bool]]
+"""(the end, items for the conversation, its id) -> False: the run has ended before. Raises StoreError."""
 
 log = logging.getLogger("warmroute.state")
 
@@ -47,25 +48,14 @@ KEPT_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 
-def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
-    """The owner of a request's objects: its tenant, else a digest of its credentials, else "" for clients without credentials.
-    authorization, api_key: these headers. The texts may have bytes that are not UTF-8, as headers may.
-    """
-    if tenant:
-        octets = tenant.encode("utf-8", "surrogateescape")
-        return f"tenant:{tenant}" if tenant.isprintable() else f"octets:{octets.hex()}"  # databases refuse such texts
-    credentials = authorization or api_key or ""
-    return f"key:{blake2b(credentials.encode('utf-8', 'surrogateescape'), digest_size=16).hexdigest()}" if credentials else ""
-
-
 class Turn(AnswerTap):
     """A request's turn in a history.
 
     before: earlier items, the oldest first, in pieces joined by commas. told: edits of the answer for the client. own: the
     request's items; None: the answer is not stored. parent: the stored response before it, "" without one. remember: called
     with the complete answer of a stream that is not stored, for the client's connection. keeping: `keep` was called; stored:
-    the answer is in the store. client: the unit of fairness. unwritten: end of a background run and the items for its
-    conversation, until the store has them.
+    the answer is in the store. client: the unit of fairness. finish: stores the answer of a response that was stored before it
+    had one (a run); None: it was not. unwritten: what `finish` gets, until it has succeeded.
     """
 
     __slots__ = (
@@ -73,6 +63,7 @@ class Turn(AnswerTap):
         "_owner",
         "before",
         "client",
+        "finish",
         "keeping",
         "own",
         "parent",
@@ -92,6 +83,7 @@ class Turn(AnswerTap):
         self.client = ""
         self.remember: Callable[[bytes], None] | None = None
         self.keeping = self.stored = False
+        self.finish: Finish | None = None
         self.unwritten: tuple[RunEnd, list[Item]] | None = None
 
     def passing(self) -> None:
@@ -135,7 +127,7 @@ class Histories:
 
     def __init__(
         self,
-        store: LazyStore | None,
+        store: LazyStore[HistoryStore] | None,
         reader: ItemReader,
         kept: Counter,
         replayed: Counter,
@@ -263,13 +255,13 @@ class Histories:
             log.warning(text, extra={"response": id_})
 
     async def _put(self, owner: str, turn: Turn, own: bytes, found: StoredAnswer, items: list[Item]) -> bool:
-        """Write the answer; False: its background run has ended, or its id exists. Raises StoreError."""
+        """Write the answer; False: its run has ended, or its id exists. Raises StoreError."""
         told = turn.told
         response = told.edited(found.response, stored=True)
-        if told.id:
+        if turn.finish is not None:
             end = RunEnd(found.status, found.output, response, found.names)
             turn.unwritten = end, items
-            kept = await (await self.opened()).finish(owner, told.id, end, items, told.conversation)
+            kept = await turn.finish(end, items, told.conversation)
             turn.unwritten = None
             return kept
         stored = StoredResponse(
@@ -289,7 +281,7 @@ class Histories:
             self._repeated(found.id)
         return kept
 
-    async def opened(self) -> RunStore:
+    async def opened(self) -> HistoryStore:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()

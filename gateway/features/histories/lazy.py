@@ -6,17 +6,21 @@ If the database cannot be opened, requests are refused or served without it at o
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.database.failures import StoreFailed
 from gateway.database.places import with_path
 
 if TYPE_CHECKING:
-    from gateway.features.runs.stored_runs import RunStore
+    from gateway.database.database import Database
+    from gateway.features.histories.store import HistoryStore
+
+    Make = Callable[[Database, float, Callable[[], float]], "S_co"]
+
+S_co = TypeVar("S_co", bound="HistoryStore", covariant=True)
 
 log = logging.getLogger("warmroute.state")
 
@@ -26,29 +30,32 @@ PURGE_S: Final = 60.0
 _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 
 
-class LazyStore:
-    """See the top of this file. url: of the configuration. lost: called once if SQLite's file was deleted or replaced. clock:
+class LazyStore(Generic[S_co]):
+    """See the top of this file. load: imports the store, in a thread, and returns what makes it of a database, ttl_s and a
+    clock. url: of the configuration. lost: called once if SQLite's file was deleted or replaced. clock:
     Unix seconds. pause_clock: monotonic seconds.
     """
 
     def __init__(
         self,
+        load: Callable[[], Make[S_co]],
         url: str,
         ttl_s: float,
         lost: Callable[[], None],
         clock: Callable[[], float] = time.time,
         pause_clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._load = load
         self._url = with_path(url, FILE)
         self._ttl_s = ttl_s
         self._lost = lost
         self._clock = clock
         self._pause_clock = pause_clock
-        self._store: RunStore | None = None
+        self._store: S_co | None = None
         self._lock = asyncio.Lock()
         self._failure: tuple[float, str] | None = None
 
-    async def get(self) -> RunStore:
+    async def get(self) -> S_co:
         """The store; the first call opens it. Raises StoreFailed."""
         if self._store is not None:
             return self._store
@@ -71,7 +78,7 @@ class LazyStore:
             try:
                 more = self._store is not None
                 while more and self._store:
-                    more = bool(await self._store.purge() + await self._store.end_abandoned())
+                    more = bool(await self._store.sweep())
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
                 log.warning("expired responses could not be removed", extra={"reason": str(failure)})
@@ -82,13 +89,11 @@ class LazyStore:
         if store:
             await store.close()
 
-    async def _open(self) -> RunStore:
-        for name in ("gateway.database.database", "gateway.features.runs.stored_runs"):
-            await asyncio.to_thread(importlib.import_module, name)
+    async def _open(self) -> S_co:
+        make = await asyncio.to_thread(self._load)
         from gateway.database.database import Database
         from gateway.features.histories.tables import TABLES
-        from gateway.features.runs.stored_runs import RunStore
 
         database = Database(self._url, TABLES, lost=self._lost)
         await database.open()
-        return RunStore(database, self._ttl_s, self._clock)
+        return make(database, self._ttl_s, self._clock)

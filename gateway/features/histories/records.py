@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.database.failures import StoreError
 from gateway.dialects.responses.conversation import ConversationFields
+
+# Statuses of a stored response.
+QUEUED: Final = "queued"
+IN_PROGRESS: Final = "in_progress"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+RUNNING: Final = frozenset([QUEUED, IN_PROGRESS])
+UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # it has no answer to continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,6 +112,10 @@ class HistoryStore(ConversationStore):
 
     # -- time
 
+    async def sweep(self) -> int:
+        """Do some of the work that comes with time. Returns the number of changed objects; 0: none are left."""
+        return await self.purge()
+
     async def purge(self) -> int:
         """Empty some expired objects, and delete some that were emptied long ago. Returns their number; 0: none are left."""
         now = self._clock()

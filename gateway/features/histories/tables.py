@@ -1,4 +1,4 @@
-"""Tables of stored responses and conversations. One schema for SQLite and Postgres."""
+"""Tables of stored responses and conversations. One schema for SQLite and Postgres; other features add tables to it (runs)."""
 
 from __future__ import annotations
 
@@ -67,19 +67,6 @@ names: Final = Table(
     Column("id", String, primary_key=True),
     Column("response", String, nullable=False),
     Index("warmroute_names_by_response", "owner", "response"),
-)
-
-# Background responses have a row here while they are queued or in progress; the transaction that deletes it decides how the
-# response ends. runner: its gateway process. alive_until: expiry of the last renewal.
-runs: Final = Table(
-    "warmroute_runs",
-    schema,
-    Column("owner", String, primary_key=True),
-    Column("id", String, primary_key=True),
-    Column("runner", String, nullable=False),
-    Column("alive_until", Float, nullable=False),
-    Index("warmroute_runs_by_runner", "runner"),
-    Index("warmroute_runs_by_life", "alive_until"),
 )
 
 

@@ -46,8 +46,6 @@ class KeyHolders(Callers):
 
     def of(self, request: ClientRequest) -> Caller:
         caller = request.caller()
-        if caller.grant is not None:  # a request of a run that has been let in before
-            return caller
         if caller.ambiguous:
             raise self._refused("ambiguous", ambiguous())
         credentials = self._presented(request.headers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import parse_qsl, unquote
 from uuid import uuid4
 
@@ -23,6 +23,7 @@ from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_i
 from gateway.errors import GatewayError, bad_request
 from gateway.features.histories.histories import Histories, gone, unavailable
 from gateway.features.histories.records import (
+    RUNNING,
     Charge,
     ExpiredObjectError,
     HistoryTooLargeError,
@@ -31,7 +32,9 @@ from gateway.features.histories.records import (
     StoredConversation,
     UnknownObjectError,
 )
-from gateway.features.responses.background.objects import RUNNING, in_background
+from gateway.features.responses.background.objects import in_background
+from gateway.features.runs.following import PARSED, RunStreamRequest
+from gateway.features.runs.runs import Runs
 
 MAX_DIGITS: Final = 15  # of an event's number
 MAX_LISTED: Final = 16 << 20  # bytes of a listed history, and of a page of a conversation (one item may be larger)
@@ -40,31 +43,16 @@ _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_i
 _OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
 
 _COPIES: Final = 2  # of a body's items, beside the body: in the store and in the answer
-PARSED: Final = 4  # memory of a parsed JSON text, as a multiple of its length
 
 Answer = tuple[int, bytes]
 
 
-class RunStreamRequest(NamedTuple):
-    """A client's request for the stream of a background response. response: the stored object. going: it is still running.
-    after: number of the last event that the client has; None: it has none.
-    """
-
-    owner: str
-    id: str
-    response: bytes
-    going: bool
-    after: int | None
-
-
 class StateApi:
-    """See the top of this file. stop: called with owner and id of a cancelled or deleted response, which may be running. clock:
-    Unix seconds.
-    """
+    """See the top of this file. clock: Unix seconds."""
 
-    def __init__(self, histories: Histories, stop: Callable[[str, str], None], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, histories: Histories, runs: Runs, clock: Callable[[], float] = time.time) -> None:
         self._histories = histories
-        self._stop = stop
+        self._runs = runs
         self._clock = clock
 
     async def answer(
@@ -109,7 +97,7 @@ class StateApi:
     async def _response(
         self, method: str, named: tuple[str, str | None], query: str, owner: str, client: str, charge: Charge
     ) -> Answer | RunStreamRequest | None:
-        (id_, below), store = named, await self._histories.opened()
+        (id_, below), store = named, await self._runs.opened()
         if below == "input_items":
             _require(method, "GET")
             asked = _query(query)
@@ -125,7 +113,7 @@ class StateApi:
                 raise bad_request("Only responses that run in the background can be cancelled.", code="not_in_background")
             if found.status in RUNNING:
                 await store.cancel(owner, id_)
-                self._stop(owner, id_)
+                self._runs.stop(owner, id_)
                 found = await store.get(owner, id_)
             return 200, found.response
         _require(method, "GET", "DELETE")
@@ -133,7 +121,7 @@ class StateApi:
             if not await store.delete(owner, id_):
                 await store.get(owner, id_)  # raises the reason
                 raise UnknownObjectError(id_)
-            self._stop(owner, id_)
+            self._runs.stop(owner, id_)
             return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
         found, asked = await store.get(owner, id_), _query(query)
         if asked.get("stream") not in ("true", "1"):

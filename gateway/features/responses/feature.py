@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
 from gateway.cluster.process import budget_bytes
 from gateway.config.listen import OFF
 from gateway.core import Core
 from gateway.features.histories.histories import Histories
 from gateway.features.histories.items import KeptItems
 from gateway.features.histories.lazy import LazyStore
+from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.responses.keeping import Keeping
 from gateway.features.responses.recall import Recall
 from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.following import Followers
 from gateway.features.runs.runs import Runs
 from gateway.request.extensions import Answerer, Preparer
+
+if TYPE_CHECKING:
+    from gateway.database.database import Database
+    from gateway.features.runs.stored_runs import RunStore
+
+_FORMAT: Final = ResponseRuns()
 
 
 def install(core: Core) -> None:
@@ -30,13 +41,18 @@ def install(core: Core) -> None:
     core.put(runs)
 
 
-def _recall_of(core: Core) -> tuple[LazyStore | None, Runs, Recall]:
+def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     state, wall_clock, metrics = core.config.state, core.wall_clock, core.metrics
-    store = None
-    if state.url != OFF:
-        store = LazyStore(state.url, state.ttl_s, metrics.state_file_lost.add, wall_clock, core.clock)
+    lazy = LazyStore(_load, state.url, state.ttl_s, metrics.state_file_lost.add, wall_clock, core.clock)
+    store = lazy if state.url != OFF else None
     histories = Histories(store, KeptItems(core.parsing), metrics.responses_kept, metrics.histories, wall_clock)
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(core.config) // LOGS_SHARE))
-    runs = Runs(histories, core.running, metrics.background_runs, wall_clock, core.clock, logs)
-    followers = Followers(runs, histories, core.running)
+    runs = Runs(_FORMAT, lazy.get, core.running, metrics.background_runs, wall_clock, core.clock, logs)
+    followers = Followers(runs, core.running)
     return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)
+
+
+def _load() -> Callable[[Database, float, Callable[[], float]], RunStore]:
+    from gateway.features.runs.stored_runs import RunStore
+
+    return partial(RunStore, format_=_FORMAT)

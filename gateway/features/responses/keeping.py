@@ -39,7 +39,7 @@ class Keeping:
     async def own(self, exchange: Exchange, lifecycle: Lifecycle) -> ClientReply | None:
         """The answer about something that the gateway keeps itself, or makes in the background. None: it is a replica's.
 
-        lifecycle: serves what runs in the background. Raises GatewayError.
+        lifecycle: runs background responses. Raises GatewayError.
         """
         api, record, subject = exchange.api, exchange.record, exchange.record.subject
         elsewhere = self._begin(exchange)
@@ -48,7 +48,7 @@ class Keeping:
         else:
             self._require_allowed(exchange, lifecycle)
             subject.model, subject.generates, subject.metered = api.model, False, False  # its run is logged by itself
-            answer = await self._recall.start(exchange.request, api, exchange.caller, lifecycle.serve, elsewhere=elsewhere)
+            answer = await self._recall.start(exchange.request, api, exchange.caller, lifecycle.run, elsewhere=elsewhere)
         if answer is None:
             subject.generates = subject.metered = api.metered
             return None

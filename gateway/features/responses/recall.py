@@ -10,11 +10,11 @@ agents send `store: false`) never come here, but for the messages of a WebSocket
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from gateway.admission.memory import LARGE_BODY, parsing
+from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
@@ -22,15 +22,17 @@ from gateway.dialects.responses.history import History, written_out
 from gateway.dialects.responses.kept import kept_of
 from gateway.errors import bad_request, over_budget
 from gateway.features.histories.histories import Histories, Turn, too_large
-from gateway.features.histories.owner import owner
 from gateway.features.histories.recent import Lane
-from gateway.features.responses.api import Answer, RunStreamRequest, StateApi
-from gateway.features.runs.following import Followers, FollowerStream
+from gateway.features.responses.api import Answer, StateApi
+from gateway.features.responses.background.objects import queued_object
+from gateway.features.runs.beginning import NewRun, charge
+from gateway.features.runs.following import Followers, FollowerStream, RunStreamRequest
 from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.runs import Runs, Serve
 from gateway.parser.parsing import Parsing, edited
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.exchange import Exchange
+from gateway.request.owner import owner
 from gateway.request.phases.scopes import scope_of
 
 HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
@@ -53,7 +55,7 @@ class Recall:
         self._parsing = parsing_
         self._histories = histories
         self.runs = runs
-        self._api = StateApi(histories, runs.stop, clock)
+        self._api = StateApi(histories, runs, clock)
         self.store = histories.store
         self.on = histories.store is not None
 
@@ -102,7 +104,7 @@ class Recall:
     async def start(
         self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
     ) -> Answer | FollowerStream | None:
-        """The answer to a request that asks for a run in the background, which has begun. serve: the lifecycle.
+        """The answer to a request that asks for a run in the background, which has begun. serve: `Lifecycle.run`.
 
         None: a replica has what it goes on with, so it goes there. Raises GatewayError.
         """
@@ -116,7 +118,15 @@ class Recall:
             _charge(request, size)
         if api.references:
             await self._resolve(request, history, turn, caller)
-        run = await self.runs.start(request, caller, api, history, owner(request, caller), serve)
+        new = NewRun(
+            owner=owner(request, caller),
+            previous=history.previous,
+            conversation=history.conversation,
+            input=history.own,
+            queued=partial(queued_object, history=history, model=api.model),
+            request=partial(run_request, api, history),
+        )
+        run = await self.runs.start(request, caller, new, serve)
         return FollowerStream(run.log, None, None) if api.stream else (200, run.response)
 
     async def answer(
@@ -177,6 +187,18 @@ class Recall:
             with parsing(request.lease, len(body)):
                 api = await self._parsing.parse(dialect, body, scope, request.lease.account.client)
         return api
+
+
+async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:
+    """The request of a run: that of the client as an ordinary stream. It is what the dialect would read in the body."""
+    values: Mapping[str, bytes] = {"background": b"false", "stream": b"true"}
+    body = await edited(api.body, history.members.put_all(values))
+    charge(lease, len(body))
+    made = ApiRequest(api.model, api.prompt, api.salt, stream=True, metered=True, body=body)
+    made.stores, made.keeps, made.refers, made.references = False, api.keeps, api.refers, api.references
+    made.made, made.breakpoints, made.images, made.outline = api.made, api.breakpoints, api.images, api.outline
+    made.countable, made.size, made.session, made.alias = api.countable, api.size, api.session, api.alias
+    return made
 
 
 def _lane(request: ClientRequest) -> Lane | None:

@@ -1,7 +1,7 @@
-"""Clients that follow a run in the background: events as they come, from any number on, to the end.
+"""Clients that follow a run: events as they come, from any number on, to the end.
 
     its log is here ──────────────► what it holds, then what comes
-    it runs in another process ───► nothing until its end is in the store; then the last event (see `replay.py`)
+    it runs in another process ───► nothing until its end is in the store; then the last event
     it has ended, its log is gone ► a stream that is made of the kept object
 
 A client that does not read is waited for; what its run's log drops meanwhile it does not get: its stream ends with an error,
@@ -16,10 +16,8 @@ from typing import Final, NamedTuple
 
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.errors import ClientStalled, GatewayError, bad_request
-from gateway.features.histories.histories import Histories, unavailable
+from gateway.features.histories.histories import unavailable
 from gateway.features.histories.records import Charge
-from gateway.features.responses.api import PARSED, RunStreamRequest
-from gateway.features.responses.background.replay import replayed
 from gateway.features.runs.event_log import EventLog
 from gateway.features.runs.runs import Runs
 from gateway.request.client import ClientReply
@@ -27,6 +25,7 @@ from gateway.request.running import Running
 from gateway.upstream.client import PausableSource
 
 FIRST: Final = -1  # the number before the first one
+PARSED: Final = 4  # memory of a parsed JSON text, as a multiple of its length
 
 ErrorEvent = Callable[[GatewayError], bytes]
 
@@ -56,6 +55,18 @@ class Gate(PausableSource):
             raise ClientStalled(f"the client has not read for {patience_s:g} s") from None
 
 
+class RunStreamRequest(NamedTuple):
+    """A client's request for the stream of a run. response: the stored object. going: it is still running. after: number of the
+    last event that the client has; None: it has none.
+    """
+
+    owner: str
+    id: str
+    response: bytes
+    going: bool
+    after: int | None
+
+
 class FollowerStream(NamedTuple):
     """A stream for one client. log: of the run, None: it is not here. again: what is in the store, None: it has just begun.
     client: its address.
@@ -70,9 +81,8 @@ class FollowerStream(NamedTuple):
 class Followers:
     """See the top of this file."""
 
-    def __init__(self, runs: Runs, histories: Histories, running: Running) -> None:
+    def __init__(self, runs: Runs, running: Running) -> None:
         self._runs = runs
-        self._histories = histories
         self._running = running
 
     def find(self, again: RunStreamRequest, client: str) -> FollowerStream:
@@ -139,13 +149,13 @@ class Followers:
         if again.going:
             await self._runs.over((again.owner, again.id), client)
             try:
-                response = (await (await self._histories.opened()).get(again.owner, again.id)).response
+                response = (await (await self._runs.opened()).get(again.owner, again.id)).response
             except StoreFailed as failure:
                 raise unavailable(failure) from None
             except StoreError:
                 raise GatewayError(404, "not_found", "The response was deleted.") from None
         charge(PARSED * len(response))
-        for event in replayed(response, again.after):
+        for event in self._runs.format.replayed(response, again.after):
             await gate.passed(patience_s)
             reply.write(event)
 

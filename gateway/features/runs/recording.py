@@ -1,7 +1,7 @@
-"""What the store is told of a run: that a replica answers, and how it has ended; then its clients are told the same.
+"""Writes the progress and the end of a run to the store, then sends the same end to its clients.
 
-The store decides how a run has ended (`stored_runs.py`). While it does not answer, an end waits for it, SETTLE_S at most; then
-the run's clients are told that it is lost, for what they ask next is answered from the store alone.
+The store decides how a run has ended (`stored_runs.py`). While it does not answer, the end waits, SETTLE_S at most. Then the
+run's clients get the error that it is lost, because their next requests are answered from the store alone.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.database.failures import StoreError, StoreFailed
-from gateway.features.histories.histories import Histories
-from gateway.features.histories.records import Item, RunEnd
-from gateway.features.responses.background.objects import CANCELLED, FAILED, LOST, RESTARTED, RUNNING, in_state
-from gateway.features.responses.background.replay import last_event_of
+from gateway.features.histories.records import CANCELLED, FAILED, RUNNING, Item, RunEnd
 from gateway.features.runs.run import Run
+from gateway.features.runs.run_format import LOST, RESTARTED
 from gateway.request.running import Running
 from gateway.telemetry.counters import Counter
+
+if TYPE_CHECKING:
+    from gateway.features.runs.run import Opened
 
 log = logging.getLogger("warmroute.state")
 
@@ -27,32 +28,32 @@ RETRY_S: Final = 1.0
 
 
 class RunRecorder:
-    """See the top of this file. closing: the process ends: set by its owner. ended: counter by status. timer: monotonic
+    """See the top of this file. closing: the process ends; set by `Runs`. ended: counter by status. timer: monotonic
     seconds.
     """
 
-    def __init__(self, histories: Histories, running: Running, ended: Counter, timer: Callable[[], float]) -> None:
+    def __init__(self, opened: Opened, running: Running, ended: Counter, timer: Callable[[], float]) -> None:
         self.closing = False
-        self._histories = histories
+        self._opened = opened
         self._running = running
         self._ended = ended
         self._timer = timer
 
     @property
     def interrupted(self) -> bool:
-        """Whether what ends now does so because the gateway goes down."""
+        """Whether runs end now because the gateway shuts down."""
         return self.closing or self._running.over
 
     async def progress(self, run: Run) -> None:
-        """Once a replica answers, the store says so."""
+        """Store the status once a replica answers."""
         await run.progressed.wait()
         try:
-            await (await self._histories.opened()).progress(*run.key, run.response)
+            await (await self._opened()).progress(*run.key, run.response)
         except StoreFailed as failure:
             log.warning("the store does not say that a run is in progress", extra={"response": run.id, "reason": str(failure)})
 
     async def settle(self, run: Run) -> None:
-        """How it has ended is kept, and its clients are told."""
+        """Store the end of a run, and send it to its clients."""
         status, until = "", self._timer() + SETTLE_S
         while not status:
             try:
@@ -66,42 +67,42 @@ class RunRecorder:
                 log.exception("the end of a run cannot be kept", extra={"response": run.id})
                 break
         if not run.told:
-            error = RESTARTED if self.closing else LOST
-            run.say_last(last_event_of(in_state(run.response, FAILED, error), run.log.next))
+            failed = run.format.in_state(run.response, FAILED, RESTARTED if self.closing else LOST)
+            run.say_last(run.format.last_event(failed, run.log.next))
         self._ended.add((status or FAILED,))
 
     async def _settled(self, run: Run) -> str:
         """Its status at the end. Raises StoreFailed."""
-        store, turn = await self._histories.opened(), run.turn
+        store, turn = await self._opened(), run.turn
         if not (turn and turn.stored):
             end, items, conversation = self._end(run)
             try:
-                await store.finish(*run.key, end, items, conversation)
+                await run.finish(end, items, conversation)
             except StoreFailed:
                 raise
             except StoreError:  # its conversation is gone, or full
                 assert turn
                 turn.unwritten = None
-                await store.finish(*run.key, self._end(run)[0])
+                await run.finish(self._end(run)[0])
         try:
             found = await store.get(*run.key)
             status, response = found.status, found.response
         except StoreFailed:
             raise
         except StoreError:  # it was deleted
-            status, response = CANCELLED, in_state(run.response, CANCELLED)
+            status, response = CANCELLED, run.format.in_state(run.response, CANCELLED)
         if not run.told:
-            run.say_last(last_event_of(response, run.log.next))
+            run.say_last(run.format.last_event(response, run.log.next))
         return status if status not in RUNNING else FAILED
 
     def _end(self, run: Run) -> tuple[RunEnd, list[Item], str]:
-        """What is to be kept, unless it has ended otherwise."""
+        """The end to store, unless the run has ended before: also items and id of its conversation."""
         turn = run.turn
         if turn and turn.unwritten:
             end, items = turn.unwritten
             return end, items, turn.told.conversation
-        error = RESTARTED if self.interrupted else run.error()
-        return RunEnd(FAILED, b"", in_state(run.response, FAILED, error)), [], ""
+        reason = RESTARTED if self.interrupted else run.reason()
+        return RunEnd(FAILED, b"", run.format.in_state(run.response, FAILED, reason)), [], ""
 
     def __repr__(self) -> str:
         return f"<Recording{', closing' if self.closing else ''}>"

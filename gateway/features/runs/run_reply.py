@@ -1,10 +1,10 @@
-"""The reply to a run in the background, which no client reads.
+"""The reply to a run, which no client reads.
 
     a stream ──────────────► its whole events ──► Run.take
-    a plain answer ────────► held until it is whole, MAX_KEPT bytes of it ──► Run.whole, which is kept then
-    an error ──────────────► Run.body: why there is no answer
+    a plain answer ────────► held until it is complete, `RunFormat.most` bytes of it ──► Run.whole, which is stored then
+    an error ──────────────► Run.body: the reason
 
-A plain answer that was read whole before (a small one) is kept already. Whatever is held is charged to the request's lease.
+A small plain answer is stored before. Held bytes are charged to the request's lease.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from typing import Final
 
 from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import data_of
-from gateway.dialects.responses.kept import MAX_KEPT
 from gateway.errors import over_budget
-from gateway.features.responses.background.events import MAX_EVENT
-from gateway.features.runs.run import Run, answer_too_large
-from gateway.features.runs.whole_events import WholeEvents
+from gateway.features.runs.run import Run
 from gateway.request.client import ClientReply
+from gateway.request.whole_events import WholeEvents
 from gateway.upstream.client import PausableSource
 
 MAX_ERROR: Final = 64 << 10  # bytes of an error's body
@@ -55,8 +53,8 @@ class RunReply(ClientReply):
         run = self._run
         if self._events:
             self._take(self._events.feed(data))
-            if self._events.held > MAX_EVENT:
-                raise answer_too_large()
+            if self._events.held > run.format.most_of_event:
+                raise run.too_large()
             self._events.charge()
         elif self._plain is not None:
             self._hold(self._plain, data)
@@ -71,13 +69,13 @@ class RunReply(ClientReply):
             self._run.whole, self._plain = bytes(self._plain), None
 
     def cut(self) -> None:
-        """What has come stays; the run has failed."""
+        """The run has failed; its events so far stay in its log."""
         if self._events:
             self._events.drop()
         self._plain = None
 
     def feed_from(self, answer: PausableSource | None) -> None:
-        """Nobody holds it back: a log drops what is old."""
+        """Nothing pauses the replica: a log drops its oldest events."""
 
     def _take(self, events: list[bytes]) -> None:
         for event in events:
@@ -85,8 +83,8 @@ class RunReply(ClientReply):
                 self._run.take(event)
 
     def _hold(self, plain: bytearray, data: bytes) -> None:
-        if len(plain) + len(data) > MAX_KEPT:
-            raise answer_too_large()
+        if len(plain) + len(data) > self._run.format.most:
+            raise self._run.too_large()
         if not self._lease.grow(len(data)):
             raise over_budget(0, self._lease.account.largest)
         plain += data

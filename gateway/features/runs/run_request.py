@@ -1,64 +1,38 @@
-"""A run in the background as a request of the gateway: with the headers of the request that has asked for it."""
+"""A run as a request of the gateway, with the headers of the client's request that has started it."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from gateway.admission.memory import MemoryLease
+from gateway.dialects.api_request import ApiRequest
 from gateway.features.runs.run import Run
 from gateway.features.runs.run_reply import RunReply
-from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
+from gateway.request.client import ClientRequest, InternalRequest
 
 
-class RunHeaders:
-    """Those of the request that has asked for it; the id of the response stands for that of the request."""
+class RunRequest(InternalRequest):
+    """See the top of this file. Its id is that of the run's object. `close` it."""
 
-    def __init__(self, asked: Headers, id_: str) -> None:
-        self._asked = asked
-        self._id = id_
-
-    def get(self, name: str, /) -> str | None:
-        return self._id if name == REQUEST_ID_HEADER else self._asked.get(name)
-
-
-class RunRequest(ClientRequest):
-    """See the top of this file. `close` it."""
-
-    def __init__(self, asked: ClientRequest, caller: Caller, run: Run, body: bytes, lease: MemoryLease) -> None:
-        """asked: the request that has asked for it. lease: of its own, with the body charged."""
-        super().__init__("POST", asked.path, asked.target, RunHeaders(asked.headers, run.id), lease)
+    def __init__(self, asked: ClientRequest, run: Run, api: ApiRequest, lease: MemoryLease) -> None:
+        super().__init__(asked, run.id, partial(RunReply, run, lease), lease)
         self.any_form = True
         self.run = run
-        self._caller = caller
-        self._lines = asked.upstream_headers()
-        self._body = body
-
-    def caller(self) -> Caller:
-        return self._caller
-
-    def upstream_headers(self) -> bytes:
-        return self._lines
-
-    @property
-    def here(self) -> bool:
-        return True
-
-    @property
-    def complete(self) -> bool:
-        return True
+        self._api: ApiRequest | None = api
 
     @property
     def cancelled(self) -> bool:
         return self.run.stopped
 
-    def take(self) -> bytes:
-        body, self._body = self._body, b""
-        return body
-
-    def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
-        return RunReply(self.run, self.lease)
+    def parsed(self) -> ApiRequest:
+        """The request, once. No reference to it is kept, because its body is dropped early."""
+        api, self._api = self._api, None
+        assert api is not None
+        return api
 
     def close(self) -> None:
         """Idempotent."""
-        self._body = b""
+        self._api = None
         self.lease.close()
 
     def __repr__(self) -> str:

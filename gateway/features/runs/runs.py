@@ -1,4 +1,4 @@
-"""The runs of this process: responses that are made in the background, without a client connection.
+"""The runs of this process: responses that are made without a client connection.
 
     start ──► beginning.py: kept as queued, durably ──► a task: the ordinary lifecycle, as any request ──► recording.py: how it
                   │                                     ▲                                   has ended is kept, its log ends, too
@@ -8,7 +8,7 @@ While the store does not answer, an end waits in its task, and the run still cou
 an owner, a share of an address (`places.py`).
 
 A shutdown waits for runs as for requests; what has not ended then fails. A process that is killed says nothing: its runs fail
-when it has been silent for `state.runs.ALIVE_S`.
+when it has been silent for `stored_runs.ALIVE_S`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from gateway.database.failures import StoreFailed
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.responses.history import History
 from gateway.errors import shutting_down
-from gateway.features.histories.histories import Histories
-from gateway.features.runs.beginning import RunStarter
+from gateway.features.runs.beginning import NewRun, RunStarter
 from gateway.features.runs.event_log import Key, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.features.runs.recording import RunRecorder
 from gateway.features.runs.run import Run
+from gateway.features.runs.run_format import RunFormat
 from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.watching import WatchedRuns
-from gateway.request.client import Caller, ClientReply, ClientRequest
+from gateway.request.client import Caller, ClientReply, ClientRequest, InternalRequest
 from gateway.request.running import Running
 from gateway.telemetry.counters import Counter
+
+if TYPE_CHECKING:
+    from gateway.features.runs.run import Opened
 
 log = logging.getLogger("warmroute.state")
 
@@ -42,17 +44,19 @@ TICK_S: Final = 1.0
 RENEW_S: Final = 10.0
 CLOSE_S: Final = 5.0
 
-Serve = Callable[[ClientRequest], Awaitable[ClientReply]]
+Serve = Callable[[InternalRequest, ApiRequest, Caller], Awaitable[ClientReply]]
+"""`Lifecycle.run`."""
 
 
 class Runs:
-    """See the top of this file. watched: those of other processes. ended: counter by status. clock: Unix seconds. timer:
-    monotonic seconds.
+    """See the top of this file. opened: opens the store. watched: runs of other processes. ended: counter by status. clock:
+    Unix seconds. timer: monotonic seconds.
     """
 
     def __init__(
         self,
-        histories: Histories,
+        format_: RunFormat,
+        opened: Opened,
         running: Running,
         ended: Counter,
         clock: Callable[[], float] = time.time,
@@ -62,11 +66,12 @@ class Runs:
         self.runner = uuid4().hex
         self.logs = logs or Logs()
         self.watched = WatchedRuns()
-        self._histories = histories
+        self.format = format_
+        self.opened = opened
         self._running = running
         self._timer = timer
-        self._beginnings = RunStarter(histories, self.logs, self.runner, clock)
-        self._recording = RunRecorder(histories, running, ended, timer)
+        self._beginnings = RunStarter(format_, opened, self.logs, self.runner, clock)
+        self._recording = RunRecorder(opened, running, ended, timer)
         self._runs: dict[Key, Run] = {}
         self._some = asyncio.Event()  # there is something to look after
         self._renewed = 0.0
@@ -78,16 +83,15 @@ class Runs:
 
     # -- for requests
 
-    async def start(
-        self, asked: ClientRequest, caller: Caller, api: ApiRequest, history: History, owner: str, serve: Serve
-    ) -> Run:
-        """A new run, which is kept. asked: the request that asks for it. serve: the lifecycle. Raises GatewayError."""
+    async def start(self, asked: ClientRequest, caller: Caller, new: NewRun, serve: Serve) -> Run:
+        """A new run, which is stored. asked: the request that asks for it. Raises GatewayError."""
         if self._running.draining or self._recording.closing:
             raise shutting_down()
-        run, request = await self._beginnings.begin(asked, caller, api, history, owner)
+        request = await self._beginnings.begin(asked, new)
+        run = request.run
         self._runs[run.key] = run
         self._some.set()
-        run.task = asyncio.get_running_loop().create_task(self._run(run, request, serve), name="background run")
+        run.task = asyncio.get_running_loop().create_task(self._run(run, request, caller, serve), name="background run")
         return run
 
     def stop(self, owner: str, id_: str) -> None:
@@ -104,12 +108,12 @@ class Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
-    async def _run(self, run: Run, request: RunRequest, serve: Serve) -> None:
+    async def _run(self, run: Run, request: RunRequest, caller: Caller, serve: Serve) -> None:
         progress = asyncio.get_running_loop().create_task(self._recording.progress(run))
         try:
             run.begun = True
             if not (run.stopped or self._recording.closing):
-                await serve(request)
+                await serve(request, request.parsed(), caller)
                 await run.keep_whole()
         except (asyncio.CancelledError, ConnectionError):
             if not (run.stopped or self._recording.interrupted):
@@ -145,7 +149,7 @@ class Runs:
         mine, theirs = list(self._runs.values()), self.watched.keys()
         if not (mine or theirs):
             return
-        store = await self._histories.opened()
+        store = await self.opened()
         going = await store.going_of(self.runner, theirs)
         for run in mine:
             if run.key not in going and not run.keeping:

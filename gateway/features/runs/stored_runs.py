@@ -1,4 +1,4 @@
-"""The store, with responses that run in the background.
+"""The store, with runs: responses that are stored before they have an answer.
 
     begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, the answer is kept
                                                                      └──────► cancel, delete, end_abandoned: the row goes, too
@@ -12,24 +12,18 @@ runs of a living process are not affected.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, and_, delete, insert, or_, select, tuple_, update
 
+from gateway.database.database import Database
 from gateway.features.histories import names
-from gateway.features.histories.records import Item, RunEnd, StoredResponse
+from gateway.features.histories.records import CANCELLED, FAILED, IN_PROGRESS, QUEUED, RUNNING, Item, RunEnd, StoredResponse
 from gateway.features.histories.store import HistoryStore
-from gateway.features.histories.tables import responses, runs
-from gateway.features.responses.background.objects import (
-    CANCELLED,
-    FAILED,
-    IN_PROGRESS,
-    QUEUED,
-    RESTARTED,
-    RUNNING,
-    in_state,
-)
+from gateway.features.histories.tables import responses
+from gateway.features.runs.run_format import RESTARTED, RunFailure, RunFormat
+from gateway.features.runs.tables import runs
 
 ALIVE_S: Final = 60.0  # between two renewals, at most: the database may be slow, clocks may differ
 MAX_ASKED: Final = 1000  # runs of other processes, in one query
@@ -38,6 +32,10 @@ _ENDED_AT_ONCE: Final = 100
 
 class RunStore(HistoryStore):
     """See the top of this file. runner: the id of a process. All methods raise StoreFailed."""
+
+    def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float], format_: RunFormat) -> None:
+        super().__init__(database, ttl_s, clock)
+        self._format = format_
 
     async def begin(self, response: StoredResponse, runner: str) -> None:
         """Store a queued response and its run; durable when this returns."""
@@ -87,7 +85,7 @@ class RunStore(HistoryStore):
 
         def work(connection: Connection) -> None:
             if _taken(connection, owner, id_):
-                _ended(connection, owner, id_, CANCELLED, None)
+                self._ended(connection, owner, id_, CANCELLED)
 
         await self._database.write(work)
 
@@ -145,6 +143,9 @@ class RunStore(HistoryStore):
 
         await self._database.write(work)
 
+    async def sweep(self) -> int:
+        return await super().sweep() + await self.end_abandoned()
+
     async def end_abandoned(self) -> int:
         """End some abandoned runs. Returns their number; 0: none are left."""
         query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDED_AT_ONCE)
@@ -165,23 +166,22 @@ class RunStore(HistoryStore):
             going = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > now)
             if connection.execute(going).first() is None:
                 _taken(connection, owner, id_)
-                _ended(connection, owner, id_, FAILED, RESTARTED)
+                self._ended(connection, owner, id_, FAILED, RESTARTED)
 
         await self._database.write(work)
+
+    def _ended(self, connection: Connection, owner: str, id_: str, status: str, failure: RunFailure | None = None) -> None:
+        """Store the end of a response without an answer."""
+        row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
+        found: Any = connection.execute(select(responses.c.response).where(row)).scalars().first()
+        if found is not None:
+            response = self._format.in_state(found, status, failure)
+            connection.execute(update(responses).where(row).values(status=status, response=response))
 
 
 def _taken(connection: Connection, owner: str, id_: str) -> bool:
     """Delete the run's row; True: this transaction did it."""
     return bool(connection.execute(delete(runs).where(_is_run(owner, id_))).rowcount)
-
-
-def _ended(connection: Connection, owner: str, id_: str, status: str, error: dict[str, str] | None) -> None:
-    """Store the end of a response without an answer."""
-    row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
-    found: Any = connection.execute(select(responses.c.response).where(row)).scalars().first()
-    if found is not None:
-        response = in_state(found, status, error)
-        connection.execute(update(responses).where(row).values(status=status, response=response))
 
 
 def _is_run(owner: str, id_: str) -> Any:

@@ -22,10 +22,10 @@ from gateway.dialects.openai.errors import error_of
 from gateway.dialects.responses.create_message import CreateMessage, warmed
 from gateway.errors import GatewayError
 from gateway.features.histories.recent import Lane, NewestResponses
-from gateway.features.runs.whole_events import WholeEvents
 from gateway.features.websocket.frames import text_frame
 from gateway.features.websocket.message_socket import MessageSocket
 from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
+from gateway.request.whole_events import WholeEvents
 from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 from gateway.upstream.headers import upstream_headers

@@ -81,12 +81,15 @@ class Ending:
             exchange.api.drop()
         if exchange.booked:
             waits = exchange.attempts.elsewhere is not None or exchange.booking.lease.closed  # for another pool
-            self._attempts.not_elsewhere(exchange)  # the client has left before that pool had it
-            exchange.attempts.drop_refusal()
+            if exchange.attempts.elsewhere is not None:  # the client has left before that pool had it
+                self._attempts.not_elsewhere(exchange)
+            if exchange.attempts.refusal is not None:
+                exchange.attempts.drop_refusal()
             _complete(record, exchange)
             if waits:
                 record.spent.consumed = None  # all attempts in the pools before have failed
-        self.unread(record)
+        record.ended = self._clock()
+        settle(record, self._observers)
 
     def unread(self, record: SettledRequest) -> None:
         """The same for a request that could not be read: it holds nothing."""

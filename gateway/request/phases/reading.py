@@ -7,11 +7,13 @@ from typing import Final
 
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
+from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.table import generates
 from gateway.errors import GatewayError
 from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.callers import Callers
+from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 from gateway.request.notes import PARSE, RECEIVE
 from gateway.request.phases.objects import ReplicaObjects
@@ -66,6 +68,16 @@ class Reading:
             socket = " A WebSocket has 'Upgrade: websocket', which a proxy may drop." if record.path == _SOCKET_PATH else ""
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
 
+    def known(self, exchange: Exchange, caller: Caller, api: ApiRequest) -> None:
+        """Both phases of a request that never was bytes (`Lifecycle.run`)."""
+        exchange.caller, exchange.api, exchange.parsed, sender = caller, api, True, exchange.record.sender
+        sender.tenant = tenant_label(caller.tenant)
+        if caller.grant is not None:
+            sender.key = caller.grant.id
+        if exchange.notes is not None:
+            exchange.notes.enter(PARSE, self._clock())
+        _describe(exchange)
+
     async def parse(self, exchange: Exchange) -> None:
         """Raises GatewayError 400, 408, 413, 415 or 503."""
         request, dialect, record = exchange.request, exchange.dialect, exchange.record
@@ -85,10 +97,7 @@ class Reading:
             api.refers = dialect.refers(record.path)
             if not api.model and (known := self._objects.find(api.refers, exchange.caller)):
                 api.model = known[1]
-        subject = record.subject
-        subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
-        posts = request.method == "POST"
-        subject.generates = api.metered or (posts and generates(subject.endpoint, has_prompt=api.has_prompt))
+        _describe(exchange)
 
     async def _read(self, exchange: Exchange) -> bytes:
         limits = self._live.config.limits
@@ -98,3 +107,11 @@ class Reading:
         if exchange.notes is not None:
             exchange.notes.enter(PARSE, self._clock())
         return raw
+
+
+def _describe(exchange: Exchange) -> None:
+    """What the record says of a parsed request."""
+    api, subject = exchange.api, exchange.record.subject
+    subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
+    posts = exchange.request.method == "POST"
+    subject.generates = api.metered or (posts and generates(subject.endpoint, has_prompt=api.has_prompt))

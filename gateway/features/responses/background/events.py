@@ -18,6 +18,7 @@ from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES
 from gateway.errors import GatewayError
+from gateway.features.runs.run_format import RunFailure
 
 COMPLETE: Final = frozenset(["response.completed", "response.incomplete"])
 MAX_EVENT: Final = MAX_KEPT + (64 << 10)  # bytes
@@ -45,22 +46,14 @@ def numbered(event: bytes, number: int, id_: str) -> bytes:
         raise _garbage() from error
 
 
-class Failure:
-    """What an engine's event says of its failure."""
-
-    __slots__ = ("code", "message")
-
-    def __init__(self, event: bytes) -> None:
-        found = _object(event)
-        response = found.get("response")
-        error = response.get("error") if isinstance(response, dict) else found.get("error")
-        said: dict[str, Any] = error if isinstance(error, dict) else found
-        message, code = said.get("message"), said.get("code")
-        self.message = message if isinstance(message, str) else "The replica failed while it answered."
-        self.code = code if isinstance(code, str) else "server_error"
-
-    def __repr__(self) -> str:
-        return f"<Failure {self.code[:100]!r}>"
+def failure_in(event: bytes) -> RunFailure:
+    """The failure that an engine's event reports."""
+    found = _object(event)
+    response = found.get("response")
+    error = response.get("error") if isinstance(response, dict) else found.get("error")
+    said: dict[str, Any] = error if isinstance(error, dict) else found
+    message = said.get("message")
+    return RunFailure(502, message if isinstance(message, str) else "The replica failed while it answered.", said.get("code"))
 
 
 def _object(event: bytes) -> dict[str, Any]:

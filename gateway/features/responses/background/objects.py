@@ -15,13 +15,7 @@ import orjson
 
 from gateway.dialects.json_edits import Members, apply, read_object
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
-
-QUEUED: Final = "queued"
-IN_PROGRESS: Final = "in_progress"
-FAILED: Final = "failed"
-CANCELLED: Final = "cancelled"
-RUNNING: Final = frozenset([QUEUED, IN_PROGRESS])
-UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # there is no answer to go on with
+from gateway.features.histories.records import QUEUED
 
 MAX_REPEATED: Final = 64 << 10  # bytes of a member of the request
 MAX_MESSAGE: Final = 1000  # characters of an error's message
@@ -94,7 +88,3 @@ def _repeated(members: Members, name: str, default: bytes) -> bytes:
     if span is None or span[1] - span[0] > MAX_REPEATED or members.raw[span[0] : span[1]] == b"null":
         return default
     return members.raw[span[0] : span[1]]
-
-
-LOST: Final = error_in(500, "How the response has ended could not be kept.")
-RESTARTED: Final = error_in(503, "The gateway was restarted before the response was complete.")

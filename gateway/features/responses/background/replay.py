@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from gateway.dialects.responses.kept import ENDS
+from gateway.features.histories.records import IN_PROGRESS
 from gateway.features.responses.background.events import event_of
-from gateway.features.responses.background.objects import IN_PROGRESS
 
 
 def last_event_of(raw: bytes, number: int) -> bytes:

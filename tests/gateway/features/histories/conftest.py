@@ -15,6 +15,7 @@ from sqlalchemy.util import await_only
 from gateway.database.database import Database
 from gateway.features.histories.records import StoredResponse
 from gateway.features.histories.tables import TABLES, schema, versions
+from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.support.postgres import Postgres, postgres
 
@@ -56,7 +57,7 @@ async def opened(url: str, clock: Clock | None = None, *, empty: bool = False) -
     """empty: whatever is there is removed first."""
     database = Database(url, TABLES)
     await database.open()
-    store = RunStore(database, TTL_S, clock or Clock())
+    store = RunStore(database, TTL_S, clock or Clock(), ResponseRuns())
     try:
         if empty:
             await database.write(_emptied)

@@ -19,6 +19,7 @@ from gateway.database.driver import CONNECTIONS
 from gateway.database.failures import StoreFailed
 from gateway.database.sqlite_file import SqliteFile
 from gateway.features.histories.tables import TABLES
+from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
@@ -35,7 +36,7 @@ async def refusing(path: Path, change: Callable[[], object]) -> list[int]:
     losses = list[int]()
     database = Database(file_url(path), TABLES, lost=lambda: losses.append(1))
     await database.open()
-    store = RunStore(database, TTL_S, Clock())
+    store = RunStore(database, TTL_S, Clock(), ResponseRuns())
     try:
         for name in "ab":
             await store.put(response(name, size=3000))

@@ -11,12 +11,17 @@ import pytest
 
 from gateway.database.failures import StoreFailed
 from gateway.features.histories.lazy import RETRY_S, LazyStore
+from gateway.features.histories.store import HistoryStore
 from tests.gateway.features.histories.conftest import Clock, response
 from tests.support.paths import ROOT
 
 
 def nothing() -> None:
     pass
+
+
+def load() -> type[HistoryStore]:
+    return HistoryStore
 
 
 def test_a_gateway_that_keeps_nothing_does_not_load_it() -> None:
@@ -26,7 +31,7 @@ def test_a_gateway_that_keeps_nothing_does_not_load_it() -> None:
 
 
 async def test_it_is_opened_once_and_closed(tmp_path: Path) -> None:
-    lazy = LazyStore(f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing)
+    lazy = LazyStore(load, f"sqlite:///{tmp_path}/a.sqlite", 100.0, nothing)
     assert not os.listdir(tmp_path)
     store = await lazy.get()
     assert await lazy.get() is store
@@ -40,7 +45,7 @@ async def test_it_is_opened_once_and_closed(tmp_path: Path) -> None:
 async def test_what_failed_is_tried_again_after_a_pause(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     clock = Clock()
-    lazy = LazyStore(f"sqlite:///{tmp_path}/file/a.sqlite", 100.0, nothing, pause_clock=clock)
+    lazy = LazyStore(load, f"sqlite:///{tmp_path}/file/a.sqlite", 100.0, nothing, pause_clock=clock)
     with pytest.raises(StoreFailed, match="file"):
         await lazy.get()
     (tmp_path / "file").unlink()

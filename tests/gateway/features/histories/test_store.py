@@ -24,6 +24,7 @@ from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
 from gateway.features.histories.records import ExpiredObjectError, HistoryTooLargeError, RunEnd, UnknownObjectError
 from gateway.features.histories.store import MAX_TURNS, HistoryStore
 from gateway.features.histories.tables import TABLES
+from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, pausing, response
 
@@ -444,7 +445,7 @@ async def test_a_run_that_ends_when_it_has_expired_leaves_no_names(tmp_path: Pat
     clock, path = Clock(), tmp_path / "a.sqlite"
     database = Database(file_url(path), TABLES)
     await database.open()
-    store = RunStore(database, TTL_S, clock)
+    store = RunStore(database, TTL_S, clock, ResponseRuns())
     await store.begin(response("a"), "me")
     clock.now += TTL_S + 1
     while await store.purge():

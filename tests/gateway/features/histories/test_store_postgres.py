@@ -16,6 +16,7 @@ from gateway.database.failures import StoreFailed
 from gateway.features.histories.records import UnknownObjectError
 from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import TABLES
+from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
 from tests.support.postgres import Postgres, postgres
@@ -85,7 +86,7 @@ async def test_a_server_that_hangs_is_left_alone_for_a_while(own_server: Postgre
         pass
     database = Database(url, TABLES, 1.0, clock)
     await database.open()
-    store = RunStore(database, TTL_S, Clock())
+    store = RunStore(database, TTL_S, Clock(), ResponseRuns())
     await store.put(response("a"))
     own_server.hang()
     try:

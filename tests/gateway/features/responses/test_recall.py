@@ -17,8 +17,8 @@ import openai
 import pytest
 from yarl import URL
 
-from gateway.features.histories.histories import owner_of
 from gateway.parser.parsing import INLINE_BYTES
+from gateway.request.owner import owner_of
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, chunk, dies_now, http, models, writes
 

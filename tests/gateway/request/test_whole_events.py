@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.memory import Budget
 from gateway.errors import GatewayError
-from gateway.features.runs.whole_events import UNCHARGED, WholeEvents
+from gateway.request.whole_events import UNCHARGED, WholeEvents
 
 
 def test_an_endless_event_stays_within_the_budget_and_is_given_back() -> None:

@@ -1,4 +1,4 @@
-"""Replies that go on event by event, not byte by byte: a message for each on a WebSocket, a number for each in a run's log.
+"""Replies that are read event by event, not byte by byte: a message for each on a WebSocket, a number for each in a run's log.
 
     bytes of a stream ──► feed ──► the events that are whole, to go on ──► charge: for what is held of the next one
 
