@@ -134,7 +134,6 @@ class Core:
         self.attempts = Attempts(
             fleet=self.fleet,
             upstream=self.upstream,
-            parsing=self.parsing,
             extensions=self.extensions,
             metrics=self.metrics,
             clock=self.clock,
