@@ -100,10 +100,9 @@ class Attempts:
                 else:
                     _close(refusal)
                     refusal = None
-                    bad = answer.status >= 400
-                    if not bad or is_answer(answer):
+                    if answer.status < 400 or is_answer(answer):
                         verdicts.answered = True
-                        attempts.error = _summary(answer) if bad else ""
+                        attempts.error = _summary(answer) if answer.status >= 400 else ""
                         attempts.sent = reached + answer.sends
                         return answer
                     refusal = answer

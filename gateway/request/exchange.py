@@ -22,7 +22,6 @@ from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_b
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
-from gateway.fleet.state import ReplicaState
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
