@@ -8,6 +8,7 @@ A feature takes the parts that it needs out of the core, and adds to these table
     callers                  replaced: who sends a request
     work                     what goes on beside the requests
     gauges                   called before the metrics are read
+    parsing.process          `operations`: what of a feature runs in the parser process
     topics                   what other processes of the gateway ask it, and tell it (`cluster/topics.py`)
     control_plane            replaced: how commands reach all processes of the gateway
     endpoints, pages         routes for operators; of the admin listener alone
@@ -134,7 +135,6 @@ class Core:
         self.attempts = Attempts(
             fleet=self.fleet,
             upstream=self.upstream,
-            parsing=self.parsing,
             extensions=self.extensions,
             metrics=self.metrics,
             clock=self.clock,

@@ -330,7 +330,7 @@ def picture(answer: ReplicasAnswer, sharing: SharingAnswer) -> list[RenderableTy
     from gateway.commands.tables import line, number, table, text
 
     columns = [
-        text("replica"),
+        text("replica", max((len(row.name) for row in answer.replicas), default=0)),
         text("pool"),
         text("state"),
         number("in flight"),

@@ -151,6 +151,27 @@ class PartialReader:
         raise NotImplementedError
 
 
+class AnswerCollector:
+    """Makes one whole answer of an engine's stream: `feed` until it is `over`, `finish`, then `answer`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more of the stream is wanted."""
+        raise NotImplementedError
+
+    def feed(self, chunk: bytes) -> None:
+        """Raises ReplicaFailure."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """The stream is over."""
+        raise NotImplementedError
+
+    def answer(self) -> bytes:
+        """For the client. Raises ReplicaFailure if it is not whole."""
+        raise NotImplementedError
+
+
 IMPOSSIBLE, COMPLETE, ASK = "impossible", "complete", "ask"
 """Of a continuation: it cannot be requested; nothing is left to generate; it is to be requested."""
 
@@ -186,7 +207,49 @@ def cannot_count(api: str, path: str) -> str:
     )
 
 
-class Dialect:
+class Answers:
+    """The reading of answers: a dialect's own, or for one request that a replica got in another form (`request/forms.py`).
+
+    translated: the replica is asked in another dialect; `whole` and `error` turn what it answers into the client's. collects:
+    its plain answers are streams, for the `collector`.
+    """
+
+    translated = False
+    collects = False
+
+    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        """For one answer's stream. watchful: an event by which the engine reports its failure does not pass."""
+        raise NotImplementedError
+
+    def opening(self, data: bytes) -> StreamOpening | None:
+        """For the beginning of a stream, none of which was fed yet. None: these first bytes show that it has begun well."""
+        return None
+
+    def usage_of(self, body: bytes) -> Usage | None:
+        """The usage in a whole plain answer. Raises ReplicaFailure if no engine answers so."""
+        return None
+
+    def object_in(self, begin: bytes) -> str:
+        """The id of the object that an answer is. begin: of a plain answer, or of a stream's events. "": there is none."""
+        return ""
+
+    def answer_tail(self, begin: bytes) -> AnswerTail | None:
+        """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""
+        return None
+
+    def whole(self, body: bytes) -> bytes:
+        """A whole plain answer, as the client reads it. Raises ReplicaFailure if no engine answers so."""
+        return body
+
+    def error(self, status: int, body: bytes) -> bytes:
+        """The body of the replica's error, as the client reads it."""
+        return body
+
+    def collector(self) -> AnswerCollector:
+        raise NotImplementedError
+
+
+class Dialect(Answers):
     """One API. name: unique. strict: its paths take POST only, with a body that it understands; else any method goes on, and
     any body.
     """
@@ -194,7 +257,7 @@ class Dialect:
     name: ClassVar[str] = ""
     strict: ClassVar[bool] = True
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
-    translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in chat (`translation/`)
+    translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in another form
     makes_objects: ClassVar[bool] = True  # what the body says of storing is about its answer
     lacking: ClassVar[str] = ""  # what clients read where no replica knows the path (404); "": the replica's own answer
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
@@ -229,27 +292,7 @@ class Dialect:
         """The id of the object at the server that a path names, "" if it names none."""
         return ""
 
-    # -- answers
-
-    def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        """For one answer's stream. watchful: an event by which the engine reports its failure does not pass."""
-        raise NotImplementedError
-
-    def opening(self, data: bytes) -> StreamOpening | None:
-        """For the beginning of a stream, none of which was fed yet. None: these first bytes show that it has begun well."""
-        return None
-
-    def usage_of(self, body: bytes) -> Usage | None:
-        """The usage in a whole plain answer. Raises ReplicaFailure if no engine answers so."""
-        return None
-
-    def object_in(self, begin: bytes) -> str:
-        """The id of the object that an answer is. begin: of a plain answer, or of a stream's events. "": there is none."""
-        return ""
-
-    def answer_tail(self, begin: bytes) -> AnswerTail | None:
-        """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""
-        return None
+    # -- answers, beside how they are read
 
     def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool, diagnoses: bool) -> AnswerEditor | None:
         """For a good answer to a request that has breakpoints or `demands`. caches: the engine has a prefix cache, as far as is

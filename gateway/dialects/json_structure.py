@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.errors import GatewayError
+
 MAX_STRUCTURE: Final = 500_000
 
 # A text that is read in the event loop: 5 ms, if it is all brackets; or a longer one with few values: 3 ms.
@@ -26,6 +28,15 @@ def exceeds(raw: bytes, limit: int = MAX_STRUCTURE) -> bool:
     if len(raw) <= limit or signs(raw) <= limit:
         return False
     return outside_of_strings(raw, limit) > limit
+
+
+def too_complex() -> GatewayError:
+    """What a client reads whose body exceeds MAX_STRUCTURE."""
+    text = (
+        f"The body has more than {MAX_STRUCTURE:,} JSON values (its brackets and commas outside of strings are counted). "
+        "Send fewer values; long texts do not count."
+    )
+    return GatewayError(413, "request_too_complex", text)
 
 
 def is_quick(raw: bytes) -> bool:

@@ -36,6 +36,7 @@ FEATURES: Final = [
     Feature("live_page", _always),
     Feature("diagnostics", _always),
     Feature("fallback_pools", _always),
+    Feature("translation", _always),
     Feature("responses", _always),
     Feature("websocket", _always),
     Feature("discovery", _always),

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import marshal
 import resource
 import signal
 import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Final
 
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, router_prompt
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.json_edits import Edit, read_object
-from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds
+from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds, too_complex
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.responses.conversation import ConversationFields, given
@@ -32,7 +34,6 @@ from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError
-from gateway.features.translation.table import TRANSLATIONS
 from gateway.parser import wire
 
 # Address space per byte of a job's body. The worst body is one text with an emoji in it: four bytes per character, beside the
@@ -40,16 +41,20 @@ from gateway.parser import wire
 _MEMORY_PER_BYTE: Final = 12
 _DIALECTS: Final = Dialects()
 _OUTLINER: Final = Outliner(2048, 1 << 14)  # turns come again with each request of a conversation: a few MiB
+Operation = Callable[..., tuple[Any, ...]]
 MAX_ITEM_VALUES: Final = 4 * MAX_STRUCTURE  # of several turns that are kept, each of which had fewer than MAX_STRUCTURE
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the socket's file descriptor, the time limit of a job in seconds, its base address space in MiB."""
+    """arguments: the socket's file descriptor, the time limit of a job in seconds, its base address space in MiB, and the
+    operations of features (`ParserProcess.operations`) as JSON.
+    """
     sock, limit_s, memory = socket.socket(fileno=int(arguments[0])), int(arguments[1]), int(arguments[2]) << 20
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # the OOM killer takes this process before one that serves
+    operations = {**_OPERATIONS, **{name: _imported(path) for name, path in json.loads(arguments[3]).items()}}
     gc.disable()  # parsing makes no cycles
     with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
         while len(head := stream.read(wire.JOB.size)) == wire.JOB.size:
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str]) -> None:
             if len(body) < length:
                 return
             signal.alarm(limit_s)  # kills the process, even within a C function
-            result = answer(marshal.loads(job), body)
+            result = answer(marshal.loads(job), body, operations)
             signal.alarm(0)
             del body
             sock.sendall(result)
@@ -70,11 +75,17 @@ def _bound_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (size if most == resource.RLIM_INFINITY else min(size, most), most))
 
 
-def answer(job: tuple[Any, ...], body: bytes) -> bytes:
-    """The encoded result of one job."""
+def _imported(path: str) -> Operation:
+    module, _, name = path.partition(":")
+    operation: Operation = getattr(import_module(module), name)
+    return operation
+
+
+def answer(job: tuple[Any, ...], body: bytes, operations: Mapping[str, Operation] | None = None) -> bytes:
+    """The encoded result of one job. operations: by name; default: those of the core."""
     operation, *arguments = job
     try:
-        return wire.result(wire.DONE, *_OPERATIONS[operation](body, *arguments))
+        return wire.result(wire.DONE, *(operations or _OPERATIONS)[operation](body, *arguments))
     except GatewayError as error:
         return wire.refusal(error)
     except MemoryError:
@@ -108,7 +119,7 @@ def _read(dialect: Dialect, body: bytes) -> ApiRequest:
         return dialect.parse(body)
     api = dialect.parse_complex(body)
     if api is None:
-        raise _too_complex()
+        raise too_complex()
     return api
 
 
@@ -118,24 +129,9 @@ def _continue(body: bytes, name: str, text: str, tokens: int) -> tuple[str, list
     return continuation.request(body, text, tokens)
 
 
-def _too_complex() -> GatewayError:
-    text = (
-        f"The body has more than {MAX_STRUCTURE:,} JSON values (its brackets and commas outside of strings are counted). "
-        "Send fewer values; long texts do not count."
-    )
-    return GatewayError(413, "request_too_complex", text)
-
-
-def _translate(body: bytes, name: str) -> tuple[bytes, bytes]:
-    if exceeds(body, MAX_STRUCTURE):
-        raise _too_complex()
-    translated = TRANSLATIONS[name].request(body)
-    return translated.body, translated.echo
-
-
 def _create(body: bytes) -> CreateMessage:
     if exceeds(body):
-        raise _too_complex()
+        raise too_complex()
     return created(body)
 
 
@@ -150,7 +146,7 @@ def _references(body: bytes) -> tuple[list[Reference]]:
 
 def _given(body: bytes) -> ConversationFields:
     if exceeds(body):
-        raise _too_complex()
+        raise too_complex()
     return given(body)
 
 
@@ -175,10 +171,9 @@ def _require_items(joined: bytes) -> None:
         raise GatewayError(413, "too_large", text)
 
 
-_OPERATIONS: Final[Mapping[str, Callable[..., tuple[Any, ...]]]] = {
+_OPERATIONS: Final[Mapping[str, Operation]] = {
     wire.PARSE: _parse,
     wire.CONTINUE: _continue,
-    wire.TRANSLATE: _translate,
     wire.CREATE: _create,
     wire.MEMBERS: _members,
     wire.REFERENCES: _references,

@@ -29,9 +29,6 @@ from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
 from gateway.dialects.responses.create_message import CreateMessage, created
 from gateway.dialects.responses.references import Reference, references_in
-from gateway.features.translation.answers import TranslatedAnswers
-from gateway.features.translation.table import TRANSLATIONS
-from gateway.features.translation.translation import TranslatedRequest
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
 from gateway.turns import Turns, turns_of
@@ -45,7 +42,6 @@ MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per mess
 OUTLINED_INLINE_BYTES: Final = 1 << 17  # of a body whose prompt is outlined in the loop: 10 ms, if all of it is new
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
-_TRANSLATED_INLINE_BYTES: Final = 1 << 16
 _SCANNED_INLINE_BYTES: Final = 1 << 17
 
 
@@ -110,17 +106,6 @@ class Parsing:
         if verdict == IMPOSSIBLE:
             return None
         return b"" if verdict == COMPLETE else await edited(body, edits)
-
-    async def translated(self, dialect: Dialect, body: bytes, client: str = "") -> TranslatedAnswers:
-        """The request in chat, and how to read its answers. dialect: must be translatable. client: as for `parse`.
-
-        Raises GatewayError 400 for what cannot be said in chat; as `parse` if the body could not be parsed.
-        """
-        translation = TRANSLATIONS[dialect.name]
-        if len(body) <= _TRANSLATED_INLINE_BYTES:
-            return TranslatedAnswers(translation, translation.request(body))
-        request = TranslatedRequest(*await self.process.run((wire.TRANSLATE, dialect.name), body, client))
-        return TranslatedAnswers(translation, request)
 
     async def created(self, message: bytes, client: str = "") -> tuple[CreateMessage, bytes]:
         """A message of Responses' WebSocket mode: what it says, and the body of its request. client: as for `parse`.

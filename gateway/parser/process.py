@@ -93,11 +93,13 @@ class _FairQueue:
 
 class ParserProcess:
     """See the top of this file. job_s: time limit of a job; wait_s: of a job with its time in the queue; memory_mb: base
-    address space; boot: the program.
+    address space; boot: the program. operations: of features, by name, as "module:function"; they get the body and the job's
+    other arguments, and return a tuple of plain values. To be complete before the first job.
     """
 
     def __init__(self, *, job_s: float = JOB_S, wait_s: float = WAIT_S, memory_mb: int = MEMORY_MB, boot: str = BOOT) -> None:
         self.started = 0
+        self.operations: dict[str, str] = {}
         self._job_s = job_s
         self._wait_s = wait_s
         self._memory_mb = memory_mb
@@ -199,7 +201,8 @@ class ParserProcess:
         self._killed = [process for process in self._killed if process.poll() is None]
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        arguments = [str(theirs.fileno()), str(max(1, round(self._job_s))), str(self._memory_mb)]
+        limits = str(max(1, round(self._job_s))), str(self._memory_mb)
+        arguments = [str(theirs.fileno()), *limits, json.dumps(self.operations)]
         try:
             # In a new session: the terminal's signals are for the parent.
             self._process = subprocess.Popen(

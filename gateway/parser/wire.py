@@ -25,7 +25,6 @@ RESULT: Final = struct.Struct("<I")
 
 PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases, outlined -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
-TRANSLATE: Final = "translate"  # dialect -> body, echo (TranslatedRequest)
 CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)

@@ -30,17 +30,14 @@ from typing import Final, Protocol
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
 from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
-from gateway.features.translation.adaptation.answers import AdaptedAnswers
-from gateway.features.translation.adaptation.collecting import collected
-from gateway.features.translation.answers import TranslatedAnswers
-from gateway.features.translation.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
-from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
+from gateway.request.forms import EVENT_STREAM, NATIVE, Form, collected, not_streamed
 from gateway.request.lone_failures import LoneFailures
 from gateway.request.retries import RetryBudget, jitter
+from gateway.request.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall, UpstreamClient
@@ -52,7 +49,6 @@ MAX_SENT: Final = 4  # times that it is sent in all, where broken streams are re
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole before any of it goes to the client
 
 _MAX_ERROR: Final = 64 << 10  # bytes of an error that is translated
-EVENT_STREAM: Final = "text/event-stream"
 _CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine is not made for the request
 _FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS}  # a retry after these needs no budget and no pause
 
@@ -65,7 +61,6 @@ class Attempts:
         *,
         fleet: Fleet,
         upstream: UpstreamClient,
-        parsing: Parsing,
         extensions: Extensions,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -73,7 +68,6 @@ class Attempts:
     ) -> None:
         self._fleet = fleet
         self._upstream = upstream
-        self._parsing = parsing
         self._extensions = extensions
         self._metrics = metrics
         self._clock = clock
@@ -106,7 +100,7 @@ class Attempts:
                 else:
                     _close(refusal)
                     refusal = None
-                    if is_answer(answer):
+                    if answer.status < 400 or is_answer(answer):
                         verdicts.answered = True
                         attempts.error = _summary(answer) if answer.status >= 400 else ""
                         attempts.sent = reached + answer.sends
@@ -332,24 +326,23 @@ class Attempts:
         if exchange.notes is not None:
             call = exchange.notes.calls(call, state, trial.begun)
         try:
-            if exchange.dialect.translatable:
-                exchange.attempts.asked = True
-                answer = await self._open_translatable(exchange, state, call, fresh=fresh)
-            else:
-                if exchange.dialect.lacking and state.lacked(exchange.dialect.name, self._clock()):
-                    raise _unknown_path()
-                exchange.attempts.asked = True
-                answer = await self._open(state, exchange.call_to(state, call), fresh=fresh)
-                if exchange.dialect.lacking and may_be(answer.status):
-                    await self._require_path(exchange, state, answer)
+            dialect = exchange.dialect
+            if dialect.lacking and state.lacked(dialect.name, trial.begun):
+                raise _unknown_path()
+            exchange.attempts.asked = True
+            answer = await self._open(exchange, state, call, trial.begun, fresh=fresh)
+            status = answer.status
+            if status >= 400 and exchange.answers is dialect and (dialect.translatable or dialect.lacking):
+                answer = await self._require_path(exchange, state, call, answer, fresh=fresh)
+                status = answer.status
             trial.answers()
-            if exchange.api.metered and answer.status == 200:
+            if status == 200 and exchange.api.metered:
                 try:
                     await self._inspect(exchange, answer)
                 except BaseException:
                     answer.close()
                     raise
-            if is_answer(answer) and not state.refusals:
+            if (status < 400 or is_answer(answer)) and not state.refusals:
                 trial.success()
             else:
                 verdicts.answer(answer, state, trial, self._clock())
@@ -362,62 +355,69 @@ class Attempts:
             trial.abandoned()
             raise
 
-    async def _open_translatable(
-        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
+    async def _open(
+        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, now: float, *, fresh: bool
     ) -> ReplicaAnswer:
-        """As the replica speaks: in the client's dialect, or in chat. One that does not know the dialect's path is asked again
-        at once, and remembered.
+        """In the form that this replica needs. Raises ReplicaFailure also if it refuses the gateway's own key: the client has
+        none there.
         """
-        dialect, now = exchange.dialect, self._clock()
         exchange.attempts.body = b""  # an earlier replica's error
-        if state.speaks(dialect.name, now):
-            answer = await self._open(state, exchange.call_to(state, call), fresh=fresh)
-            if not (may_be(answer.status) and is_unknown_path(answer.status, await _begin_of(answer, MOST_READ))):
-                return answer
-            answer.close()
-            self._fleet.lacks(state, dialect.name, now)
-        translated = exchange.translated
-        if translated is None:
-            client = exchange.request.lease.account.client
-            translated = await self._parsing.translated(dialect, exchange.api.body, client)
-        answer = await self._open(state, exchange.translated_call(state, call, translated), fresh=fresh)
+        form = self._form(exchange, state, now)
+        if form is not NATIVE:
+            await form.prepare(exchange)
+        answer = await self._upstream.open(state.url, form.call(exchange, state, call), fresh=fresh)
         if answer.status != 200:
-            error = await _begin_of(answer, _MAX_ERROR)
-            exchange.attempts.body = translated.error(answer.status, error)
+            if answer.status in (401, 403) and state.member.key is not None:
+                answer.close()
+                text = f"it refuses the key that the gateway has for it (it answers {answer.status})"
+                raise ReplicaFailure(NO_ACCESS, text, reached=0)
+            if exchange.answers.translated:
+                error = await _begin_of(answer, _MAX_ERROR)
+                exchange.attempts.body = exchange.answers.error(answer.status, error)
         return answer
 
-    async def _open(self, state: ReplicaState, call: ReplicaCall, *, fresh: bool) -> ReplicaAnswer:
-        """Raises ReplicaFailure also if the replica refuses the gateway's own key: the client has none there."""
-        answer = await self._upstream.open(state.url, call, fresh=fresh)
-        if answer.status in (401, 403) and state.member.key is not None:
-            answer.close()
-            text = f"it refuses the key that the gateway has for it (it answers {answer.status})"
-            raise ReplicaFailure(NO_ACCESS, text, reached=0)
-        return answer
+    def _form(self, exchange: Exchange, state: ReplicaState, now: float) -> Form:
+        for form_of in self._extensions.forms:
+            form = form_of(exchange, state, now)
+            if form is not None:
+                return form
+        return NATIVE
 
-    async def _require_path(self, exchange: Exchange, state: ReplicaState, answer: ReplicaAnswer) -> None:
-        """Raises ReplicaFailure, and closes the answer, if the replica does not know the path, which is remembered."""
-        if is_unknown_path(answer.status, await _begin_of(answer, MOST_READ)):
+    async def _require_path(
+        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer, *, fresh: bool
+    ) -> ReplicaAnswer:
+        """A replica that does not know the path is remembered, and asked again at once where there is another form for it.
+
+        Raises ReplicaFailure, and closes the answer, if another replica is to be asked.
+        """
+        if not (may_be(answer.status) and is_unknown_path(answer.status, await _begin_of(answer, MOST_READ))):
+            return answer
+        now = self._clock()
+        self._fleet.lacks(state, exchange.dialect.name, now)
+        if exchange.dialect.lacking:
             answer.close()
-            self._fleet.lacks(state, exchange.dialect.name, self._clock())
             raise _unknown_path()
+        if self._form(exchange, state, now) is NATIVE:
+            return answer
+        answer.close()
+        return await self._open(exchange, state, call, now, fresh=fresh)
 
     async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
         """Check that it is what an engine would answer. Raises ReplicaFailure if not."""
-        dialect, attempts = exchange.answers, exchange.attempts
-        if isinstance(dialect, AdaptedAnswers) and not exchange.api.stream:
-            attempts.body = await collected(answer, dialect, exchange.charge)
+        answers, attempts = exchange.answers, exchange.attempts
+        if answers.collects and not exchange.api.stream:
+            attempts.body = await collected(answer, answers.collector(), exchange.charge)
             return
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()
             if exchange.api.keeps:
-                attempts.object = dialect.object_in(data)
-            if opening := dialect.opening(data):  # nearly all streams begin with their first data
+                attempts.object = answers.object_in(data)
+            if opening := answers.opening(data):  # nearly all streams begin with their first data
                 await first_data(answer, opening, data)
             return
         if exchange.api.stream and exchange.dialect.translatable and not exchange.request.any_form:
             # Clients of these take an object for a stream without events.
-            raise ReplicaFailure("garbage", f"asked for a stream, it answers with {answer.content_type or 'no content type'!r}")
+            raise not_streamed(answer)
         lease = exchange.request.lease
         before = lease.held
         try:
@@ -426,15 +426,15 @@ class Attempts:
             lease.shrink(lease.held - before)  # what there was of this answer is dropped
             raise
         if exchange.api.keeps:
-            attempts.object = dialect.object_in(body)
+            attempts.object = answers.object_in(body)
         if len(body) <= MAX_HELD_ANSWER:
-            attempts.usage = dialect.usage_of(body)
-            if isinstance(dialect, TranslatedAnswers):
-                body = dialect.answer(body)
-        elif isinstance(dialect, TranslatedAnswers):
+            attempts.usage = answers.usage_of(body)
+            if answers.translated:
+                body = answers.whole(body)
+        elif answers.translated:
             raise ReplicaFailure("garbage", f"an answer of more than {MAX_HELD_ANSWER} bytes is not translated")
         else:
-            attempts.tail = dialect.answer_tail(body)
+            attempts.tail = answers.answer_tail(body)
         attempts.body = body
 
 

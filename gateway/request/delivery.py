@@ -22,11 +22,10 @@ from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.dialect import StreamReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
-from gateway.features.translation.adaptation.answers import AdaptedAnswers
-from gateway.features.translation.adaptation.collecting import PLAIN
-from gateway.request.attempts import EVENT_STREAM, Attempts
+from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.forms import EVENT_STREAM
 from gateway.request.notes import DELIVER
 from gateway.request.resumption import Resumption, SentBytes, pump
 from gateway.request.running import Running
@@ -34,6 +33,7 @@ from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
 
 _CACHE_CONTROL: Final = b"cache-control"
+_PLAIN: Final = b"Content-Type: application/json\r\n"  # of an answer that was collected: its own head is that of a stream
 
 
 class Delivery:
@@ -66,8 +66,8 @@ class Delivery:
             replica = chosen.replica.encode("ascii")
             routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
         headers = downstream_headers(answer.head, answer.address)
-        if isinstance(exchange.answers, AdaptedAnswers) and attempts.body and answer.status == 200:
-            headers = PLAIN
+        if exchange.answers.collects and attempts.body and answer.status == 200:
+            headers = _PLAIN
         id_ = exchange.record.id.encode("ascii")
         headers = b"%bX-Request-Id: %b\r\n%b" % (headers, id_, routed)
         if exchange.dialect.id_header:

@@ -16,16 +16,9 @@ from gateway.accounting.meter import Bill
 from gateway.admission.memory import LARGE_BODY
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader
-from gateway.dialects.json_edits import apply
-from gateway.dialects.openai.request import CHAT
-from gateway.dialects.salts import is_object, salted
+from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
 from gateway.dialects.usage import Usage
-from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNREACHABLE, GatewayError, ReplicaFailure, over_budget
-from gateway.features.translation.adaptation.answers import AdaptedAnswers
-from gateway.features.translation.adaptation.request import adapted
-from gateway.features.translation.answers import TranslatedAnswers
-from gateway.features.translation.translation import CHAT_PATH
+from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
@@ -33,7 +26,6 @@ from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall
-from gateway.upstream.headers import with_bearer
 from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
 from router.native import mypyc_attr
@@ -165,14 +157,24 @@ class AnswerTap:
         raise NotImplementedError
 
 
+class RewrittenRequest:
+    """The request in another dialect, for all replicas that need it so. answers: reads what they answer."""
+
+    __slots__ = ("answers", "body")
+
+    def __init__(self, body: bytes, answers: Answers) -> None:
+        self.body = body
+        self.answers = answers
+
+
 class Exchange:
     """See the top of this file.
 
     caller, api, target, booking: to be read once their phase is over; parsed, booked: whether it is. permit: the slot in the
     pool. notes: of a feature that follows the request, None: nobody does. tap: what a good answer passes, None: nothing. salt:
-    the tenant's, for engines, where tenants are isolated; else empty. translated: the request in chat, once a replica needed
-    that. answers: what reads the answer of the replica in charge, `dialect` or `translated`. edited: what edits that answer, if
-    anything does.
+    the tenant's, for engines, where tenants are isolated; else empty. rewritten: the request in another dialect, once a
+    replica needed that. answers: what reads the answer of the replica in charge: `dialect`, or what its form has set
+    (`forms.py`). edited: what edits that answer, if anything does.
     """
 
     __slots__ = (
@@ -191,10 +193,10 @@ class Exchange:
         "permit",
         "record",
         "request",
+        "rewritten",
         "salt",
         "tap",
         "target",
-        "translated",
     )
 
     api: ApiRequest
@@ -213,8 +215,8 @@ class Exchange:
         self.salt = b""
         self.attempts = AttemptLog()
         self.delivered = DeliveryLog()
-        self.answers: Dialect = dialect
-        self.translated: TranslatedAnswers | None = None
+        self.answers: Answers = dialect
+        self.rewritten: RewrittenRequest | None = None
         self.edited: AnswerEditor | None = None
         self._copied = False  # a changed copy of the body is charged
 
@@ -249,65 +251,6 @@ class Exchange:
             return api.repeatable and not self.dialect.may_store(api, self.request.path)
         return self.request.method in _IDEMPOTENT
 
-    def call_to(self, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
-        """The call as it goes to this replica: without the client's billing line, if its pool wants that, with a token to
-        generate, if its engine has to have one, and with the salt, if it knows what to do with it.
-
-        Raises GatewayError if there is no room for the copy of a large body.
-        """
-        api = self.api
-        self.answers = self.dialect
-        if replica.engine.plain_chat and self.dialect.name == CHAT:
-            return self._adapted(call, call.body, self.dialect)
-        edits = api.billing if api.billing and self.target.strip_billing_header else []
-        if api.prewarm and not replica.engine.prewarms:
-            edits = edits + api.prewarm
-        if api.diagnosis and self.diagnoses:
-            edits = edits + api.diagnosis.edits
-        if edits:
-            self._charge_copy(call.body)
-            call = call.with_body(apply(call.body, edits))
-        if not self.salt or not replica.engine.salts:
-            return call
-        if is_object(call.body):
-            self._charge_copy(call.body)
-        body = salted(call.body, self.salt)
-        return call if body is None else call.with_body(body)
-
-    def _adapted(self, call: ReplicaCall, body: bytes, inner: Dialect) -> ReplicaCall:
-        """The call for an engine that takes texts only. inner: reads a chat answer for the client.
-
-        Raises ReplicaFailure if it cannot do what the request asks for.
-        """
-        try:
-            chat = adapted(body)
-        except GatewayError as error:
-            self.attempts.unfit = error.again()
-            raise ReplicaFailure(UNFIT, error.message, reached=0, blameless=True) from None
-        self.answers = AdaptedAnswers(chat, inner, self.record.id)
-        call = ReplicaCall("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
-        self._charge_copy(body)
-        chat.body, call.adapted = b"", True
-        return call
-
-    def translated_call(self, replica: ReplicaState, call: ReplicaCall, translated: TranslatedAnswers) -> ReplicaCall:
-        """The call as it goes to a replica that speaks chat only. Raises GatewayError if there is no room for a large body."""
-        if self.translated is None:
-            self.translated = translated
-            translated.seed = self.record.id
-            if len(translated.request.body) >= LARGE_BODY:
-                self.charge(len(translated.request.body))
-        self.answers = translated
-        body, headers, of_client = translated.request.body, call.headers, self.request.headers
-        if replica.engine.plain_chat:
-            return self._adapted(call, body, translated)
-        if self.salt and replica.engine.salts:
-            body = salted(body, self.salt) or body
-        key = of_client.get("X-Api-Key")
-        if key and of_client.get("Authorization") is None:
-            headers = with_bearer(headers, key)
-        return ReplicaCall("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
-
     def editor(self) -> AnswerEditor | None:
         """For a good answer of the replica in charge, where the client has asked something of it."""
         prompt = self.booking.prompt
@@ -323,7 +266,14 @@ class Exchange:
         """Whether `diagnostics` is the gateway's to answer: not for a pool that is Anthropic's own API."""
         return self.target.strip_billing_header
 
-    def _charge_copy(self, body: bytes) -> None:
+    def rewrite(self, rewritten: RewrittenRequest) -> None:
+        """Replicas of this pool get it in the place of the body. Raises GatewayError if there is no room for a large one."""
+        if len(rewritten.body) >= LARGE_BODY:
+            self.charge(len(rewritten.body))
+        self.rewritten = rewritten
+
+    def charge_copy(self, body: bytes) -> None:
+        """Charge memory for a changed copy of the body, once. Raises GatewayError if there is no room for it."""
         if len(body) >= LARGE_BODY and not self._copied:
             self.charge(len(body))
             self._copied = True
@@ -346,14 +296,12 @@ class Exchange:
 
     def give_up(self) -> None:
         """Another pool gets the request: drop the copies of its body, and release what they were charged. Idempotent."""
-        lease, translated = self.request.lease, self.translated
+        lease, rewritten = self.request.lease, self.rewritten
         if self._copied:
             lease.shrink(len(self.api.body))
-        if translated:
-            if len(translated.request.body) >= LARGE_BODY:
-                lease.shrink(len(translated.request.body))
-            translated.request.body = b""  # `answers` has it still
-        self._copied, self.translated = False, None
+        if rewritten and len(rewritten.body) >= LARGE_BODY:
+            lease.shrink(len(rewritten.body))
+        self._copied, self.rewritten = False, None
 
     def answered(self, answer: ReplicaAnswer) -> None:
         """The answer has begun. Unless it is a stream that may have to be resumed, the request will not be sent again: its body
@@ -362,8 +310,8 @@ class Exchange:
         if self.target.resume_streams and self.api.stream:
             return
         self.api.body = b""
-        if self.translated:
-            self.translated.request.body = b""
+        if self.rewritten:
+            self.rewritten.body = b""
         answer.when_sent(self.request.lease.drop_body)
 
     def charge(self, size: int) -> None:

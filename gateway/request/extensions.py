@@ -2,7 +2,7 @@
 
     begun ── identify ── parse ── answerers ── preparers ── admit ──────── choose ─────────── attempt ── deliver ── settle
                                                             entering       explainers         elsewhere  delivered  observers
-                                                            waited         chosen
+                                                            waited         chosen             forms
 
 Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty one costs a
 truth test. What of it raises GatewayError ends the request with that answer. A feature keeps its own state in a slot
@@ -18,6 +18,7 @@ from gateway.errors import GatewayError
 from gateway.fleet.directory import Target
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
+from gateway.request.forms import FormOf
 from router import Candidate
 from router.native import mypyc_attr
 
@@ -97,10 +98,22 @@ class Extensions:
 
     begun: a request has come; nothing is known of it but its head. entering: its pool is known, and it does not wait yet.
     waited: it has waited for a slot, and has one. chosen: it is booked, among these candidates, at this reading of the clock.
+    forms: asked in turn before each attempt for the form that its replica needs; None: another one, or the native form.
     delivered: its answer went out, whole or not.
     """
 
-    __slots__ = ("answerers", "begun", "chosen", "delivered", "elsewhere", "entering", "explainers", "preparers", "waited")
+    __slots__ = (
+        "answerers",
+        "begun",
+        "chosen",
+        "delivered",
+        "elsewhere",
+        "entering",
+        "explainers",
+        "forms",
+        "preparers",
+        "waited",
+    )
 
     def __init__(self) -> None:
         self.begun: list[Phase] = []
@@ -110,5 +123,6 @@ class Extensions:
         self.waited: list[Phase] = []
         self.explainers: list[Explainer] = []
         self.chosen: list[Chosen] = []
+        self.forms: list[FormOf] = []
         self.delivered: list[Phase] = []
         self.elsewhere: Elsewhere | None = None

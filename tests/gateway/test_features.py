@@ -14,10 +14,8 @@ from tests import test_layers as layers
 from tests.support.paths import ROOT
 
 FEATURES = sorted(path.name for path in (ROOT / "gateway" / "features").iterdir() if (path / "__init__.py").exists())
-# The core, or what composes it, still imports these: the table should be alone in that.
-NEEDED = {name for _, name in layers.LEFT} | {
-    layers.feature(other) for other in layers.imports("gateway.app") if layers.feature(other) not in ("", "table")
-}
+# What composes a gateway still imports these: the table should be alone in that.
+NEEDED = {layers.feature(other) for other in layers.imports("gateway.app") if layers.feature(other) not in ("", "table")}
 
 TOY = '''
 """A toy: refuses requests whose tenant is "nobody", counts those of the others, and asks all processes for the counts."""

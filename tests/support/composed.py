@@ -19,10 +19,13 @@ from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, frame
 
 CHAT = "/v1/chat/completions"
 PLAIN = b'{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":9,"completion_tokens":1}}'
+UNKNOWN_PATH = b'{"detail":"Not Found"}'
 EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n'
 
 
 def answer(request: bytes) -> bytes:
+    if request.startswith(b"POST /v1/messages "):
+        return framed(UNKNOWN_PATH).replace(b"200 OK", b"404 Not Found", 1)
     return framed(EVENTS, "text/event-stream") if b'"stream": true' in request else framed(PLAIN)
 
 
@@ -37,6 +40,11 @@ async def main() -> None:
             assert isinstance(reply, BytesReply)
             assert (reply.status, reply.whole) == (200, True), reply.body
             assert b"hi" in reply.body
+        if "translation" in sys.argv:
+            message = b'{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"hello"}]}'
+            reply = await gateway.lifecycle.serve(BytesRequest(message, "/v1/messages"))
+            assert isinstance(reply, BytesReply)
+            assert (reply.status, reply.body) == (404, UNKNOWN_PATH), "as the replica says it"
     assert gateway.router.ledger.open_leases == 0
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from gateway.accounting.consumed import NOTHING_PREDICTED, Consumption, consumed
 from gateway.errors import CLIENT_LEFT
-from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.request.attempts import Attempts
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -113,8 +112,7 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
         spent.usage, answer.unread = delivered.reply.usage, delivered.reply.unread
         record.subject.countable = False  # the sum of several prompts
     spent.consumed = _consumed(record, exchange)
-    answers = exchange.answers.inner if isinstance(exchange.answers, AdaptedAnswers) else exchange.answers
-    answer.translated = answers is not exchange.dialect
+    answer.translated = exchange.answers.translated
     if not record.cancelled:
         record.error = record.error or delivered.error or attempts.error
 

@@ -11,8 +11,8 @@ from bench.measure.mock import MockReplica, parameter
 from bench.measure.replies import WORDS
 from gateway.dialects.table import Dialects
 from gateway.dialects.usage import Usage
-from gateway.features.translation.unknown_path import is_unknown_path
 from gateway.fleet.engines import read, recognise
+from gateway.request.unknown_path import is_unknown_path
 from gateway.upstream.http1 import AnswerParser
 from tests.support.pages import parse_page
 

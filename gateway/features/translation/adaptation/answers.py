@@ -13,21 +13,19 @@ Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Dialect, StreamOpening, StreamReader
+from gateway.dialects.dialect import AnswerCollector, Answers, StreamOpening, StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
-from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.stream import ChatOpening, begins_well
 from gateway.dialects.usage import Usage
-from gateway.errors import GatewayError, ReplicaFailure
+from gateway.errors import ReplicaFailure
 from gateway.features.translation.adaptation.request import PlainChat
 from gateway.features.translation.adaptation.stops import StopFilter
-from gateway.features.translation.answers import TranslatedAnswers
 
 MAX_TEXT: Final = 1 << 20  # characters of an answer that is collected
 
@@ -163,10 +161,11 @@ class AdaptedReader(StreamReader):
         return b"data: " + orjson.dumps({**chunk, "choices": [choice]}) + b"\n\n"
 
 
-class CollectedAnswer:
-    """The same as one whole answer: `feed` until it is `over`, then `answer`."""
+class CollectedAnswer(AnswerCollector):
+    """The same as one whole answer. answers: turns it into the client's."""
 
-    def __init__(self, chat: PlainChat, id_: str) -> None:
+    def __init__(self, chat: PlainChat, id_: str, answers: Answers) -> None:
+        self._answers = answers
         self._pieces = ChatPieces(chat)
         self._model = chat.model
         self._id = id_
@@ -178,11 +177,9 @@ class CollectedAnswer:
         return self._pieces.over
 
     def feed(self, chunk: bytes) -> None:
-        """Raises ReplicaFailure."""
         self._add(self._pieces.feed(chunk))
 
     def finish(self) -> None:
-        """The stream is over."""
         self._add(self._pieces.finish())
 
     def _add(self, text: str) -> None:
@@ -193,21 +190,20 @@ class CollectedAnswer:
             self._texts.append(text)
 
     def answer(self) -> bytes:
-        """Raises ReplicaFailure if it is not whole."""
         if not self.over:
             raise ReplicaFailure("reset", "the stream ended without its last event")
         message = {"role": "assistant", "content": "".join(self._texts)}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._pieces.reason}
         head = {"id": self._id, "object": "chat.completion", "created": self._pieces.created, "model": self._model}
-        return orjson.dumps({**head, "choices": [choice]})
+        return self._answers.whole(orjson.dumps({**head, "choices": [choice]}))
 
 
-class AdaptedAnswers(Dialect):
-    """What `Dialect` says of answers, for one adapted request. inner: what reads a chat answer for the client."""
+class AdaptedAnswers(Answers):
+    """The answers to one adapted request. inner: reads a chat answer for the client."""
 
-    name: ClassVar[str] = "adapted"
-
-    def __init__(self, chat: PlainChat, inner: Dialect, seed: str) -> None:
+    def __init__(self, chat: PlainChat, inner: Answers, seed: str) -> None:
+        self.translated = inner.translated
+        self.collects = True
         self.chat = chat
         self.inner = inner
         self._id = f"chatcmpl-{seed}"
@@ -221,15 +217,14 @@ class AdaptedAnswers(Dialect):
     def usage_of(self, body: bytes) -> Usage | None:
         return None
 
-    def collected(self) -> CollectedAnswer:
-        return CollectedAnswer(self.chat, self._id)
+    def collector(self) -> CollectedAnswer:
+        return CollectedAnswer(self.chat, self._id, self.inner)
 
-    def answer(self, body: bytes) -> bytes:
-        """A collected answer, as the client reads it. Raises ReplicaFailure."""
-        return self.inner.answer(body) if isinstance(self.inner, TranslatedAnswers) else body
+    def whole(self, body: bytes) -> bytes:
+        return self.inner.whole(body)
 
-    def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
-        return error_body(error)
+    def error(self, status: int, body: bytes) -> bytes:
+        return self.inner.error(status, body)
 
 
 def _garbage(text: str) -> ReplicaFailure:

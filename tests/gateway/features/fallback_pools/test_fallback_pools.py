@@ -20,9 +20,9 @@ import pytest
 
 from gateway.admission.memory import MemoryLease
 from gateway.config.schema import Config
-from gateway.features.translation.translation import TranslatedRequest
 from gateway.fleet.directory import MAX_TARGETS
 from gateway.parser.parsing import INLINE_BYTES
+from gateway.request.exchange import RewrittenRequest
 from tests.gateway.conftest import Running, config_over, eventually, running
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import keeper
@@ -750,7 +750,7 @@ async def test_a_client_that_leaves_while_its_request_is_renamed_leaves_nothing(
         await eventually(lambda: process._task)
         await eventually(lambda: all(pool.admission.inflight == 0 for pool in gateway.fleet.pools))
         assert request_lines() == []
-        assert not any(type(each) is TranslatedRequest and len(each.body) > MIB for each in gc.get_objects())
+        assert not any(type(each) is RewrittenRequest and len(each.body) > MIB for each in gc.get_objects())
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         await eventually(lambda: request_lines() and gateway.served.memory.held == 0)

@@ -56,7 +56,7 @@ def read(data: bytes, cuts: list[int], **body: Any) -> tuple[str, str | None, bo
 def test_any_cutting_gives_the_same(texts: list[str], cuts: list[int]) -> None:
     data = stream(*texts)
     assert read(data, cuts) == ("".join(texts), "stop", True)
-    collected, at = answers().collected(), 0
+    collected, at = answers().collector(), 0
     for end in (*sorted(cuts), len(data)):
         collected.feed(data[at:end])
         at = max(at, end)
@@ -87,7 +87,7 @@ def test_an_answer_of_as_many_pieces_as_tokens_were_allowed_was_cut() -> None:
 @pytest.mark.parametrize("data", [stream("a", done=b""), stream("a", reason="", done=b""), b""])
 def test_half_a_stream_is_not_complete(data: bytes) -> None:
     assert not read(data, [])[2]
-    collected = answers().collected()
+    collected = answers().collector()
     collected.feed(data)
     collected.finish()
     with pytest.raises(ReplicaFailure, match="without its last event"):
@@ -110,7 +110,7 @@ def test_what_no_engine_writes_is_its_failure(data: bytes, why: str) -> None:
 
 
 def test_a_collected_answer_is_bounded() -> None:
-    collected, piece = answers().collected(), event({"role": "assistant", "content": "x" * 60_000}, "")
+    collected, piece = answers().collector(), event({"role": "assistant", "content": "x" * 60_000}, "")
     for _ in range(MAX_TEXT // 60_000):
         collected.feed(piece)
     with pytest.raises(ReplicaFailure, match="more than"):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.features.translation.unknown_path import MOST_READ, is_unknown_path, may_be
+from gateway.request.unknown_path import MOST_READ, is_unknown_path, may_be
 
 
 @pytest.mark.parametrize(

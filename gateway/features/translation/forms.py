@@ -1,0 +1,96 @@
+"""The forms of requests for replicas that do not speak their dialect, and for engines that take texts only."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.dialects.dialect import Answers
+from gateway.dialects.openai.request import CHAT
+from gateway.dialects.salts import salted
+from gateway.errors import UNFIT, GatewayError, ReplicaFailure
+from gateway.features.translation.adaptation.answers import AdaptedAnswers
+from gateway.features.translation.adaptation.request import adapted
+from gateway.features.translation.answers import TranslatedAnswers
+from gateway.features.translation.table import TRANSLATIONS
+from gateway.features.translation.translation import CHAT_PATH, TranslatedRequest
+from gateway.fleet.state import ReplicaState
+from gateway.parser.process import ParserProcess
+from gateway.request.exchange import Exchange, RewrittenRequest
+from gateway.request.forms import Form
+from gateway.upstream.client import ReplicaCall
+from gateway.upstream.headers import with_bearer
+
+OPERATION: Final = "translate"  # of the parser process: dialect -> body, echo
+_INLINE_BYTES: Final = 1 << 16  # of a body that is translated in the event loop
+
+
+class AdaptedForm(Form):
+    """A chat request for an engine that takes texts only."""
+
+    def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
+        return _adapted(exchange, call, call.body, exchange.dialect)
+
+
+class TranslatedForm(Form):
+    """A request of another dialect in chat."""
+
+    def __init__(self, process: ParserProcess) -> None:
+        self._process = process
+
+    async def prepare(self, exchange: Exchange) -> None:
+        """Raises GatewayError 400 for what cannot be said in chat, 500 or 503 if a large body could not be read."""
+        if exchange.rewritten is not None:
+            return
+        name, body = exchange.dialect.name, exchange.api.body
+        translation = TRANSLATIONS[name]
+        if len(body) <= _INLINE_BYTES:
+            request = translation.request(body)
+        else:
+            client = exchange.request.lease.account.client
+            request = TranslatedRequest(*await self._process.run((OPERATION, name), body, client))
+        answers = TranslatedAnswers(translation, request.echo, exchange.record.id)
+        exchange.rewrite(RewrittenRequest(request.body, answers))
+
+    def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
+        rewritten, headers, of_client = exchange.rewritten, call.headers, exchange.request.headers
+        assert rewritten is not None, "it is prepared"
+        body, exchange.answers = rewritten.body, rewritten.answers
+        if replica.engine.plain_chat:
+            return _adapted(exchange, call, body, rewritten.answers)
+        if exchange.salt and replica.engine.salts:
+            body = salted(body, exchange.salt) or body
+        key = of_client.get("X-Api-Key")
+        if key and of_client.get("Authorization") is None:
+            headers = with_bearer(headers, key)
+        return ReplicaCall("POST", CHAT_PATH, headers, body, repeatable=call.repeatable, via=call.via)
+
+
+class ChatForms:
+    """Chooses between the two, and none."""
+
+    def __init__(self, process: ParserProcess) -> None:
+        self._adapted = AdaptedForm()
+        self._translated = TranslatedForm(process)
+
+    def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
+        """For this replica; None: none of them."""
+        dialect = exchange.dialect
+        if dialect.translatable:
+            return None if replica.speaks(dialect.name, now) else self._translated
+        return self._adapted if dialect.name == CHAT and replica.engine.plain_chat else None
+
+
+def _adapted(exchange: Exchange, call: ReplicaCall, body: bytes, inner: Answers) -> ReplicaCall:
+    """body: a chat request. inner: reads a chat answer for the client. Raises ReplicaFailure if its engine cannot do what the
+    request asks for.
+    """
+    try:
+        chat = adapted(body)
+    except GatewayError as error:
+        exchange.attempts.unfit = error.again()
+        raise ReplicaFailure(UNFIT, error.message, reached=0, blameless=True) from None
+    exchange.answers = AdaptedAnswers(chat, inner, exchange.record.id)
+    made = ReplicaCall("POST", CHAT_PATH, call.headers, chat.body, repeatable=call.repeatable, via=call.via)
+    exchange.charge_copy(body)
+    chat.body, made.adapted = b"", True
+    return made
