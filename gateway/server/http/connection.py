@@ -395,7 +395,8 @@ class ClientConnection(asyncio.Protocol):
         if len(self._buffer) > MAX_PIPELINED and not self._held and self.transport:
             self._held = True
             self.transport.pause_reading()
-            self._watch()
+            if self._look is None:  # else it still looks since the last time
+                self._watch()
 
     def _charge(self) -> None:
         """The bytes behind the current request, and what is late, to the connection's lease."""
@@ -464,7 +465,8 @@ class ClientConnection(asyncio.Protocol):
             pipelined = bytes(self._buffer)
             self._buffer.clear()
             self._begin_with(pipelined)
-        self._release_hold()
+        if len(self._buffer) <= MAX_PIPELINED:
+            self._release_hold()
 
     def _refuse(self, error: GatewayError, *, to_head: bool = False) -> None:
         """Answer what is no request, as the last answer of this connection."""

@@ -334,6 +334,30 @@ async def test_what_comes_behind_a_request_is_bounded() -> None:
         assert await asking == [b"POST /v1/chat/completions " + body] * many
 
 
+async def test_small_requests_without_end_are_read_as_they_are_served() -> None:
+    """Each one that is served makes room for no more than itself, and one timer looks at the socket."""
+    reads, watches, done = 0, 0, asyncio.Event()
+
+    async def handler(request: HttpRequest) -> Any:
+        nonlocal reads, watches
+        transport = request.connection.transport
+        reads += transport.is_reading() and request.lease.account.held > MAX_PIPELINED + 1000
+        if request.path == "/last":
+            watches = sum("_watch" in repr(each) for each in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+            done.set()
+        return await echo(request)
+
+    async with serving(handler) as (_, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reading = asyncio.create_task(reader.read())
+        writer.write(GET * 12_000 + GET.replace(b"health", b"last"))
+        await done.wait()
+        writer.close()
+        reading.cancel()
+    assert not reads
+    assert watches <= 1
+
+
 async def test_what_waits_in_the_write_buffer_of_a_connection_is_bounded() -> None:
     async with serving(echo) as (front, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
