@@ -17,6 +17,7 @@ from typing import Final
 
 # Of all heads of one answer together, interim ones (1xx) included; also of its trailers.
 MAX_HEAD_BYTES: Final = 64 << 10
+MAX_TRAILER_BYTES: Final = 4096  # of a request; they are not charged to its client
 MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which are ignored
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -128,7 +129,7 @@ class AnswerParser:
         self._upgrades = upgrades
         self._buffer = b""
         self._left = 0  # remaining bytes of the body or chunk
-        self._skipped = 0  # bytes of interim heads
+        self._skipped = 0  # bytes of interim heads, or that trailers may not have
         self._step = _HEAD_NEXT
         self.head: AnswerHead | None = None
         self.complete = False
@@ -256,7 +257,7 @@ class AnswerParser:
     def _read_trailers(self, data: bytes) -> bytes:
         """Trailers are checked and dropped: forwarding them as headers is too late."""
         end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
-        if (end if end != 1 else len(data) - 3) > MAX_HEAD_BYTES:
+        if (end if end != 1 else len(data) - 3) + self._skipped > MAX_HEAD_BYTES:
             raise FramingError("the trailers are too long")
         if end == 1:
             self._buffer = data
@@ -279,6 +280,7 @@ def chunked_body() -> AnswerParser:
     """The parser of a chunked body that comes without a head: of a request."""
     body = AnswerParser()
     body._step = _CHUNK_LINE_NEXT
+    body._skipped = MAX_HEAD_BYTES - MAX_TRAILER_BYTES
     return body
 
 

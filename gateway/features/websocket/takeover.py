@@ -22,7 +22,7 @@ class ReplacedProtocol(Protocol):
 
     @property
     def sent_early(self) -> bool:
-        """Whether anything has come behind the request that is being answered."""
+        """Whether anything has come behind the request that is being answered, or some of its body is still to come."""
 
     def connection_lost(self, exc: Exception | None, /) -> None: ...
     def pause_writing(self) -> None: ...

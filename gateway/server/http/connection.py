@@ -8,7 +8,7 @@
 idle: `_buffer` has the beginning of a head, or nothing. receiving, answering: `_request` is served by `_task`; bytes behind
 its body wait in `_buffer`, and beyond MAX_PIPELINED reading is paused. lingering: the last answer is written, and what the
 client still sends is read and dropped for LINGER_S, because closing a connection with unread bytes resets it, and the client
-might lose the answer.
+might lose the answer. So is a last answer that more requests wait behind.
 
 Requests of one connection are served one after the other, in their order. All received bytes are charged to the memory budget:
 a head and a body to the lease of their request, others to that of the connection. When the budget refuses them, it ends with
@@ -157,8 +157,9 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def sent_early(self) -> bool:
-        """Whether anything has come behind the current request."""
-        return bool(self._buffer) or self._waits()
+        """Whether anything has come behind the current request, or some of its body is still to come."""
+        request = self._request
+        return bool(self._buffer) or self._waits() or (request is not None and not request.complete)
 
     def close(self) -> None:
         """After what is written. Its client has the idle time to read that; then the connection is reset, for an answer without
@@ -395,7 +396,8 @@ class ClientConnection(asyncio.Protocol):
         if len(self._buffer) > MAX_PIPELINED and not self._held and self.transport:
             self._held = True
             self.transport.pause_reading()
-            self._watch()
+            if self._look is None:  # else it still looks since the last time
+                self._watch()
 
     def _charge(self) -> None:
         """The bytes behind the current request, and what is late, to the connection's lease."""
@@ -442,7 +444,7 @@ class ClientConnection(asyncio.Protocol):
             reply = await handler(request)
             await reply.flushed()
             keep = reply.keep_alive and request.complete and not self._ends
-            if not request.complete:
+            if not keep and (self._ends or self.sent_early):
                 self._drop_input()
                 if request.lingers:
                     await self._linger()
@@ -464,7 +466,8 @@ class ClientConnection(asyncio.Protocol):
             pipelined = bytes(self._buffer)
             self._buffer.clear()
             self._begin_with(pipelined)
-        self._release_hold()
+        if len(self._buffer) <= MAX_PIPELINED:
+            self._release_hold()
 
     def _refuse(self, error: GatewayError, *, to_head: bool = False) -> None:
         """Answer what is no request, as the last answer of this connection."""

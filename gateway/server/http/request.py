@@ -126,7 +126,7 @@ class HttpRequest(ClientRequest):
         self._add(piece, 0)
         if not chunks.complete:
             return b""
-        self._left = 0
+        self._left, self._chunks = 0, None  # which refers to what came behind the request
         self._finish()
         return chunks.rest
 

@@ -39,7 +39,7 @@ _OTHER_VERSION: Final = re.compile(rb"%s %s(?: HTTP/[0-9]\.[0-9])?\r\n" % (_METH
 _BEGIN: Final = re.compile(rb"[A-Z]{1,7}+(?: |\Z)")
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,12})(?=\r\n)")
 _LENGTH: Final = re.compile(rb"[0-9]{1,12}")
-_ABSOLUTE: Final = re.compile(r"https?://[^/?]*(.*)", re.IGNORECASE)
+_ABSOLUTE: Final = re.compile(r"https?://[^/?#]*(.*)", re.IGNORECASE)
 _ONCE: Final = frozenset(
     b"content-length content-location content-range content-type etag expect host max-forwards server transfer-encoding"
     b" user-agent".split()
@@ -197,7 +197,7 @@ def _parse(data: bytes) -> RequestHead:
     found = _HEAD.fullmatch(data)
     if found is None:
         raise _refusal_of(data)
-    if len(found[2]) > MAX_LINE_BYTES:
+    if found.start(4) > MAX_LINE_BYTES:
         raise line_too_long(MAX_LINE_BYTES)
     pairs = _FIELD.findall(found[4])
     if any(b"\t" in value and name.lower() in _FRAMING for name, value in pairs):

@@ -494,6 +494,8 @@ async def test_the_handshake() -> None:
         assert b"\r\nSec-WebSocket-Protocol: realtime\r\n" in (await exchange(run, offered))[1]
         early = handshake(run) + masked(1, b"{}")
         assert (await exchange(run, early))[0] == 400
+        for framing in ({"Content_Length": "9"}, {"Transfer_Encoding": "chunked"}):  # its body would be read as messages
+            assert (await exchange(run, handshake(run, **framing)))[0] == 400
         await nothing_held(run)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import tracemalloc
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +18,8 @@ from gateway.errors import GatewayError
 from gateway.server.http.connection import MAX_PIPELINED, MAX_UNCHARGED
 from gateway.server.http.connections import ClientServer
 from gateway.server.http.request import HttpRequest
-from gateway.server.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES, read_head
-from gateway.upstream.http1 import AnswerParser
+from gateway.server.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES, MAX_LINE_BYTES, read_head
+from gateway.upstream.http1 import MAX_TRAILER_BYTES, AnswerParser
 from tests.gateway.conftest import eventually
 from tests.gateway.servers import serving
 
@@ -149,6 +151,8 @@ async def test_any_cutting_gives_the_same_answers(requests: list[bytes], data: s
         post(b"a", path="", method="GET "),
         post(b"a", method="BREW"),
         post(b"a", path="/a#b"),
+        post(b"a", path="http://h#/v1/x"),
+        post(b"a", path="/" + "a" * (MAX_LINE_BYTES - len("POST / HTTP/1.1\r\n") + 1)),  # whether it comes in pieces or not
         post(b"a", path="/a/../b"),
         post(b"a", path="/%2e%2E/b"),
         post(b"a", path="ftp://h/a"),
@@ -266,6 +270,27 @@ async def test_the_last_answer_closes_the_connection() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_the_last_answer_arrives_whatever_comes_behind_its_request(loop: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    """A connection that is closed before all of it was read is reset, and its client loses what it has not read."""
+
+    async def last(request: HttpRequest) -> Any:
+        reply = request.reply(keep_alive=False, patience_s=5)
+        reply.begin(200, b"", length=5, first=b"hello")
+        return reply
+
+    async def scenario() -> None:
+        async with serving(last) as (front, port), asyncio.timeout(40):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET * 40_000)
+            await writer.drain()
+            assert (await reader.read()).endswith(b"\r\n\r\nhello")
+            writer.close()
+            await eventually(lambda: not front.connections and not front.budget.held)
+
+    loop(scenario())
+
+
 @pytest.mark.parametrize("keep_alive", [True, False])
 async def test_a_closed_connection_whose_client_does_not_read_ends(keep_alive: bool) -> None:
     """Too little is left of the answer to wait for the client before the connection is closed."""
@@ -332,6 +357,73 @@ async def test_what_comes_behind_a_request_is_bounded() -> None:
         await eventually(lambda: front.connections and front.connections[0]._held)
         go.set()
         assert await asking == [b"POST /v1/chat/completions " + body] * many
+
+
+async def test_small_requests_without_end_are_read_as_they_are_served() -> None:
+    """Each one that is served makes room for no more than itself, and one timer looks at the socket."""
+    reads, watches, done = 0, 0, asyncio.Event()
+
+    async def handler(request: HttpRequest) -> Any:
+        nonlocal reads, watches
+        transport = request.connection.transport
+        reads += transport.is_reading() and request.lease.account.held > MAX_PIPELINED + 1000
+        if request.path == "/last":
+            watches = sum("_watch" in repr(each) for each in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+            done.set()
+        return await echo(request)
+
+    async with serving(handler) as (_, port), asyncio.timeout(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reading = asyncio.create_task(reader.read())
+        writer.write(GET * 12_000 + GET.replace(b"health", b"last"))
+        await done.wait()
+        writer.close()
+        reading.cancel()
+    assert not reads
+    assert watches <= 1
+
+
+async def test_what_comes_behind_a_chunked_request_is_held_once() -> None:
+    """Not by the request as well, uncharged."""
+    begun, go, many, size = 0, asyncio.Event(), 16, 100_000
+
+    async def handler(request: HttpRequest) -> Any:
+        nonlocal begun
+        begun += 1
+        await go.wait()
+        return await echo(request)
+
+    async with serving(handler, connections=2 * many) as (front, port), contextlib.AsyncExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for _ in range(many):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            writer.write(CHUNKED + post(b"x" * size))
+            await writer.drain()
+        await eventually(lambda: begun == many and front.budget.held > many * MAX_PIPELINED)
+        assert tracemalloc.get_traced_memory()[0] < 1.5 * front.budget.held
+        go.set()
+
+
+async def test_trailers_are_bounded_for_they_are_not_charged() -> None:
+    read = list[int]()
+
+    async def handler(request: HttpRequest) -> Any:
+        with contextlib.suppress(GatewayError):
+            await request.arrived()
+            read.append(size)
+        reply = request.reply(keep_alive=False, patience_s=5)
+        reply.begin(200, b"", length=0)
+        return reply
+
+    async with serving(handler) as (_, port), asyncio.timeout(40):
+        for size in (MAX_TRAILER_BYTES - 100, MAX_TRAILER_BYTES):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(CHUNKED[:-2] + b"X: %b\r\n\r\n" % (b"x" * size))
+            assert await reader.read()
+            writer.close()
+    assert read == [MAX_TRAILER_BYTES - 100]
 
 
 async def test_what_waits_in_the_write_buffer_of_a_connection_is_bounded() -> None:
