@@ -94,7 +94,11 @@ class SqliteFile:
     def reading(self) -> Iterator[Connection]:
         """Without a transaction: a read would wait for the writers of all gateways."""
         with self._engine.connect() as connection:
-            yield connection
+            try:
+                yield connection
+            except BaseException:
+                connection.invalidate()  # rows that were not fetched would hold the read lock: no write could begin on it
+                raise
 
     def close(self) -> None:
         """Close all connections. None may be in use."""
