@@ -4,7 +4,7 @@ in an editable installation, everything stays plain Python and works the same.
     python hatch_build.py FOLDER     # the packages, compiled, in a folder of their own: put it on PYTHONPATH to run them
 
 Environment: WARMROUTE_COMPILE=no leaves it out, =require makes it an error if it cannot be done (default: it is tried).
-WARMROUTE_OPT_LEVEL: the C compiler's -O, 0 to 3 (default 3; 0 takes a third of the time, for tests of the build itself).
+WARMROUTE_OPT_LEVEL: the C compiler's -O, 0 to 3 (default 3; 1 takes half of the time, for tests).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def install(core: Core) -> None:
     def endpoints(operator: Operator, local: LocalControl, control: ControlPlane) -> list[Route]:
         broadcast = Broadcast(local, control, core.wall_clock)
         core.running.tell(broadcast.close)
+        core.put(broadcast)
         return LiveEndpoints(operator, local, broadcast).routes()
 
     core.endpoints.append(endpoints)

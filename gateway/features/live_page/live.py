@@ -106,7 +106,7 @@ class LiveEndpoints:
         return _json({"node": _node(drawn), **about})
 
     def __repr__(self) -> str:
-        return f"<LiveEndpoints, {self._broadcast!r}"
+        return f"<LiveEndpoints, {self._broadcast!r}>"
 
 
 async def _drawn(picture: Picture, way: list[bytes]) -> DrawnNode:

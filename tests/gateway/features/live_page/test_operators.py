@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
+from gateway.features.live_page.broadcast import Broadcast
 from gateway.features.live_page.view import LiveView
 from tests.gateway.conftest import eventually
 from tests.gateway.features.live_page.conftest import fleet, opened
@@ -167,5 +168,5 @@ async def test_a_watcher_that_goes_is_forgotten(browser: Browser) -> None:
     async with fleet() as (runs, _):
         async with opened(browser, runs[0]) as tab:
             await expect(tab.page.get_by_role("status").first).to_have_text("live")
-            assert repr(runs[0].gateway.served.features[-1]).endswith("to 1>")
-        await eventually(lambda: repr(runs[0].gateway.served.features[-1]).endswith("to 0>"))
+            assert repr(runs[0].gateway[Broadcast]).endswith("to 1>")
+        await eventually(lambda: repr(runs[0].gateway[Broadcast]).endswith("to 0>"))

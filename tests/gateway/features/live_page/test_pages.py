@@ -16,7 +16,7 @@ from tests.support.fakes import FakeReplica
 from tests.support.packages import Kind, packed
 from tests.support.paths import ROOT
 
-STATIC = ROOT / "gateway" / "server" / "ui" / "static"
+STATIC = ROOT / "gateway" / "features" / "live_page" / "static"
 MOST_LINES = 200  # of a file of ours
 MOST_BYTES = 400_000  # of all of them
 FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
