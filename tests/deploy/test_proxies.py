@@ -10,7 +10,6 @@ import contextlib
 import http.client
 import json
 import re
-import shutil
 import socket
 import sys
 import urllib.error
@@ -23,9 +22,8 @@ import pytest
 import yaml
 
 from bench.measure.ports import free_port
-from scripts.fuzzing.diff import nginx_program
 from tests.deploy.processes import answers, running, until
-from tests.support.tools import ROOT, missing
+from tests.support.tools import ROOT, tool
 
 pytestmark = pytest.mark.tools
 
@@ -51,9 +49,6 @@ class Site:
         self.gateway, self.admin, self.shortest, self.keeps_host, self.hides, self.replica = (free_port() for _ in range(6))
 
 
-NO_NGINX = "nginx is missing: apt-get install nginx-light"
-
-
 @contextlib.contextmanager
 def gateway(port: int, admin: int, replica: int, folder: Path) -> Iterator[None]:
     """A gateway on this port, in front of a replica (which need not be there)."""
@@ -71,7 +66,7 @@ def gateway(port: int, admin: int, replica: int, folder: Path) -> Iterator[None]
 
 @pytest.fixture(params=["", "k-1"], ids=["without a key", "with a key"])
 def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    nginx = nginx_program() or missing(NO_NGINX)
+    nginx = str(tool("nginx"))
     monkeypatch.setenv("WARMROUTE_ADMIN_KEY", request.param)
     made = Site()
     conf = tmp_path / "nginx.conf"
@@ -161,11 +156,10 @@ def command_of(program: str, block: str, folder: Path) -> list[str]:
     conf = folder / "proxy.conf"
     if program == "nginx":
         conf.write_text(AROUND.format(folder=folder, block=block))
-        return [nginx_program() or missing(NO_NGINX), "-c", str(conf)]
+        return [str(tool("nginx")), "-c", str(conf)]
     assert block.count(HAPROXY_SOCKET) == 1
     conf.write_text(block.replace(HAPROXY_SOCKET, str(folder / "admin.sock")))
-    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
-    return [found or missing("haproxy is missing: apt-get install haproxy"), "-db", "-f", str(conf)]
+    return [str(tool("haproxy")), "-db", "-f", str(conf)]
 
 
 @pytest.fixture(params=["nginx", "haproxy"])

@@ -13,11 +13,12 @@ from tests.support.paths import ROOT
 
 
 def tool(name: str) -> Path:
-    """The program from .tools/bin or PATH; without it the test is skipped, or fails where it has to run."""
+    """The program from .tools/bin, PATH or /usr/sbin; without it the test is skipped, or fails where it has to run."""
     local = ROOT / ".tools" / "bin" / name
     if local.exists():
         return local
-    return Path(shutil.which(name) or missing(f"{name} is missing: run scripts/tools.sh"))
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin")
+    return Path(found or missing(f"{name} is missing: run scripts/tools.sh"))
 
 
 def missing(reason: str) -> NoReturn:

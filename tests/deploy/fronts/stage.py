@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
 import ssl
 import subprocess
 import sys
@@ -21,9 +20,8 @@ from typing import Any, Final
 import yaml
 
 from bench.measure.ports import free_port
-from scripts.fuzzing.diff import nginx_program
 from tests.deploy.processes import answers, running, until
-from tests.support.tools import ROOT, missing, tool
+from tests.support.tools import ROOT, tool
 
 PAGE: Final = ROOT / "docs" / "sessions-in-front.md"
 FRONTS: Final = ("nginx", "haproxy", "envoy")
@@ -107,7 +105,7 @@ def nginx(port: int, gateways: Sequence[int], tls: Certificate, folder: Path, ba
         block = replaced(block, "hash $warmroute_key consistent;", balance)
     conf = folder / "nginx.conf"
     conf.write_text(AROUND.format(folder=folder, block=for_each(block, gateways)), "utf-8")
-    return [nginx_program() or missing("nginx is missing: apt-get install nginx-light"), "-c", str(conf)]
+    return [str(tool("nginx")), "-c", str(conf)]
 
 
 def haproxy(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) -> list[str]:
@@ -116,7 +114,7 @@ def haproxy(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) 
     block = replaced(block, "/etc/haproxy/tls.pem", str(tls.both))
     conf = folder / "haproxy.conf"
     conf.write_text(for_each(block, gateways), "utf-8")
-    return [shutil.which("haproxy", path="/usr/sbin") or str(tool("haproxy")), "-db", "-f", str(conf)]
+    return [str(tool("haproxy")), "-db", "-f", str(conf)]
 
 
 def envoy(port: int, gateways: Sequence[int], tls: Certificate, folder: Path) -> list[str]:

@@ -7,14 +7,13 @@ from random import Random
 import pytest
 
 from scripts.fuzz import seeds
-from scripts.fuzzing.diff import Row, compare_all, inputs, nginx_program, table
-from tests.support.tools import missing
+from scripts.fuzzing.diff import Row, compare_all, inputs, table
+from tests.support.tools import tool
 
 
 @pytest.mark.tools
 async def test_what_is_taken_is_read_as_others_read_it() -> None:
-    program = nginx_program() or missing("nginx is missing: apt-get install nginx-light")
-    rows = await compare_all([*seeds("answers"), *inputs(Random(1), 400)], program)
+    rows = await compare_all([*seeds("answers"), *inputs(Random(1), 400)], str(tool("nginx")))
     assert [row for row in rows if row.wrong] == []
     assert sum(row.ours is not None and row.nginx is not None and row.aiohttp is not None for row in rows) > 100
     assert "| the body's length is ambiguous or not a number | refuses | takes |" in table(rows, "nginx")
