@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from gateway.config.source import load
+from gateway.dialects.salts import salted
 from gateway.parser.parsing import INLINE_BYTES
-from gateway.request.exchange import salted
 from gateway.server.access import KEY_HEADER, fields_are_direct
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.fakes import FakeReplica, answers, dies, hangs, models, status, streams
