@@ -38,7 +38,7 @@ PYTEST := python -m pytest -n $(JOBS) --dist worksteal
 OTHERS := image or clients or cluster or engines
 
 # The gate: at least one case of each behaviour. SLOWEST: how many of the slowest tests are printed in the end.
-# PROCESSES=no leaves out what starts whole gateways under load, where `make test-compiled` follows, which has them.
+# PROCESSES=no leaves out what starts whole gateways under load: `make test-compiled` has them too.
 SLOWEST ?= 50
 PROCESSES ?=
 test: $(VENV)/.dev
