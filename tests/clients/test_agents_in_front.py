@@ -1,4 +1,4 @@
-"""Codex, OpenCode and Claude Code themselves through nginx, as docs/sessions-in-front.md configures it, over two gateways.
+"""Codex, OpenCode and Claude Code themselves through nginx, as docs/proxies.md configures it, over two gateways.
 
 Over TLS, by the header that each sends without being asked: `make test-clients`.
 """

@@ -123,7 +123,7 @@ def test_a_proxy_that_hides_itself_makes_operators_of_its_clients_unless_there_i
         assert ask(site.hides, host="api.example.com", **what)[0] in (401, 403)
 
 
-# -- the configurations of docs/proxies.md
+# -- the configurations for one gateway of docs/proxies.md
 
 PAGE = ROOT / "docs" / "proxies.md"
 AROUND = """
@@ -142,7 +142,8 @@ INFLIGHT = re.compile(r"^warmroute_replica_inflight\{.*\} 1", re.MULTILINE)
 
 def block_of(program: str, port: int, upstream: int) -> str:
     """The configuration on the page, with these ports."""
-    (block,) = re.findall(rf"^```{program}\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    text = PAGE.read_text("utf-8").split("\n## Several gateways\n")[0]
+    (block,) = re.findall(rf"^```{program}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for written, meant in (
         ("listen 80;" if program == "nginx" else "bind :80", f"127.0.0.1:{port}"),
         ("server 127.0.0.1:8000" if program == "nginx" else "server a 127.0.0.1:8000", f"127.0.0.1:{upstream}"),

@@ -129,7 +129,7 @@ async def test_a_chat_goes_on_elsewhere(tmp_path: Path) -> None:
 
         told = await chat(tapped, kill, 100)
         assert told.startswith(undisturbed), (
-            "an engine that sends two tokens at once is asked for one too many (docs/streams.md)"
+            "an engine that sends two tokens at once is asked for one too many (docs/operations.md)"
         )
         assert len(told.split()) <= len(undisturbed.split()) + 5
         assert len(killed) == 1

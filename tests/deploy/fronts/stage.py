@@ -1,4 +1,4 @@
-"""The fronts of docs/sessions-in-front.md as they stand there, over gateways that are processes of their own.
+"""The fronts of docs/proxies.md as they stand there, over gateways that are processes of their own.
 
 Changed are only what differs on every machine: the port, the certificate's files, and the gateways' addresses.
 """
@@ -23,7 +23,7 @@ from bench.measure.ports import free_port
 from tests.deploy.processes import answers, running, until
 from tests.support.tools import ROOT, tool
 
-PAGE: Final = ROOT / "docs" / "sessions-in-front.md"
+PAGE: Final = ROOT / "docs" / "proxies.md"
 FRONTS: Final = ("nginx", "haproxy", "envoy")
 GATEWAY: Final = re.compile(r"10\.0\.0\.1\d:8000")
 AROUND: Final = """
@@ -37,8 +37,9 @@ http {{
 
 
 def blocks(language: str) -> list[str]:
-    """The page's blocks of code in it."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    """The page's blocks of code in it, of those for several gateways."""
+    text = PAGE.read_text("utf-8").split("\n## Several gateways\n")[1]
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
