@@ -1,8 +1,8 @@
-"""The usage in a whole plain answer, wherever its dialect has it.
+"""Finds the token usage in a whole plain answer of any dialect.
 
-In an answer that is too large to be parsed its text is looked for: engines write it behind the answer's text, but vLLM before
-the token ids and log probabilities of a prompt, which may be megabytes. In a large event at the end of a stream it is within
-the last TAIL bytes.
+An answer too large to be parsed is searched as text. Most engines write the usage behind the answer's text. vLLM writes it
+before the token ids and log probabilities of the prompt, which may be megabytes. In the large last event of a stream, the usage
+is within the last TAIL bytes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gateway.dialects.excerpt import one_line
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
-MAX_PARSED_ANSWER: Final = 256 << 10  # bytes; what a larger one holds could stop the event loop
+MAX_PARSED_ANSWER: Final = 256 << 10  # bytes; parsing a larger answer could block the event loop
 TAIL: Final = 64 << 10  # bytes
-_LONGEST: Final = 4 << 10  # bytes of a usage, which two pieces may have
+_LONGEST: Final = 4 << 10  # bytes of a usage object, which may be cut by the border of two pieces
 
 _USAGE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
 
 ParseUsage = Callable[[Mapping[str, Any]], Usage | None]
-"""Reads the usage of an answer that has it as its member `usage`; None: it has none that makes sense."""
+"""Reads the usage of a parsed answer from its member `usage`; None if it is missing or malformed."""
 
 
 def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
-    """The usage in a whole answer. Raises ReplicaFailure if the answer is no JSON object, for no engine answers so, or if it is
-    an error: with status 200 clients take it for an answer without content.
+    """The usage in a whole answer. Raises ReplicaFailure for an answer that no engine gives: anything but a JSON object, or an
+    error with status 200, which clients would read as an answer without content.
     """
     if len(body) > MAX_PARSED_ANSWER:
         _require_object(body)
@@ -49,7 +49,9 @@ def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
 
 
 def _error_in(answer: Mapping[str, Any]) -> str:
-    """What an object that is an error says; "": it is none. (A response may be a failed one, and have its error.)"""
+    """The message of an object that is an error; "" if it is none. (A failed response of the Responses API may have an error,
+    too.)
+    """
     error = answer.get("error")
     if answer.get("object", "error") != "error" or not (error or "error" in (answer.get("type"), answer.get("object"))):
         return ""
@@ -59,7 +61,7 @@ def _error_in(answer: Mapping[str, Any]) -> str:
 
 
 class UsageTail(AnswerTail):
-    """A large answer, of which the last bytes are held, at most 2 * TAIL, and the usage that was before them. O(bytes)."""
+    """Searches a large answer for its usage while it streams. Holds its last 2 * TAIL bytes at most. O(bytes)."""
 
     def __init__(self, begin: bytes, parse: ParseUsage) -> None:
         """begin: the first bytes of the answer. Raises ReplicaFailure if they are not the beginning of a JSON object."""
@@ -77,7 +79,7 @@ class UsageTail(AnswerTail):
                 del self._tail[:-_LONGEST]
 
     def usage(self) -> Usage | None:
-        """None: there was none that makes sense."""
+        """The last valid usage; None if there was none."""
         self._look()
         return self._found
 
@@ -86,11 +88,13 @@ class UsageTail(AnswerTail):
 
 
 def usage_in(text: bytes, parse: ParseUsage) -> Usage | None:
-    """The last `usage` in a piece of JSON that makes sense: a tool's schema may have a property of that name. O(length)."""
+    """The last valid `usage` in a piece of JSON. Others are skipped: a tool's schema may have a property of that name.
+    O(length).
+    """
     found: list[bytes] = _USAGE.findall(text)
     for last in reversed(found):
         try:
-            usage = parse({"choices": [], "usage": orjson.loads(last)})  # only answers with choices come here in OpenAI's shape
+            usage = parse({"choices": [], "usage": orjson.loads(last)})  # only answers with choices get here
         except orjson.JSONDecodeError:
             continue
         if usage:

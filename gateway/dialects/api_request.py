@@ -1,4 +1,4 @@
-"""A client's request, understood as far as routing and metering need it, and its prompt's block keys for the router."""
+"""A client's request, parsed as far as routing and metering need it, and its prompt's block keys for the router."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TEXT: Final = "text"
 
 
 class NeedsHelper(Exception):
-    """The body is more work than the event loop should do at once; the parser process can do it."""
+    """Parsing this body would block the event loop for too long; the parser process can do it."""
 
 
 class ApiRequest:
     """One request, parsed by its dialect.
 
-    model: "" where the body names none. prompt: canonical text or token ids, None where the body has none that we know. made:
-    instead of it, once they are made, the prompt's block keys. salt: of fixed length at most; what keeps this prompt apart from
-    others that read the same. stream: the client wants a stream. metered: a generation, whose usage is counted. body: what goes
-    to the replica, once `edits` are applied: (start, end, new bytes) each; () when that is done. strip_usage: the usage event
-    of the stream is ours, not the client's. stores: whether the answer is to be kept by the server, where the body says so.
-    harmless: it may be sent twice, although it generates nothing. billing: edits of `body` that cut out what a client writes
-    for its provider's bill (`anthropic/billing.py`). countable: the engine's count of prompt tokens is about this one prompt,
-    so that the router may learn from it. Not so for a batch of prompts, several answers, or a prompt that the engine cuts or
-    replaces. breakpoints: where in the canonical prompt the client wants it cached, and how long (`prompt/marks.py`). images:
-    in the prompt. prewarm: edits of `body` for engines that always generate a token, where the client wants none. diagnosis:
-    the client asks where its prompt has left an earlier one, None: it does not. session: the conversation that the body names,
-    "" if it names none. alias: the name that the client has used for the model, "" if that was the model's own. refers: the id
-    of an object at the server that the request goes on with, "" without one. references: some of its items are ids of items at
-    the server. keeps: the answer is such an object. size: of all that is to be computed, in bytes or token ids, where that is
-    more than the prompt (a batch); 0 else. outline: of the prompt, where somebody wants it, else ().
+    model: "" if the body names none. prompt: canonical text or token ids; None if the body has no known form of prompt. made:
+    the block keys of the prompt, which replace the prompt once they are computed. salt: of bounded length; separates this
+    prompt from equal prompts of others. stream: the client wants a stream. metered: a generation, whose usage is counted. body:
+    sent to the replica once `edits`, each (start, end, new bytes), are applied; then edits is (). strip_usage: the gateway, not
+    the client, asked for the stream's usage event. stores: the body's choice to have the server store the answer; None without
+    one. harmless: may be sent twice, although it generates nothing. billing: edits of `body` that cut out the billing line
+    (`anthropic/billing.py`). countable: the engine's count of prompt tokens is about this one prompt, so the router may learn
+    from it; False for a batch of prompts, several answers, or a prompt that the engine cuts or replaces. breakpoints: offsets
+    in the canonical prompt up to which the client wants it cached, and for how long (`prompt/marks.py`). images: number in the
+    prompt. prewarm: edits of `body` for engines that always generate a token, if the client wants none. diagnosis: the client's
+    question where its prompt differs from an earlier one; None without one. session: the conversation that the body names, or
+    "". alias: the client's name for the model, "" if that was the model's own. refers: the id of a stored object that the
+    request continues, or "". references: some input items are ids of stored items. keeps: the answer is a stored object itself.
+    size: bytes or token ids to be computed if they are more than the prompt (a batch), else 0. outline: of the prompt, ()
+    unless a feature needs it.
     """
 
     __slots__ = (
@@ -102,22 +102,22 @@ class ApiRequest:
         self.outline: Outline = ()
 
     def drop(self) -> None:
-        """The request is over: drop what is large, whatever still refers to it."""
+        """Release the large fields at the end of the request, even if the object is still referenced."""
         self.body, self.prompt, self.made, self.outline = b"", None, None, ()
 
     @property
     def demands(self) -> bool:
-        """Whether the client wants something of the answer that not every engine does (`Dialect.editor`)."""
+        """True if the client wants a feature of the answer that not every engine has (`Dialect.editor`)."""
         return bool(self.prewarm) or self.diagnosis is not None
 
     @property
     def repeatable(self) -> bool:
-        """Sending it twice does no harm: it computes something from a prompt (unlike a file upload, say)."""
+        """True if sending it twice does no harm, because it computes something from a prompt (unlike a file upload, say)."""
         return self.metered or self.harmless or self.has_prompt
 
     @property
     def has_prompt(self) -> bool:
-        """Whether the body has a prompt that we know."""
+        """True if the body has a prompt in a known form."""
         return self.prompt is not None or self.made is not None
 
     def __repr__(self) -> str:
@@ -134,12 +134,12 @@ def router_prompt(
 ) -> Prompt:
     """The prompt for the router: its block keys, in units of bytes of its canonical text, or of token ids.
 
-    Seeded so that models and cache salts never match each other, nor do different scopes (names that the caller adds).
+    The keys are seeded, so that different models, cache salts or scopes (names that the caller adds) never match each other.
     blocks: the length of a block in bytes, and in token ids. scale: the name under which bytes per token are learned. session:
     its name and its number, as in `Prompt`.
 
-    O(length of the prompt) the first time. From then on the request has the keys, and no longer the canonical prompt; one that
-    was parsed by another process has them from the beginning, made with the blocks and the scope of then.
+    O(length of the prompt) the first time. The keys then replace the canonical prompt in the request. If another process parsed
+    the request, it has the keys from the start, computed with the blocks and the scope of that time.
     """
     name, number = session
     if (made := api.made) is not None:
@@ -161,7 +161,7 @@ def router_prompt(
 
 
 def _in_blocks(breakpoints: tuple[tuple[int, int], ...], block: int) -> tuple[tuple[int, int], ...]:
-    """Their full blocks in the place of their offsets; of those in the same block the one that lasts longest."""
+    """The breakpoints in full blocks instead of offsets; within one block the longest time counts."""
     longest = dict[int, int]()
     for offset, seconds in breakpoints:
         blocks = offset // block

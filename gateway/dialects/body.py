@@ -1,4 +1,4 @@
-"""What the JSON bodies of all dialects have in common: an object, a model, a stream, a cache salt."""
+"""The fields that the JSON bodies of all dialects share: model, stream, session, cache salt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt an
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """Raises GatewayError 400 if the body is none."""
+    """The parsed body. Raises GatewayError 400 if it is no JSON object."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -29,7 +29,7 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def model_of(body: Mapping[str, Any]) -> str:
-    """Raises GatewayError 400 if the body names none, or has the field in another spelling too."""
+    """The model's name. Raises GatewayError 400 if there is none, or if the field also occurs in another spelling."""
     if spelling := other_spelling(body):
         raise bad_request(f"The body has a field {spelling!r}: the name of the model belongs into 'model'.", "model")
     model = body.get("model")
@@ -39,8 +39,8 @@ def model_of(body: Mapping[str, Any]) -> str:
 
 
 def other_spelling(names: Iterable[str]) -> str:
-    """A member that is "model" but for upper case. Engines that look for members without regard to case (Go's JSON, so Ollama)
-    would serve what it names, of which no key, price or route knows. "": there is none.
+    """A member that is "model" except for upper case; "" if there is none. Engines that ignore case (Go's JSON, so Ollama)
+    would serve the model that it names, unchecked by keys, prices and routes.
     """
     for name in names:
         if len(name) == 5 and name != "model" and name.lower() == "model":
@@ -49,7 +49,7 @@ def other_spelling(names: Iterable[str]) -> str:
 
 
 def wants_stream(body: Mapping[str, Any]) -> bool:
-    """Raises GatewayError 400 if the body does not say it clearly."""
+    """True if the body asks for a stream. Raises GatewayError 400 unless `stream` is a boolean or missing."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise bad_request("'stream' must be true or false.", "stream")
@@ -57,7 +57,7 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
 
 
 def session_of(body: dict[str, Any]) -> str:
-    """The conversation that a body names, of bounded length; "": it names none.
+    """The conversation that a body names, cut to MAX_SESSION_CHARS; "" if it names none.
 
     `prompt_cache_key` (OpenAI's APIs; Codex's session), `conversation` (Responses), `session_params.session_id` (SGLang).
     """
@@ -85,17 +85,19 @@ def digested(data: bytes) -> str:
 
 
 def parts_of_salt(salt: str) -> tuple[str, str]:
-    """Of a request's salt: the client's own, and the digest of the prompt's head where it is in it (`headed_salt`)."""
+    """Splits a request's salt into the client's own salt and the digest of the prompt's head, "" if it has none
+    (`headed_salt`).
+    """
     own, separator, head = salt.rpartition(_SEPARATOR)
     return (own, head) if separator and not head.startswith(_DIGEST) else (salt, "")
 
 
 def join_salt(own: str, head: str) -> str:
-    """The other way round."""
+    """The inverse of `parts_of_salt`."""
     return f"{own}{_SEPARATOR}{head}" if head else own
 
 
 def headed_salt(body: Mapping[str, Any]) -> str:
-    """The salt of a prompt that has no head of its own: the fields that belong into one are in it."""
+    """The salt of a prompt without a head: it includes a digest of the fields that belong into a head."""
     head = head_digest(body)
     return join_salt(salt_of(body), head)

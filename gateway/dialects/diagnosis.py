@@ -1,6 +1,6 @@
-"""Where a prompt has left an earlier one: what a client asks, and what is remembered of prompts to answer that.
+"""Where a prompt differs from an earlier one: the client's question, and the stored fingerprint of an earlier prompt.
 
-A dialect whose clients can ask sets `ApiRequest.diagnosis`, and words the answer (`Dialect.compared`). Pure.
+A dialect with such a question sets `ApiRequest.diagnosis`, and writes the answer (`Dialect.compared`). Pure.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from typing import Final
 
 from gateway.dialects.json_edits import Edit
 
-MAX_KEYS: Final = 1 << 17  # bytes of block keys that are remembered of a prompt
+MAX_KEYS: Final = 1 << 17  # bytes of block keys stored for a prompt
 NOTHING: Final = b"null"
 
 Head = tuple[str, ...]
-"""Digests of what the dialect compares beside the prompt's blocks, in its order."""
+"""Digests of the prompt's head that a dialect compares beside the blocks, in its order."""
 
 
 class Diagnosis:
-    """What a request asks. previous: the id of an earlier answer, "" where this is the first. edits: of the body, for replicas.
-    told: the answer, JSON, once it is known.
+    """A request's question. previous: the id of an earlier answer, "" for a first message. edits: of the body, for replicas.
+    told: the answer as JSON, once it is known.
     """
 
     __slots__ = ("edits", "head", "previous", "told")
@@ -34,7 +34,7 @@ class Diagnosis:
 
 
 class Fingerprint:
-    """An earlier prompt. keys: of its first blocks; tokens: of all of it, as far as is known."""
+    """An earlier prompt. keys: of its first blocks. tokens: of the whole prompt, as far as they are known."""
 
     __slots__ = ("head", "keys", "model", "tokens")
 
@@ -46,7 +46,7 @@ class Fingerprint:
 
     @property
     def size(self) -> int:
-        """Bytes, more or less."""
+        """Approximate memory, in bytes."""
         return len(self.keys) + 500
 
     def __repr__(self) -> str:

@@ -1,20 +1,20 @@
-"""What an API is to the gateway: the interface of a dialect, and of what it makes for one answer.
+"""The interface of a dialect, and of the objects that it makes for one answer.
 
     body ── parse ──► ApiRequest ──► replica ──► a stream:       opening, then a StreamReader, chunk by chunk
-                                            └──► a plain answer: usage_of, or an AnswerTail where it is large
-    what goes wrong ──► error_body before the answer's first byte, error_event after it
+                                            └──► a plain answer: usage_of, or an AnswerTail for a large one
+    an error ──► error_body before the answer's first byte, error_event after it
 
 A dialect reads and writes bytes and does nothing else: no I/O, no clock, no event loop. One object per dialect serves all
 requests; a request's own state is in its ApiRequest and its StreamReader. A new dialect is a class and one line in `table.py`.
 
-A dialect must have a `name`, `parse`, `reader` and `error_body`; all else has a default, which does without: no usage is read,
-no stream resumed, and one that fails is cut. Of a StreamReader `feed` and `finish` are needed; of the other classes everything
-that raises NotImplementedError, where the dialect returns one at all.
+A dialect must have a `name`, `parse`, `reader` and `error_body`. Everything else has a default: no usage is read, no stream is
+resumed, and a failed stream is cut. A StreamReader must have `feed` and `finish`; the other classes must have every method that
+raises NotImplementedError, if the dialect returns one of them at all.
 
-Errors outside of a request's life (an unknown path, a malformed or an unwanted connection: `server/errors.py`) have OpenAI's
-shape, whatever the path's dialect.
+Errors outside of a request (an unknown path, a malformed or an unwanted connection: `server/errors.py`) have OpenAI's shape on
+all paths.
 
-These are base classes, and no Protocols, because compiled code calls them directly; a dialect is compiled with the rest.
+These are base classes and not Protocols, because compiled code calls them directly; a dialect is compiled with the rest.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from router import Prompt
 
 
 class StreamReader:
-    """Reads one stream as it passes; any cutting into chunks gives the same bytes and the same findings.
+    """Reads one stream as it passes. Every division into chunks gives the same bytes and the same state.
 
-    usage: what the stream has reported so far. done: it has ended as complete ([DONE], or what its dialect has instead).
-    reported: the engine's failure, whose event the client has: nothing may follow it. within_event: the head of an event was
-    passed on and its end was not, so that what follows would be taken for a part of it. holds: what ends the stream is here,
-    but is held back. enough: the rest of the stream is not wanted: its replica need not write it.
+    usage: as reported so far. done: the stream is complete ([DONE], or the equivalent of its dialect). reported: the engine's
+    failure, whose event the client has: nothing may follow it. within_event: the beginning of an event was passed on without
+    its end, so the next bytes would be read as a part of it. holds: the last event has arrived, but is held back. enough: the
+    rest of the stream is not needed, and its replica need not write it.
     """
 
     def __init__(self) -> None:
@@ -48,36 +48,35 @@ class StreamReader:
 
     @property
     def last_number(self) -> int:
-        """Of the last event that has gone to the client and has a number; -1: none had."""
+        """The number of the last numbered event that the client has; -1 if there is none."""
         return -1
 
     @property
     def passed(self) -> int:
-        """Tokens of the answer that have passed, as far as events show them: for a stream that ends before its usage."""
+        """Tokens of the answer passed so far, as far as events show them: for a stream that ends before its usage."""
         return 0
 
     @property
     def late(self) -> bool:
-        """Whether more than a token has passed after the usage: then it is not that of the whole answer."""
+        """True if more than a token has passed after the usage, which then does not cover the whole answer."""
         return False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next bytes of the stream; returns what may go to the client now."""
+        """Take the next bytes of the stream. Returns the bytes for the client."""
         raise NotImplementedError
 
     def finish(self) -> bytes:
-        """The stream is over, as it should be; returns what was still held (an event without its end)."""
+        """The regular end of the stream. Returns the bytes still held (an event without its end)."""
         raise NotImplementedError
 
     def raise_failure(self) -> None:
-        """Raises ReplicaFailure if the engine has reported within the stream that it failed, and this reader checks for
-        that."""
+        """Raises ReplicaFailure if the engine reported its failure within the stream, for readers that look for it."""
 
 
 class StreamOpening:
-    """A stream's first bytes, until they show whether the engine is at work. silent: all of them so far carry no data.
+    """Reads a stream's first bytes until they show that the engine is at work. silent: no byte so far carries data.
 
-    most: bytes of a silent beginning, beyond which no engine is believed to be at work.
+    most: maximum bytes of a beginning without data; beyond it the engine is considered to have failed.
     """
 
     most: ClassVar[int] = 16 << 10  # a keep-alive each second is 3 kB in five minutes
@@ -86,7 +85,7 @@ class StreamOpening:
         self.silent = True
 
     def feed(self, data: bytes) -> bool:
-        """Take the next bytes. True: the stream has begun well; False: more of it has to be awaited.
+        """Take the next bytes. True: the stream has begun well; False: more bytes are needed.
 
         Raises ReplicaFailure if it begins with the engine's failure.
         """
@@ -94,25 +93,25 @@ class StreamOpening:
 
 
 class AnswerEditor:
-    """What a client has asked of its answer that engines do not do: edits of one answer on its way, in the client's dialect.
+    """Edits one answer in the client's dialect, for features that the client asked for and the engine lacks.
 
-    id: the answer's, "" as long as it is not known.
+    id: the answer's id, "" until it is known.
     """
 
     def __init__(self) -> None:
         self.id = ""
 
     def whole(self, body: bytes, usage: Usage | None) -> tuple[bytes, Usage | None]:
-        """A whole plain answer with its usage, as the client and the meter get them. Never raises."""
+        """Returns a whole plain answer and its usage, for the client and the meter. Never raises."""
         raise NotImplementedError
 
     def reader(self, inner: StreamReader) -> StreamReader:
-        """For its stream. inner: reads it as it comes from the replica."""
+        """The reader of the edited stream. inner: the reader of the replica's stream."""
         raise NotImplementedError
 
 
 class AnswerTail:
-    """Looks for the usage in a large plain answer that is passed on as it comes: `feed` all but its beginning."""
+    """Searches a large plain answer for its usage while it streams: `feed` everything but its beginning."""
 
     def feed(self, data: bytes) -> None:
         raise NotImplementedError
@@ -122,7 +121,9 @@ class AnswerTail:
 
 
 class PartialAnswer:
-    """What a client knows of a stream that broke off. finished: it knows why the text ends; done: it has the stream's end."""
+    """The part of a broken stream that its client has. finished: it includes the finish reason. done: it includes the stream's
+    end.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -132,19 +133,19 @@ class PartialAnswer:
 
     @property
     def tokens(self) -> int:
-        """Generated so far."""
+        """Tokens generated so far."""
         raise NotImplementedError
 
 
 class PartialReader:
-    """Reads the events that went to a client, one at a time: `step` until it is `over`, then ask for the `result`."""
+    """Reads the events that a client has, one at a time: `step` until it is `over`, then take the `result`."""
 
     @property
     def over(self) -> bool:
         raise NotImplementedError
 
     def step(self) -> bool:
-        """Read one event. False: they are more than one text, and nothing more is to be requested."""
+        """Read one event. False: the events hold more than one text, so no continuation is possible."""
         raise NotImplementedError
 
     def result(self) -> PartialAnswer:
@@ -152,11 +153,11 @@ class PartialReader:
 
 
 class AnswerCollector:
-    """Makes one whole answer of an engine's stream: `feed` until it is `over`, `finish`, then `answer`."""
+    """Builds one whole answer from an engine's stream: `feed` until it is `over`, `finish`, then `answer`."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more of the stream is wanted."""
+        """True if the rest of the stream is not needed."""
         raise NotImplementedError
 
     def feed(self, chunk: bytes) -> None:
@@ -164,43 +165,43 @@ class AnswerCollector:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """The stream is over."""
+        """The end of the stream."""
         raise NotImplementedError
 
     def answer(self) -> bytes:
-        """For the client. Raises ReplicaFailure if it is not whole."""
+        """The answer for the client. Raises ReplicaFailure if it is incomplete."""
         raise NotImplementedError
 
 
 IMPOSSIBLE, COMPLETE, ASK = "impossible", "complete", "ask"
-"""Of a continuation: it cannot be requested; nothing is left to generate; it is to be requested."""
+"""Results for a continuation: it cannot be requested; the answer is already complete; it is to be requested."""
 
 
 class Continuation:
-    """How a broken stream of a dialect goes on at another replica."""
+    """Continues a broken stream of a dialect at another replica."""
 
     def partial(self, data: bytes | bytearray) -> PartialReader:
-        """Reads what went to the client. data: whole events."""
+        """A reader of the events that the client has. data: whole events."""
         raise NotImplementedError
 
     def request(self, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
-        """What to change in the request so that it asks for the rest: (IMPOSSIBLE, COMPLETE or ASK, the edits).
+        """The edits of the request that ask for the rest of the answer: (IMPOSSIBLE, COMPLETE or ASK, the edits).
 
         text, tokens: the answer so far. O(length of the body).
         """
         raise NotImplementedError
 
     def reader(self, so_far: PartialAnswer, *, strip_usage: bool) -> StreamReader:
-        """Turns the continuation's events into those of the answer that they continue."""
+        """A reader that turns the continuation's events into events of the first answer."""
         raise NotImplementedError
 
     def ending(self, so_far: PartialAnswer, usage: Usage | None) -> bytes:
-        """The end of a stream of which nothing but the end is missing. usage: to be reported there, if the client wants it."""
+        """The missing end of a stream whose answer is complete. usage: reported in it, if the client asked for usage."""
         raise NotImplementedError
 
 
 def cannot_count(api: str, path: str) -> str:
-    """`lacking` of a path that counts tokens. path: the one that generates."""
+    """The message (`Dialect.lacking`) of a path that counts tokens. path: the path that generates."""
     return (
         f"No replica that is up can count the tokens of a {api} request: none knows the path, which is not translated, unlike"
         f" {path}. The usage of an answer has the count."
@@ -208,41 +209,43 @@ def cannot_count(api: str, path: str) -> str:
 
 
 class Answers:
-    """The reading of answers: a dialect's own, or for one request that a replica got in another form (`request/forms.py`).
+    """Reads answers: in a dialect's own form, or in the form of the replica that got one request (`request/forms.py`).
 
-    translated: the replica is asked in another dialect; `whole` and `error` turn what it answers into the client's. collects:
-    its plain answers are streams, for the `collector`.
+    translated: the replica speaks another dialect, so `whole` and `error` convert its answers to the client's. collects: the
+    replica streams plain answers, which the `collector` joins.
     """
 
     translated = False
     collects = False
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        """For one answer's stream. watchful: an event by which the engine reports its failure does not pass."""
+        """A reader for one answer's stream. watchful: an event by which the engine reports its failure does not pass."""
         raise NotImplementedError
 
     def opening(self, data: bytes) -> StreamOpening | None:
-        """For the beginning of a stream, none of which was fed yet. None: these first bytes show that it has begun well."""
+        """A reader for the first bytes of a stream. None: these bytes already show that it has begun well."""
         return None
 
     def usage_of(self, body: bytes) -> Usage | None:
-        """The usage in a whole plain answer. Raises ReplicaFailure if no engine answers so."""
+        """The usage in a whole plain answer. Raises ReplicaFailure for an answer that no engine gives."""
         return None
 
     def object_in(self, begin: bytes) -> str:
-        """The id of the object that an answer is. begin: of a plain answer, or of a stream's events. "": there is none."""
+        """The id of the stored object that an answer is, "" if it is none. begin: of a plain answer, or of a stream's
+        events.
+        """
         return ""
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
-        """For a large plain answer that begins so. Raises ReplicaFailure if no engine answers so."""
+        """A reader of a large plain answer with this beginning. Raises ReplicaFailure for an answer that no engine gives."""
         return None
 
     def whole(self, body: bytes) -> bytes:
-        """A whole plain answer, as the client reads it. Raises ReplicaFailure if no engine answers so."""
+        """A whole plain answer, converted for the client. Raises ReplicaFailure for an answer that no engine gives."""
         return body
 
     def error(self, status: int, body: bytes) -> bytes:
-        """The body of the replica's error, as the client reads it."""
+        """The body of the replica's error, converted for the client."""
         return body
 
     def collector(self) -> AnswerCollector:
@@ -250,70 +253,73 @@ class Answers:
 
 
 class Dialect(Answers):
-    """One API. name: unique. strict: its paths take POST only, with a body that it understands; else any method goes on, and
-    any body.
+    """One API. name: unique. strict: its paths accept POST only, with a valid body of the dialect; other dialects pass on any
+    method and any body.
     """
 
     name: ClassVar[str] = ""
     strict: ClassVar[bool] = True
     continuation: ClassVar[Continuation | None] = None  # None: broken streams of this dialect are not resumed
-    translatable: ClassVar[bool] = False  # replicas that do not speak it may be asked in another form
-    makes_objects: ClassVar[bool] = True  # what the body says of storing is about its answer
-    lacking: ClassVar[str] = ""  # what clients read where no replica knows the path (404); "": the replica's own answer
-    kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may keep itself
-    in_background: ClassVar[bool] = False  # what it asks to be stored runs in the background
-    id_header: ClassVar[bytes] = b""  # in which its clients look for the request's id, beside X-Request-Id
+    translatable: ClassVar[bool] = False  # replicas without it may be asked in another dialect
+    makes_objects: ClassVar[bool] = True  # the answer is the object that `store` in the body is about
+    lacking: ClassVar[str] = ""  # the client's message if no replica knows the path (404); "": the replica's own answer
+    kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may store itself
+    in_background: ClassVar[bool] = False  # a stored request may run in the background
+    id_header: ClassVar[bytes] = b""  # name of the header for the request's id that its clients expect beside X-Request-Id
 
     # -- requests
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
-        """Parse a body. Raises GatewayError 400 that names the field and says what it should be.
+        """Parse a body. Raises GatewayError 400 that names the field and its valid values.
 
-        most: how many parts its prompt may have, or NeedsHelper is raised; 0: any number.
+        most: maximum number of parts of its prompt; beyond it NeedsHelper is raised. 0: no maximum.
         """
         raise NotImplementedError
 
     def is_opaque(self, raw: bytes) -> bool:
-        """Whether a large body is passed on unread, because its beginning shows that the dialect does not read it."""
+        """True if a large body is passed on unread, because its beginning shows that the dialect does not read it."""
         return False
 
     def parse_opaque(self, raw: bytes) -> ApiRequest:
         return ApiRequest("", None, "", stream=False, metered=False, body=raw)
 
     def parse_complex(self, raw: bytes) -> ApiRequest | None:
-        """A body with more values than may be parsed. None: it is refused."""
+        """Parse a body with too many values to be parsed as a whole. None: the request is refused."""
         return None
 
     def may_store(self, api: ApiRequest, path: str) -> bool:
-        """Whether the server may keep something for this request, so that sending it twice does harm."""
+        """True if the server may store an object for this request, so that sending it twice does harm."""
         return False
 
     def refers(self, path: str) -> str:
-        """The id of the object at the server that a path names, "" if it names none."""
+        """The id of the stored object that a path names, "" if it names none."""
         return ""
 
-    # -- answers, beside how they are read
+    # -- answers, beside `Answers`
 
     def editor(self, api: ApiRequest, prompt: Prompt, *, caches: bool, diagnoses: bool) -> AnswerEditor | None:
-        """For a good answer to a request that has breakpoints or `demands`. caches: the engine has a prefix cache, as far as is
-        known. diagnoses: the gateway answers `api.diagnosis`. None: it goes to the client as it is.
+        """The editor of a good answer to a request that has breakpoints or `demands`; None: the answer passes unchanged.
+        caches: the engine has a prefix cache, as far as known. diagnoses: the gateway answers `api.diagnosis`.
         """
         return None
 
     def compared(self, before: Fingerprint | None, now: Fingerprint) -> bytes:
-        """`api.diagnosis.told`, of a dialect that sets `diagnosis`. before: None: no such prompt is known. O(keys)."""
+        """The value of `api.diagnosis.told`, for a dialect that sets `diagnosis`. before: None if no such prompt is known.
+        O(keys).
+        """
         raise NotImplementedError
 
     # -- errors
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
-        """request_id: of the request, for dialects whose errors name it."""
+        """The body of an error. request_id: for dialects whose errors name it."""
         raise NotImplementedError
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
-        """What makes the dialect's official clients raise in mid-stream. None: nothing does, the connection is to be cut.
+        """An event in mid-stream at which the dialect's official clients raise. None: there is none, and the connection is to
+        be cut.
 
-        reader: has read the stream so far.
+        reader: of the stream so far.
         """
         return None
 

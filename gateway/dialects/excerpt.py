@@ -1,7 +1,6 @@
 """An engine's error message as one short line for the log. Pure.
 
-The body is what any replica chose to send: at most MAX_READ bytes of it are read, and what comes out is at most
-MAX_EXCERPT printable characters.
+A replica may send any body: at most MAX_READ bytes of it are read, and the result has at most MAX_EXCERPT printable characters.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ MAX_EXCERPT: Final = 200  # characters
 
 
 def excerpt(body: bytes) -> str:
-    """The message of an error body, or the begin of its text if it is not JSON or longer than MAX_READ. "": there is none."""
+    """The message of an error body, or the beginning of its text if it is not JSON or longer than MAX_READ; "" for an empty
+    body.
+    """
     if len(body) > MAX_READ:
         return one_line(body[:MAX_READ].decode("utf-8", "replace"))
     try:
@@ -26,14 +27,14 @@ def excerpt(body: bytes) -> str:
 
 
 def one_line(text: str) -> str:
-    """At most MAX_EXCERPT characters of a text: what cannot be printed, line ends included, is a space."""
+    """At most MAX_EXCERPT characters of a text. Unprintable characters, line ends included, become spaces."""
     begin = text[: 4 * MAX_EXCERPT]  # some of it may be white space
     line = " ".join("".join([char if char.isprintable() else " " for char in begin]).split())
     return line if len(line) <= MAX_EXCERPT else f"{line[: MAX_EXCERPT - 3]}..."
 
 
 def message_of(answer: Any) -> str:
-    """As OpenAI, vLLM, SGLang, TGI, llama.cpp and FastAPI write it; "" in any other form."""
+    """The message of an error as OpenAI, vLLM, SGLang, TGI, llama.cpp and FastAPI write it; "" in any other form."""
     if not isinstance(answer, dict):
         return ""
     error = answer.get("error")

@@ -1,14 +1,14 @@
 """Edits of a JSON text as bytes: single values are replaced or inserted, and no other byte changes.
 
-A body that were parsed and written again would have its keys, its numbers and its escapes in another form, and engines see
-that: a guided engine writes the properties of a schema in the order in which the schema lists them. So the body is scanned for
-the place of a value, and the new value is put there.
+Parsing a body and writing it again would change the form of its keys, numbers and escapes, and engines see that: a guided
+engine writes the properties of a schema in the order in which the schema lists them. So the body is scanned for the position of
+a value, and only that value is replaced.
 
     raw ── read_object ──► Members: the spans of its values ── Members.put / add_member / append_* ──► Edits ── apply ──► bytes
 
-The text must be valid JSON (the caller has parsed it); for anything else a scan raises ValueError. A name may be written with
-escapes, and may occur several times: the last one counts, as it does for every parser that builds a dictionary. A scan is
-O(length), about 3 ms a MiB of text, and 0.15 us for each string and bracket.
+The text must be valid JSON (the caller has parsed it); for any other text a scan raises ValueError. A name may be written with
+escapes, and may occur several times: the last one counts, as in every parser that builds a dictionary. A scan is O(length),
+about 3 ms a MiB of text, and 0.15 us for each string and bracket.
 
 Pure: bytes in, bytes out.
 """
@@ -28,7 +28,7 @@ _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR: Final = re.compile(rb"[^ \t\r\n,\]}]++")
 _STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
-_COPIED_ONCE: Final = 1 << 18  # bytes from which on a second copy costs more than views
+_COPIED_ONCE: Final = 1 << 18  # bytes; from this size on a second copy costs more than memory views
 _QUOTE: Final = ord('"')
 _COLON: Final = ord(":")
 _COMMA: Final = ord(",")
@@ -37,7 +37,7 @@ _CLOSING: Final = frozenset(b"]}")
 
 
 class Members:
-    """An object in a JSON text. spans: (start, end) of each value by its name; end: just behind the object's last brace."""
+    """An object in a JSON text. spans: (start, end) of each value by its name. end: offset behind the object's last brace."""
 
     __slots__ = ("end", "raw", "spans")
 
@@ -47,7 +47,7 @@ class Members:
         self.end = end
 
     def put(self, name: str, value: bytes) -> Edit:
-        """Give a member this value (JSON): in the place of the one that it has, else as a new last member."""
+        """The edit that sets a member to this value (JSON). A new member becomes the last one."""
         if span := self.spans.get(name):
             return span[0], span[1], value
         member = orjson.dumps(name) + b":" + value
@@ -55,7 +55,7 @@ class Members:
         return last, last, b"," + member if self.spans else member
 
     def put_all(self, values: Mapping[str, bytes]) -> list[Edit]:
-        """`put` of several: the new ones come in this order."""
+        """The edits that set several members. New members are added in this order."""
         edits = [self.put(name, value) for name, value in values.items() if name in self.spans]
         new = [orjson.dumps(name) + b":" + value for name, value in values.items() if name not in self.spans]
         if new:
@@ -70,7 +70,7 @@ class Members:
 def read_object(raw: bytes, start: int = 0, most: int = 0) -> Members:
     """The members of the object that begins at `start` (white space before it is skipped).
 
-    most: how many strings and brackets may be read, 0: any number; ValueError beyond.
+    most: maximum number of strings and brackets; ValueError beyond it. 0: no maximum.
     """
     spans = dict[str, tuple[int, int]]()
     budget = _Budget(most)
@@ -83,7 +83,7 @@ def read_object(raw: bytes, start: int = 0, most: int = 0) -> Members:
 
 
 def read_list(raw: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
-    """The (start, end) of each element of the list that begins at `start`, and the list's own end."""
+    """The (start, end) of each element of the list that begins at `start`, and the offset behind the list."""
     elements = list[tuple[int, int]]()
     end = start
     for name, first, end in _values(raw, start, b"[", _Budget(0)):
@@ -93,13 +93,13 @@ def read_list(raw: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
 
 
 def append_element(raw: bytes, start: int, element: bytes) -> Edit:
-    """One more element (JSON) at the end of the list that begins at `start`."""
+    """The edit that appends an element (JSON) to the list that begins at `start`."""
     elements, end = read_list(raw, start)
     return end - 1, end - 1, b"," + element if elements else element
 
 
 def append_text(raw: bytes, end: int, text: str) -> Edit:
-    """More text at the end of the string that ends at `end`."""
+    """The edit that appends text to the JSON string that ends at `end`."""
     if raw[end - 1] != _QUOTE:
         raise ValueError("not a JSON string")
     return end - 1, end - 1, orjson.dumps(text)[1:-1]
@@ -119,7 +119,7 @@ def apply(raw: bytes, edits: Sequence[Edit]) -> bytes:
     """The edited text. O(length)."""
     if not edits:
         return raw
-    if len(edits) == 1 and len(raw) < _COPIED_ONCE:  # as for nearly all streams: a third of what the views cost
+    if len(edits) == 1 and len(raw) < _COPIED_ONCE:  # nearly all streams; a third of the time of memory views
         start, end, new = edits[0]
         return b"".join((raw[:start], new, raw[end:]))
     return b"".join(pieces(raw, edits))
@@ -130,7 +130,7 @@ def _start(edit: Edit) -> int:
 
 
 class _Budget:
-    """How many strings and brackets a scan may read."""
+    """Limits the number of strings and brackets that a scan reads."""
 
     __slots__ = ("left",)
 
@@ -144,7 +144,7 @@ class _Budget:
 
 
 def _values(raw: bytes, at: int, opening: bytes, budget: _Budget) -> Iterator[tuple[str | None, int, int]]:
-    """(name, start, end) of each value of an object or a list ("" for the elements of a list); at last (None, end, end)."""
+    """(name, start, end) of each value of an object or a list ("" for the elements of a list); finally (None, end, end)."""
     if raw[at : at + 1] != opening:
         raise ValueError("not a JSON object or list")
     closing, name = (b"}", "") if opening == b"{" else (b"]", "")
@@ -163,7 +163,7 @@ def _values(raw: bytes, at: int, opening: bytes, budget: _Budget) -> Iterator[tu
 
 
 def _value(raw: bytes, at: int, budget: _Budget) -> int:
-    """Where the value that begins at `at` ends."""
+    """The offset behind the value that begins at `at`."""
     budget.take()
     if raw[at : at + 1] == b'"':
         return _string(raw, at)
@@ -200,5 +200,5 @@ def _skip(raw: bytes, at: int, wanted: int) -> int:
 
 def _space(raw: bytes, at: int) -> int:
     found = _SPACE.match(raw, at)
-    assert found is not None  # it matches nothing, too
+    assert found is not None  # the pattern also matches the empty text
     return found.end()

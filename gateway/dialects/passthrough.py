@@ -1,8 +1,7 @@
-"""Paths that the gateway passes on without understanding all of them: embeddings, uploads, APIs that have no dialect yet.
+"""Paths that the gateway passes on without fully parsing them: embeddings, uploads, APIs that have no dialect yet.
 
-Of a body that is a JSON object, the model, the prompt and the cache salt are read where they are, so that the request is routed
-by them; nothing in it is an error. Their answers go on as they come. A stream that breaks off is cut: its clients need not know
-an error event. Pure.
+If the body is a JSON object with a model, a prompt or a cache salt, the request is routed by them; nothing in the body is an
+error. Answers pass unchanged. A broken stream is cut, because its clients may not know an error event. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gateway.dialects.prompt.batch import pairs_prompt, sized_prompt
 from gateway.dialects.prompt.chat import chat_prompt
 from gateway.errors import GatewayError
 
-_MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # that are read beside the prompt
+_MEMBERS: Final = ("model", "stream", "store", "background", "cache_salt")  # members that are read beside the prompt
 _MAX_SCANNED: Final = 1 << 20  # strings and brackets, in a body with too many values to be parsed
 _NO_OBJECT: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[ \t\r\n]{0,1024}+[^ \t\r\n{]")  # to a parser of UTF-8
 
@@ -44,7 +43,7 @@ class PassThrough(Dialect):
         return scan(raw)
 
     def may_store(self, api: ApiRequest, path: str) -> bool:
-        """The Responses API does unless the body says `store: false`."""
+        """True for the Responses API unless the body says `store: false`."""
         return path.endswith("/responses") if api.stores is None else api.stores
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
@@ -55,7 +54,7 @@ class PassThrough(Dialect):
 
 
 class Tokenize(PassThrough):
-    """Engines' /tokenize: it takes prompts, of which nothing remains in a cache."""
+    """Engines' /tokenize: it takes prompts, but puts nothing into a cache."""
 
     name: ClassVar[str] = "tokenize"
 
@@ -66,7 +65,7 @@ class Tokenize(PassThrough):
 
 
 def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:
-    """Read what can be read of a body on a path that we only pass through; nothing in it is an error."""
+    """Parse a body of an unknown API as far as possible; nothing in it is an error."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -77,12 +76,12 @@ def parse_leniently(raw: bytes, most: int = 0) -> ApiRequest:
     api = _other(raw, body, prompt, salt)
     api.size = size
     if other_spelling(body):
-        api.model = ""  # which one an engine takes is not known
+        api.model = ""  # the model that the engine would take is unknown
     return api
 
 
 def scan(raw: bytes) -> ApiRequest:
-    """The same for a body with more values than are parsed: its model, and whether it streams; no prompt."""
+    """Reads model and stream of a body with too many values to be parsed; no prompt."""
     try:
         spans = read_object(raw, most=_MAX_SCANNED).spans
         body = dict[str, Any]()
@@ -98,8 +97,8 @@ def scan(raw: bytes) -> ApiRequest:
 
 
 def _unreadable(raw: bytes) -> ApiRequest:
-    """A body that is not JSON here, but may be for an engine (NaN, half a surrogate pair). It may have a cache salt, so it is
-    kept apart from all other bodies. O(length), about 1 ms a MiB.
+    """A body that is no JSON here, but may be JSON for an engine (NaN, half a surrogate pair). It may have a cache salt, so its
+    own digest is the salt, which matches no other body. O(length), about 1 ms a MiB.
     """
     api = ApiRequest("", None, "", stream=False, metered=False, body=raw)
     api.salt = digested(raw)
@@ -115,7 +114,7 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
 
 
 def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, int, str]:
-    """The prompt, if it has one that we know, the size of the request (0: the prompt's), and the salt."""
+    """The prompt in a known form or None, the size of the request (0: that of the prompt), and the salt."""
     try:
         if "messages" in body:
             return chat_prompt(body, most).joined(), 0, salt_of(body)
@@ -126,7 +125,7 @@ def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[in
 
 
 def _stores(body: Mapping[str, Any]) -> bool | None:
-    """Whether the answer is to be kept (what runs in the background is, to be fetched); None: the path decides."""
+    """The body's choice to have the answer stored (background responses are stored, to be fetched); None: the path decides."""
     if body.get("background") is True:
         return True
     store = body.get("store")

@@ -1,7 +1,7 @@
-"""Cache salts of tenants, where tenants are isolated (`routing.isolation`): engines keep prompts with different salts apart.
+"""Cache salts of tenants, for isolated tenants (`routing.isolation`): engines never share a cache between different salts.
 
-Engines that know `cache_salt` (`fleet/engines.py`) read it in the JSON bodies of all dialects alike, so this works on any JSON
-object, and on bodies of unknown dialects.
+Engines that support `cache_salt` (`fleet/engines.py`) read it from the JSON bodies of all dialects, so the salt is added to any
+JSON object, even to bodies of unknown dialects.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Final
 from gateway.errors import bad_request
 
 _OBJECT: Final = re.compile(rb"[ \t\r\n]*+\{")
-# The same in UTF-8, UTF-16 or UTF-32, of either byte order, with or without byte order marks.
+# An object in UTF-8, UTF-16 or UTF-32, of either byte order, with or without byte order marks.
 _ENCODED_OBJECT: Final = re.compile(rb"(?:[\0 \t\r\n]|\xef\xbb\xbf|\xff\xfe|\xfe\xff)*+\{")
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 
 
 def tenant_salt(tenant: str, salt: str) -> bytes:
-    """A cache salt that no other tenant can have, whatever salt it asks for. salt: the client's own."""
+    """A cache salt that no other tenant can have, even with a salt of its own. salt: the client's own."""
     name, own = tenant.encode("utf-8", "surrogatepass"), salt.encode("utf-8", "surrogatepass")
     return blake2b(len(name).to_bytes(8, "little") + name + own, digest_size=16).hexdigest().encode("ascii")
 
 
 def salted(body: bytes, salt: bytes) -> bytes | None:
-    """A JSON object with this `cache_salt`: as its last member, which wins over one that the client has sent.
+    """A JSON object with this `cache_salt` as its last member, which overrides a salt of the client.
 
-    None: it is no JSON object in UTF-8. Whether its prompt was understood does not matter: an engine may understand it.
+    None: it is no JSON object in UTF-8. The salt is added even if the prompt was not understood, because an engine may
+    understand it.
     """
     span = _members_of(body)
     if span is None:
@@ -38,9 +39,9 @@ def salted(body: bytes, salt: bytes) -> bytes | None:
 
 
 def require_saltable(body: bytes, content_type: str) -> None:
-    """Raises GatewayError 400 for a body that an engine may read as JSON although `salted` cannot give it a salt.
+    """Raises GatewayError 400 for a body that an engine may read as JSON although `salted` cannot add a salt.
 
-    Engines in Python read JSON in UTF-16 and UTF-32, too, and behind a byte order mark. RFC 8259 allows neither.
+    Engines in Python also read JSON in UTF-16 and UTF-32, and behind a byte order mark. RFC 8259 allows neither.
     """
     if not body or _members_of(body):
         return
@@ -53,12 +54,12 @@ def require_saltable(body: bytes, content_type: str) -> None:
 
 
 def is_object(body: bytes) -> bool:
-    """Whether `salted` can give a body a salt. O(1) but for white space."""
+    """True if `salted` can add a salt to a body. O(1) except for white space."""
     return _members_of(body) is not None
 
 
 def _members_of(body: bytes) -> tuple[int, int] | None:
-    """Where the members of a JSON object begin, and where its closing brace is; None for anything else. Nothing is parsed."""
+    """The offsets of the first member and of the closing brace of a JSON object; None for anything else. Nothing is parsed."""
     begin, last = _OBJECT.match(body), body.rfind(b"}")
     if begin is None or last < begin.end() or _end_of_space(body, last + 1) < len(body):
         return None
@@ -67,5 +68,5 @@ def _members_of(body: bytes) -> tuple[int, int] | None:
 
 def _end_of_space(body: bytes, at: int) -> int:
     found = _SPACE.match(body, at)
-    assert found is not None  # it matches nothing, too
+    assert found is not None  # the pattern also matches the empty text
     return found.end()

@@ -1,4 +1,4 @@
-"""The tables of paths: which dialect is spoken there, and how metrics name them."""
+"""Tables of paths: their dialects, and their names in metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.dialects.responses.responses import (
 )
 from gateway.errors import bad_request
 
-# A path that ends with a slash stands for all below it that are not named themselves.
+# A path that ends with a slash stands for all paths below it that have no entry of their own.
 DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
     {
         "/v1/chat/completions": ChatBody(),
@@ -36,7 +36,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
         "/tokenize": Tokenize(),
     }
 )
-# The paths that metrics name, and whether what they answer is computed by a model: tokens that could be counted.
+# Paths that metrics name. True: a model computes the answers, so tokens could be counted.
 ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
     {
         "/v1/chat/completions": True,
@@ -74,29 +74,29 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/classify": True,
     }
 )
-ENGINES_OWN: Final = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))  # paths of engines beside the API's
+ENGINES_OWN: Final = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))  # engines' paths outside of the API
 OTHER_ENDPOINT: Final = "other"
-BATCHES: Final = frozenset(["/v1/batches", "/v1/messages/batches"])  # what they begin names models of its own, and is not seen
+BATCHES: Final = frozenset(["/v1/batches", "/v1/messages/batches"])  # a batch names its models in a file unseen by the gateway
 _BELOW: Final = tuple(path for path in ENDPOINTS if path.endswith("/"))
 
-OTHER: Final = PassThrough()  # of all other paths
+OTHER: Final = PassThrough()  # for all other paths
 DRY_RUN: Final = DryRun()
 
 
 def endpoint_of(path: str) -> str:
-    """The path as a label: itself, or the one that it is below, if the table has it. O(1)."""
+    """The path as a label: itself, or the path above it that the table has. O(1)."""
     if path in ENDPOINTS:
         return path
     return next((below for below in _BELOW if path.startswith(below)), OTHER_ENDPOINT)
 
 
 def generates(endpoint: str, *, has_prompt: bool) -> bool:
-    """Whether a model computes the answers there. Of a path that the table does not have: if the request has a prompt."""
+    """True if a model computes the answers of this endpoint. For endpoints outside the table: if the request has a prompt."""
     return ENDPOINTS.get(endpoint, has_prompt)
 
 
 class Dialects:
-    """Finds dialects. table: by path."""
+    """Finds the dialect of a path or a name. table: by path."""
 
     __slots__ = ("_below", "_by_name", "_by_path")
 
@@ -113,8 +113,8 @@ class Dialects:
         return dialect or OTHER
 
     def known(self, path: str) -> Dialect:
-        """The same, of a path that one of the tables has; it may have a query. Raises GatewayError 400 that names those with
-        a prompt.
+        """The dialect of a path that the tables have; the path may have a query. Raises GatewayError 400 for other paths, and
+        lists the paths with a prompt.
         """
         bare = path.partition("?")[0]
         if bare in self._by_path or bare.startswith(self._below) or endpoint_of(bare) != OTHER_ENDPOINT:
@@ -124,7 +124,7 @@ class Dialects:
         raise bad_request(f"'path' must be one of {', '.join(prompted)}; got {bare[:100]!r}.", "path")
 
     def named(self, name: str) -> Dialect:
-        """Raises KeyError if there is none."""
+        """The dialect of this name. Raises KeyError if there is none."""
         return self._by_name[name]
 
     def __repr__(self) -> str:

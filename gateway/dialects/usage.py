@@ -1,18 +1,18 @@
-"""Token counts of one answer, as its engine reported them. Every dialect reads its own form of them into a `Usage`."""
+"""Token counts of one answer as its engine reported them. Every dialect converts its own form into a `Usage`."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-MAX_TOKENS: Final = 1_000_000_000  # of one answer; an engine that reports more is not believed
+MAX_TOKENS: Final = 1_000_000_000  # of one answer; a higher count is considered an error of the engine
 
 
 class Usage:
-    """Tokens of one answer as the engine counted them. prompt includes cached; cached is None where it is not reported.
-    written: of the prompt, what it reports as newly put into its cache. hours: of these, what is to stay for an hour.
+    """Tokens of one answer as the engine counted them. prompt includes cached. cached is None if the engine does not report it.
+    written: tokens of the prompt newly written to the cache. hours: the part of written that stays for an hour.
 
-    Not to be changed. A plain class, because to make a NamedTuple takes compiled code 2,000 instructions, one percent of what a
-    request takes.
+    Immutable by convention. A plain class, because creating a NamedTuple takes compiled code 2,000 instructions, one percent of
+    a request.
     """
 
     __slots__ = ("cached", "completion", "hours", "prompt", "written")
@@ -38,7 +38,7 @@ class Usage:
 
 
 def written_tokens(details: Any, prompt: int, cached: int | None) -> int:
-    """What a prompt's details say was written to the cache, at most what is not cached.
+    """The tokens of a prompt that were written to the cache, at most those not read from it. details: of the engine's usage.
 
     `cache_write_tokens` (OpenAI, and vLLM's Responses), else `created_cache_tokens` (vLLM's chat).
     """
@@ -51,5 +51,5 @@ def written_tokens(details: Any, prompt: int, cached: int | None) -> int:
 
 
 def token_count(value: Any) -> int | None:
-    """A count that can be believed: an integer from 0 to MAX_TOKENS; None for anything else."""
+    """A plausible count: an integer from 0 to MAX_TOKENS; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None

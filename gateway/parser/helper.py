@@ -28,7 +28,7 @@ from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.json_structure import MAX_STRUCTURE, exceeds, too_complex
 from gateway.dialects.models.rename import rename
 from gateway.dialects.prompt.outline import Outliner
-from gateway.dialects.responses.conversation import ConversationFields, given
+from gateway.dialects.responses.conversation import ConversationFields, parse_fields
 from gateway.dialects.responses.create_message import CreateMessage, created
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.dialects.responses.references import Reference, references_in
@@ -147,7 +147,7 @@ def _references(body: bytes) -> tuple[list[Reference]]:
 def _given(body: bytes) -> ConversationFields:
     if exceeds(body):
         raise too_complex()
-    return given(body)
+    return parse_fields(body)
 
 
 def _pick(joined: bytes, ids: list[str], places: dict[str, int]) -> tuple[dict[str, bytes]]:

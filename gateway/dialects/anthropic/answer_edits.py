@@ -1,13 +1,14 @@
-"""What a Messages client has asked of its answer and an engine does not do, edited into the answer's bytes on their way.
+"""Edits in the bytes of Anthropic answers, for requests that ask for features which engines lack.
 
-- breakpoints: the usage says what was newly written to the cache (`cache_split.py`);
-- `max_tokens: 0`: the engine was asked for one token, because most refuse 0: the client gets none;
-- `diagnostics`: where the prompt has left an earlier one (`diagnosis.py`), unless the engine says that itself.
+- breakpoints: the usage also counts the tokens newly written to the cache (`cache_split.py`);
+- `max_tokens: 0`: the engine is asked for one token, because most refuse 0, and the client gets none;
+- `diagnostics`: where the prompt differs from an earlier one (`diagnosis.py`), unless the engine reports that itself.
 
     whole answer: its members                               stream: message_start, message_delta; for `max_tokens: 0` no content
-    inner reader ──► EditedReader ──► the client            the inner reader counts what the engine really did
+    inner reader ──► EditedReader ──► the client            the inner reader counts the tokens of the engine
 
-Answers of other requests do not come here. No other byte changes; what is too large to be read, or no JSON, goes on as it is.
+Answers to all other requests bypass this module. No other byte changes. Data that is too large to be parsed, or is no JSON,
+passes unchanged.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from gateway.dialects.json_edits import Edit, Members, apply, read_object
 from gateway.dialects.usage import Usage
 
 _MAX_VALUES: Final = 1 << 15  # of an answer that is edited: 5 ms
-_READ: Final = (b"message_",)  # in every event that is edited
+_READ: Final = (b"message_",)  # occurs in every event to be edited
 _NOTHING: Final[Mapping[str, bytes]] = {"stop_reason": b'"max_tokens"', "stop_sequence": b"null"}
 
 
 class MessageEditor(AnswerEditor):
-    """One answer's. marked: where the breakpoints are, None: the usage stays. silent: no token was asked for. diagnosis: JSON,
-    b"": the client does not ask.
+    """Edits one answer. marked: where the breakpoints are; None: the usage stays. silent: the client asked for no token.
+    diagnosis: JSON; b"": the client did not ask for one.
     """
 
     def __init__(self, marked: CacheSplit | None, *, silent: bool, diagnosis: bytes = b"") -> None:
@@ -61,7 +62,7 @@ class MessageEditor(AnswerEditor):
         return EditedReader(inner, self)
 
     def begun(self, event: bytes, counts: dict[str, Any]) -> bytes:
-        """`message_start`. counts: of the stream so far, to be completed."""
+        """Edits `message_start`. counts: token counts of the stream so far; they are updated."""
         data = EventData(event)
         message = orjson.loads(data.text)["message"]
         merge(counts, message.get("usage"))
@@ -72,7 +73,7 @@ class MessageEditor(AnswerEditor):
         return data.edited(members.put_all(self._diagnosed(members)))
 
     def ended(self, event: bytes, counts: dict[str, Any]) -> tuple[bytes, Usage | None]:
-        """`message_delta`, and the usage if it is split here."""
+        """Edits `message_delta`. Returns it, and the usage if it is split here."""
         data = EventData(event)
         members = read_object(data.text, most=_MAX_VALUES)
         edits, usage = self._usage_edits(members, counts)
@@ -81,7 +82,7 @@ class MessageEditor(AnswerEditor):
         return (data.edited(edits) if edits else event), usage
 
     def _diagnosed(self, message: Members) -> dict[str, bytes]:
-        """The diagnosis as a member, and the message's id is noted."""
+        """The diagnosis as a member to be added. Stores the message's id."""
         if not self._diagnosis:
             return {}
         start, end = message.spans.get("id", (0, 0))
@@ -93,7 +94,7 @@ class MessageEditor(AnswerEditor):
         return {} if said else {FIELD: self._diagnosis}
 
     def _usage_edits(self, answer: Members, counts: dict[str, Any]) -> tuple[list[Edit], Usage | None]:
-        """Nothing where there is no usage. Raises ValueError for what cannot be read."""
+        """The edits of the usage, none if the answer has no usage. Raises ValueError for malformed JSON."""
         start, end = answer.spans.get("usage", (0, 0))
         given = orjson.loads(answer.raw[start:end]) if end else None
         if not isinstance(given, dict):
@@ -109,8 +110,8 @@ class MessageEditor(AnswerEditor):
 
 
 class EditedReader(StreamReader):
-    """Between the reader of a stream and the client. The inner reader passes on whole events, but for those that are too long
-    to be read, which are not edited. O(bytes).
+    """Stands between the reader of a stream and the client. The inner reader passes on whole events, except for events too long
+    to be parsed, which are not edited. O(bytes).
     """
 
     def __init__(self, inner: StreamReader, editor: MessageEditor) -> None:
@@ -140,7 +141,7 @@ class EditedReader(StreamReader):
         self._inner.raise_failure()
 
     def _read(self, data: bytes, *, within: bool) -> bytes:
-        """within: the data goes on with an event whose beginning has passed."""
+        """within: the data continues an event whose beginning has been passed on."""
         inner = self._inner
         if self._editor.silent or has_any(data, _READ):
             out = list[bytes]()
@@ -166,12 +167,12 @@ class EditedReader(StreamReader):
                 event, usage = self._editor.ended(event, self._counts)
                 self._split = usage or self._split
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            pass  # an event of another shape is not for us
+            pass  # an event of another shape passes unchanged
         return event
 
 
 def _counted(usage: Usage | None, split_usage: Usage | None) -> Usage | None:
-    """What is metered: all that the engine has reported, and of it what was written."""
+    """The metered usage: the engine's counts, with the split of the written tokens."""
     if usage is None or split_usage is None:
         return usage
     return Usage(usage.prompt, usage.completion, usage.cached, split_usage.written, split_usage.hours)

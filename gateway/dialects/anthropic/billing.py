@@ -2,10 +2,10 @@
 
     "system": [{"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.177.01c; cch=36ee5;"}, ...]
 
-It is a block of its own, or the first line of a text, in `system` or in a turn of the role `system`. No model needs it, and an
-engine that computes it finds nothing of the conversation in its cache (seen on llama.cpp: 12 s a turn in the place of 0.2 s).
-So it is not in the canonical prompt, and by default it does not go to replicas: the block, or the line, is cut out of the
-body's bytes, and no other byte changes. vLLM takes it out as well.
+It is a block of its own, or the first line of a text, in `system` or in a turn of the role `system`. No model needs it. An
+engine that computes it finds nothing of the conversation in its cache (measured on llama.cpp: 12 s a turn instead of 0.2 s).
+So the canonical prompt omits it, and by default it is not sent to replicas: the block, or the line, is cut out of the body's
+bytes, and no other byte changes. vLLM removes it as well.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from gateway.dialects.json_edits import Edit, Members, read_list, read_object
 
 PREFIX: Final = "x-anthropic-billing-header:"
 _RAW: Final = PREFIX.encode()
-# How Claude Code writes it: the first block of `system`, with nothing else in it. With the comma behind it.
+# The form in which Claude Code writes it: the first block of `system`, alone in the block. The match includes the comma behind
+# it.
 _BLOCK: Final = re.compile(
     rb'"system"\s*:\s*\[\s*(\{\s*(?:"type"\s*:\s*"text"\s*,\s*)?"text"\s*:\s*"'
     + re.escape(_RAW)
     + rb'[^"\\]*+"\s*(?:,\s*"type"\s*:\s*"text"\s*)?\}\s*(?:,\s*)?)'
 )
 _LINE: Final = re.compile(rb'"' + re.escape(_RAW) + rb'[^"\\]*+\\n')
-_BEFORE: Final = 200  # bytes before the line in which `"system"` stands, where it is written so
+_BEFORE: Final = 200  # bytes before the line within which `"system"` stands in that form
 _AFTER: Final = 1000
 
 
 def strip_line(text: str) -> str:
-    """A text without its billing line; "" if it has nothing else."""
+    """The text without its billing line; "" if it consists of that line alone."""
     return text.partition("\n")[2] if text.startswith(PREFIX) else text
 
 
 def may_bill(raw: bytes) -> bool:
-    """Whether a body may have a billing line that is written without escapes. O(length), 0.1 ms a MiB."""
+    """True if a body may have a billing line that is written without escapes. O(length), 0.1 ms a MiB."""
     return raw.find(_RAW) >= 0
 
 
 def billing_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
-    """What has to be cut out of the body so that it has no billing line. body: the parsed one.
+    """The edits that cut the billing lines out of a body. body: the parsed body.
 
-    O(1) for what Claude Code sends, after `may_bill`; else a scan of the body, O(length), 3 ms a MiB.
+    O(1) for the form of Claude Code, after `may_bill`; for any other form a scan of the body, O(length), 3 ms a MiB.
     """
     at = raw.find(_RAW)
     if at < 0:
@@ -57,7 +58,7 @@ def billing_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
 
 
 def needs_scan(raw: bytes) -> bool:
-    """Whether `billing_edits` may have to scan the whole body. O(length), as `may_bill`."""
+    """True if `billing_edits` may have to scan the whole body. O(length), as `may_bill`."""
     at = raw.find(_RAW)
     return at >= 0 and (raw.find(_RAW, at + 1) >= 0 or _BLOCK.search(raw, max(0, at - _BEFORE), at + _AFTER) is None)
 
@@ -79,7 +80,7 @@ def _is_billing_turn(message: Any) -> bool:
 
 
 def _bills(content: Any) -> bool:
-    """Whether a content has a billing line."""
+    """True if the content has a billing line."""
     if isinstance(content, list):
         return any(isinstance(block, dict) and _bills(block.get("text")) for block in content)
     return isinstance(content, str) and content.startswith(PREFIX)
@@ -93,7 +94,7 @@ def _cut_content(raw: bytes, members: Members, name: str, content: Any, edits: l
         edits.append(_first_line(raw, start, end, strip_line(content)))
         return
     spans, _ = read_list(raw, start)
-    kept = 0  # blocks before this one that stay
+    kept = 0  # number of earlier blocks that stay
     for number, (block, (begin, stop)) in enumerate(zip(content, spans, strict=True)):
         if not isinstance(block, dict) or not _bills(block.get("text")):
             kept += 1
@@ -109,14 +110,14 @@ def _cut_content(raw: bytes, members: Members, name: str, content: Any, edits: l
 
 
 def _text_edit(raw: bytes, begin: int, text: str) -> Edit:
-    """The same within a block that begins here."""
+    """The edit for a text within the block that begins at `begin`."""
     start, end = read_object(raw, begin).spans["text"]
     return _first_line(raw, start, end, text)
 
 
 def _first_line(raw: bytes, start: int, end: int, rest: str) -> Edit:
-    """Cut the first line out of the JSON string at this place. rest: what remains of its text."""
+    """The edit that removes the first line of the JSON string at start:end. rest: the remaining text."""
     found = _LINE.match(raw, start)
     if found and orjson.loads(b'"' + raw[found.end() : end]) == rest:
         return start + 1, found.end(), b""
-    return start, end, orjson.dumps(rest)  # it is written with other escapes
+    return start, end, orjson.dumps(rest)  # the text is written with other escapes

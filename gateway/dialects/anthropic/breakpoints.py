@@ -1,8 +1,8 @@
-"""The rules of `cache_control`: what Anthropic's API refuses is refused here, whatever the engine makes of it.
+"""The rules of `cache_control`: the gateway refuses the same requests as Anthropic's API, independent of the engine.
 
-A breakpoint marks the end of a prefix that is to be cached: on a tool, a block of `system`, a block of a message, or within the
-content of a tool's result; at the top of the body for the last block. At most four, none on what cannot be cached, and what is
-kept for an hour stands before what is kept for five minutes. A marker that is null is none.
+A breakpoint marks the end of a prefix to be cached: on a tool, a block of `system`, a block of a message, or a block within the
+content of a tool's result. At the top of the body it marks the last block. At most four are allowed, none on blocks that cannot
+be cached, and one-hour breakpoints stand before five-minute ones. A marker that is null is ignored.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from gateway.errors import bad_request
 
 _TTLS: Final = (None, "5m", "1h")
 _RAW: Final = MARKER.encode()
-_NEVER_CACHED: Final = frozenset(["thinking", "redacted_thinking"])  # but with the turn that they stand in
+_NEVER_CACHED: Final = frozenset(["thinking", "redacted_thinking"])  # alone; they are cached as part of their turn
 
 
 def may_mark(raw: bytes) -> bool:
-    """Whether a body may have a breakpoint that is written without escapes. O(length), 0.1 ms a MiB."""
+    """True if a body may have a breakpoint that is written without escapes. O(length), 0.1 ms a MiB."""
     return raw.find(_RAW) >= 0
 
 
 def require_breakpoints(body: Mapping[str, Any]) -> None:
-    """Raises GatewayError 400 if a breakpoint breaks a rule. body: its lists are lists. O(number of blocks)."""
+    """Raises GatewayError 400 if a breakpoint breaks a rule. body: its list fields are known to be lists. O(number of
+    blocks).
+    """
     found, minutes, marked = 0, "", False
     for name, block in _blocks(body):
         marker = block.get(MARKER)
@@ -42,13 +44,15 @@ def require_breakpoints(body: Mapping[str, Any]) -> None:
     marker = body.get(MARKER)
     if marker is not None:
         _checked(marker, MARKER, minutes)
-        found += not marked  # it means the last block, which may be marked already
+        found += not marked  # the marker of the body stands for the last block, which may be marked already
     if found > MAX_MARKS:
         raise bad_request(f"{found} breakpoints are set ({MARKER}); at most {MAX_MARKS} are allowed.", MARKER)
 
 
 def _checked(marker: Any, where: str, minutes: str) -> str:
-    """minutes: the name of the first breakpoint so far that lasts five minutes, "" if there is none. Returns what it is now."""
+    """Checks one marker. minutes: the name of the first five-minute breakpoint so far, "" if there is none. Returns its new
+    value.
+    """
     if not isinstance(marker, dict) or marker.get("type") != "ephemeral":
         raise bad_request(f"""{where} must be an object with "type": "ephemeral".""", where)
     ttl = marker.get("ttl")
@@ -62,7 +66,7 @@ def _checked(marker: Any, where: str, minutes: str) -> str:
 
 
 def _blocks(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All that may be marked, with its name, in the order of the prompt."""
+    """All blocks that may be marked, with their names, in the order of the prompt."""
     for name in ("tools", "system"):
         yield from _named(name, body.get(name))
     messages = body.get("messages")
@@ -79,7 +83,7 @@ def _blocks(body: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _named(where: str, blocks: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of a list; a text is a block without a marker."""
+    """The blocks of a list, with their names. A text counts as a block without a marker."""
     if isinstance(blocks, str):
         yield where, {}
     elif isinstance(blocks, list):

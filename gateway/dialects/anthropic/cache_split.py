@@ -1,11 +1,11 @@
-"""What a prompt newly wrote to the cache, where its engine reports only what it read from there.
+"""Splits the uncached tokens of a prompt into newly written and other ones, for engines that report only cache reads.
 
     0 ── read ── | ── to the last breakpoint of 1 h ── | ── to the last breakpoint ── | ── the rest ── end
-    engine's word|           written, 1 h              |      written, 5 min          |  input_tokens
+    from engine  |           written, 1 h              |      written, 5 min          |  input_tokens
 
-The sizes of the prompt and of the part that was read are the engine's. Where a breakpoint is in between is known in bytes of
-the canonical prompt, in whole blocks, and taken for the same share of the tokens. What the engine splits itself is never
-changed, and without its word on what was cached nothing is claimed.
+The engine reports the tokens of the prompt and of the part read from the cache. The positions of breakpoints between them are
+known in bytes of the canonical prompt, in whole blocks; the same share of the tokens is assumed. Counts that the engine splits
+itself are never changed, and without the engine's count of cached tokens nothing is split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _HOUR: Final = 3600
 
 
 class CacheSplit:
-    """How much of a prompt is before the last breakpoint, and before the last one of an hour; of `units`."""
+    """The parts of a prompt up to its last breakpoint, and up to its last one-hour breakpoint; `last` and `hours` of
+    `units`.
+    """
 
     __slots__ = ("hours", "last", "units")
 
@@ -35,7 +37,7 @@ class CacheSplit:
 
 
 def marked_in(prompt: Prompt) -> CacheSplit | None:
-    """None: nothing is marked, or less than a block. O(breakpoints)."""
+    """The split of a prompt's breakpoints; None if none covers a whole block. O(breakpoints)."""
     last = max((blocks for blocks, seconds in prompt.breakpoints if seconds), default=0)
     if not last:
         return None
@@ -44,8 +46,8 @@ def marked_in(prompt: Prompt) -> CacheSplit | None:
 
 
 def split(counts: Mapping[str, Any], marked: CacheSplit) -> Usage | None:
-    """The usage with what was written. counts: as the engine reports them, of all events so far. None: nothing is to be added:
-    the engine has split it itself, does not report what was cached, or had all of it in the cache.
+    """The usage with the written tokens. counts: as the engine reports them, merged over all events so far. None: nothing is to
+    be added, because the engine has split the usage itself, does not report cached tokens, or had the whole part in the cache.
     """
     usage = usage_from(counts)
     if usage is None or usage.cached is None or usage.written or isinstance(counts.get("cache_creation"), dict):
@@ -58,7 +60,7 @@ def split(counts: Mapping[str, Any], marked: CacheSplit) -> Usage | None:
 
 
 def fields_of(usage: Usage) -> dict[str, Any]:
-    """Of a split usage: what the client's usage has of the prompt. They add up to the engine's prompt."""
+    """The prompt counts of a split usage, as the client's usage has them. They add up to the engine's prompt tokens."""
     read = usage.cached or 0
     return {
         "input_tokens": usage.prompt - read - usage.written,

@@ -1,13 +1,13 @@
-"""Where a prompt has left an earlier one: `diagnostics.previous_message_id`, as Anthropic's API answers it.
+"""Where a prompt differs from an earlier one: `diagnostics.previous_message_id`, as in Anthropic's API.
 
     {"diagnostics": {"previous_message_id": "msg_1"}, ...}   ->   {"diagnostics": {"cache_miss_reason": {"type": ...}}, ...}
 
-A client that sends the field has its prompts remembered by the ids of their answers, as a `Fingerprint`: digests of what the
-prompt begins with, and the block keys of all of it. The first part that differs is the reason, in the order of the prompt:
+If a client sends the field, its prompts are stored by the ids of their answers, as a `Fingerprint`: digests of the prompt's
+head, and the block keys of the whole prompt. The first part that differs is the reason, in the order of the prompt:
 
-    model, tools, system, other fields (`unavailable`), messages: only if a block of the earlier prompt is another one now
+    model, tools, system, other fields (`unavailable`), messages: only if a block of the earlier prompt has changed
 
-Nothing differs: null. Pure.
+If nothing differs, the answer is null. Pure.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _KEY: Final = 8  # bytes
 
 
 def compared(before: Fingerprint | None, now: Fingerprint) -> bytes:
-    """`diagnostics` of the answer, JSON. before: None: no such prompt is known. O(keys)."""
+    """`diagnostics` of the answer, JSON. before: the earlier prompt, None if it is unknown. O(keys)."""
     if before is None:
-        return _told("previous_message_not_found")
+        return _reason("previous_message_not_found")
     same, of = _common(before.keys, now.keys), len(before.keys) // _KEY
     missed = before.tokens * (of - same) // of if of else before.tokens
     if before.model != now.model:
-        return _told("model_changed", before.tokens)
+        return _reason("model_changed", before.tokens)
     for name, one, other in zip(("tools_changed", "system_changed", "unavailable"), before.head, now.head, strict=True):
         if one != other:
-            return _told(name, None if name == "unavailable" else missed)
-    return _told("messages_changed", missed) if same < of else NOTHING
+            return _reason(name, None if name == "unavailable" else missed)
+    return _reason("messages_changed", missed) if same < of else NOTHING
 
 
-def _told(kind: str, missed: int | None = None) -> bytes:
+def _reason(kind: str, missed: int | None = None) -> bytes:
     reason: dict[str, Any] = {"type": kind}
     if missed is not None:
         reason["cache_missed_input_tokens"] = missed
@@ -49,7 +49,7 @@ def _told(kind: str, missed: int | None = None) -> bytes:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many keys both begin with. Keys are chained: where one is the same, so are all before it."""
+    """The number of keys at the start that both have. Keys are chained: where one is the same, so are all before it."""
     low, high = 0, min(len(one), len(other)) // _KEY
     while low < high:
         middle = (low + high + 1) // 2
@@ -61,8 +61,8 @@ def _common(one: bytes, other: bytes) -> int:
     return low
 
 
-def asked_of(body: Mapping[str, Any]) -> str | None:
-    """The previous message's id, "" if there is none yet; None: the body asks nothing. Raises GatewayError 400."""
+def previous_message(body: Mapping[str, Any]) -> str | None:
+    """The previous message's id; "" for a first message; None if the body has no such field. Raises GatewayError 400."""
     asked = body.get(FIELD)
     if asked is None:
         return None
@@ -75,8 +75,8 @@ def asked_of(body: Mapping[str, Any]) -> str | None:
     return previous or ""
 
 
-def cut_of(raw: bytes) -> list[Edit]:
-    """What takes the field out of a body that has it, and changes no other byte. Raises GatewayError 400 if it is there twice.
+def field_removal(raw: bytes) -> list[Edit]:
+    """The edit that removes the field from a body, and changes no other byte. Raises GatewayError 400 if the body has it twice.
     O(length).
     """
     members = read_object(raw)

@@ -23,7 +23,7 @@ _KINDS: Final[Mapping[int, str]] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Types of errors that a client has caused: Anthropic's and, in the same shape, vLLM's.
+# Types of errors that the client caused: Anthropic's and, in the same shape, vLLM's.
 _CLIENTS: Final = frozenset(_KINDS[status] for status in (401, 402, 403, 404, 409, 413, 429)) | {
     "invalid_request_error",
     "BadRequestError",
@@ -33,7 +33,7 @@ _CLIENTS: Final = frozenset(_KINDS[status] for status in (401, 402, 403, 404, 40
 
 
 def error_body(error: GatewayError, request_id: str = "") -> bytes:
-    """request_id: clients show it; "": there is none."""
+    """The body of an error. request_id: shown by clients; "" omits it."""
     body: dict[str, Any] = {"type": "error", "error": {"type": kind_of(error), "message": error.message}}
     if request_id:
         body["request_id"] = request_id
@@ -41,17 +41,17 @@ def error_body(error: GatewayError, request_id: str = "") -> bytes:
 
 
 def kind_of(error: GatewayError) -> str:
-    """The type of an error, as clients know it."""
+    """The type of an error in Anthropic's API."""
     return _KINDS.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
 
 
 def error_event(error: GatewayError) -> bytes:
-    """Clients ignore an event without a name."""
+    """The error as an event with a name, because clients ignore events without one."""
     return b"event: error\ndata: " + error_body(error) + b"\n\n"
 
 
 def failure_of(event: bytes) -> ReplicaFailure | None:
-    """The failure that an engine's error event reports, if the error is the engine's own and not the client's."""
+    """The failure that an engine's error event reports; None if the client caused the error."""
     error = object_of(event).get("error") if name_of(event) == "error" else None
     if not isinstance(error, dict) or error.get("type") in _CLIENTS:
         return None

@@ -11,7 +11,7 @@ from gateway.dialects.anthropic.answer_edits import MessageEditor
 from gateway.dialects.anthropic.billing import billing_edits, needs_scan
 from gateway.dialects.anthropic.breakpoints import may_mark, require_breakpoints
 from gateway.dialects.anthropic.cache_split import marked_in
-from gateway.dialects.anthropic.diagnosis import asked_of, compared, cut_of
+from gateway.dialects.anthropic.diagnosis import compared, field_removal, previous_message
 from gateway.dialects.anthropic.prompt import head_digests, messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
@@ -28,7 +28,7 @@ from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 from router import Prompt
 
-_SCANNED_AT_ONCE: Final = 1 << 12  # bytes that may be scanned in the event loop, turn by turn
+_SCANNED_AT_ONCE: Final = 1 << 12  # bytes that the event loop may scan, turn by turn
 
 
 class Messages(Dialect):
@@ -95,7 +95,7 @@ class CountTokens(Messages):
 
 
 class OtherMessages(PassThrough):
-    """Paths below /v1/messages that the gateway does not know, such as those of batches."""
+    """Paths below /v1/messages without a dialect of their own, such as /v1/messages/batches."""
 
     name: ClassVar[str] = "other_messages"
     id_header: ClassVar[bytes] = b"Request-Id"
@@ -114,7 +114,7 @@ def _billing(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
 
 
 def _prewarm(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
-    """`max_tokens: 0` computes the prompt and nothing else. Most engines refuse it: they are asked for one token."""
+    """The edit for `max_tokens: 0`, which computes the prompt only. Most engines refuse it: they are asked for one token."""
     wanted = body.get("max_tokens")
     if wanted != 0 or type(wanted) is not int:
         return []
@@ -125,9 +125,9 @@ def _prewarm(raw: bytes, body: Mapping[str, Any], most: int) -> list[Edit]:
 
 
 def _diagnosis(raw: bytes, body: Mapping[str, Any], prompt: CanonicalPrompt, most: int) -> Diagnosis | None:
-    previous = asked_of(body)
+    previous = previous_message(body)
     if previous is None:
         return None
     if most and len(raw) > _SCANNED_AT_ONCE:
         raise NeedsHelper
-    return Diagnosis(previous, head_digests(prompt, body, salt_of(body)), cut_of(raw))
+    return Diagnosis(previous, head_digests(prompt, body, salt_of(body)), field_removal(raw))

@@ -1,8 +1,8 @@
-"""The canonical prompt of Anthropic's Messages: the same as that of OpenAI's chat for the same conversation.
+"""The canonical prompt of Anthropic's Messages: equal to that of OpenAI's chat for the same conversation.
 
-So as vLLM and llama.cpp make one of the other: the blocks of `system` are one text; results of tools are turns of their own,
-before the rest of the turn that they come in; tool uses are calls, thinking is the reasoning of its turn. Whether the model is
-to think is no part of it: engines that know the field at all read it at the end of the prompt.
+The conversion is that of vLLM and llama.cpp: the blocks of `system` are one text; results of tools are turns of their own,
+before the rest of their turn; tool uses are calls; thinking is the reasoning of its turn. The `thinking` option is omitted:
+engines that know the field read it at the end of the prompt.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gateway.dialects.prompt.marks import MARKER
 from gateway.errors import bad_request
 
 _TOOLS: Final = HEAD + b"tools["
-_CLIENT_TOOLS: Final = (None, "custom")  # types of tools that the client runs; others the server runs
-# Of a tool: what is written first, in this order, and what no template prints.
+_CLIENT_TOOLS: Final = (None, "custom")  # types of tools run by the client; all others are run by the server
+# Fields of a tool that are written first, in this order, or that no template prints.
 _FUNCTION: Final = frozenset(
     ["type", "name", "description", "input_schema", MARKER, "eager_input_streaming", "defer_loading", "allowed_callers"]
 )
@@ -31,7 +31,7 @@ _FUNCTION: Final = frozenset(
 def messages_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
     """The canonical prompt. Raises GatewayError 400 where the messages are not messages.
 
-    most: how many parts it may have, or NeedsHelper is raised; 0: any number.
+    most: maximum number of parts; beyond it NeedsHelper is raised. 0: no maximum.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -48,8 +48,8 @@ def messages_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
 
 
 def head_digests(prompt: CanonicalPrompt, body: Mapping[str, Any], salt: str) -> tuple[str, str, str]:
-    """Of a finished prompt: what stands before its messages, as digests of tools, system prompt and all else. salt: the
-    cache's. O(their length).
+    """Digests of a finished prompt's head: tools, system prompt, all other fields. salt: the cache salt. O(length of
+    the head).
     """
     heads = list(takewhile(_is_head, prompt.parts))
     tools = [part for part in heads if part.startswith(_TOOLS)]
@@ -68,13 +68,13 @@ def _is_head(part: bytes) -> bool:
 
 
 def runs_tools(body: Mapping[str, Any]) -> bool:
-    """Whether the server is to run tools itself, and so to compute several prompts."""
+    """True if the server is to run tools itself, and so to compute several prompts."""
     tools = body.get("tools")
     return isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" not in tool for tool in tools)
 
 
 def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the head that have another form in OpenAI's chat."""
+    """The fields of the head that OpenAI's chat writes in another form."""
     head: dict[str, Any] = {"system": None, "thinking": None, "tools": None, "tool_choice": None}
     tools = body.get("tools")
     if tools is not None:
@@ -86,7 +86,7 @@ def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark_tools(prompt: CanonicalPrompt, tools: Any) -> None:
-    """They are one part of the prompt: a breakpoint on any of them is one at its end."""
+    """Adds the breakpoints of tools. All tools are one part of the prompt, so a breakpoint on any of them is one at its end."""
     if isinstance(tools, list):
         for tool in tools:
             if isinstance(tool, dict) and MARKER in tool:
@@ -94,7 +94,7 @@ def _mark_tools(prompt: CanonicalPrompt, tools: Any) -> None:
 
 
 def chat_tool(tool: Any, index: int) -> dict[str, Any]:
-    """A tool as OpenAI's chat has it."""
+    """A tool in the form of OpenAI's chat."""
     if not isinstance(tool, dict):
         where = f"tools[{index}]"
         raise bad_request(f"{where} must be an object with 'name' and 'input_schema'.", where)
@@ -110,7 +110,7 @@ def chat_tool(tool: Any, index: int) -> dict[str, Any]:
 
 
 def _add_system(prompt: CanonicalPrompt, system: Any) -> None:
-    """One turn, whatever the blocks are: engines join them."""
+    """Adds the system prompt as one turn: engines join its blocks."""
     if system is None:
         return
     if isinstance(system, str):
@@ -129,7 +129,7 @@ def _add_system(prompt: CanonicalPrompt, system: Any) -> None:
 
 
 def _is_billing(block: Any) -> bool:
-    """Whether a block has a billing line and nothing else."""
+    """True if a block has a billing line and nothing else."""
     text = block.get("text") if isinstance(block, dict) else None
     return isinstance(text, str) and text != "" and not strip_line(text)
 
@@ -162,7 +162,7 @@ def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:
 
 
 def _add_blocks(prompt: CanonicalPrompt, role: str, content: list[Any], where: str) -> None:
-    """A turn of blocks: first the results of tools, then what it says, its reasoning and its calls."""
+    """Adds a turn of blocks: first the results of tools, then its text, its reasoning and its calls."""
     said, calls, thoughts, results = list[Any](), list[dict[str, Any]](), list[str](), 0
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None

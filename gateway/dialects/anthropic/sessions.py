@@ -1,4 +1,4 @@
-"""The session that Claude Code names in `metadata.user_id`."""
+"""The session id that Claude Code sends in `metadata.user_id`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import orjson
 
 from gateway.dialects.api_request import MAX_SESSION_CHARS
 
-_MAX_ID: Final = 4096  # characters of an id that is read
+_MAX_ID: Final = 4096  # characters of a user_id; a longer one is ignored
 _OLDER: Final = re.compile(r"_session_([\w-]{1,64})\Z", re.ASCII)
 
 
 def user_session(metadata: Any) -> str:
-    """JSON with `session_id`, or the older text that ends in `_session_` and a UUID. "": it is neither, but names a user.
+    """The session in `metadata.user_id`: JSON with `session_id`, or the older text that ends in `_session_` and a UUID.
 
-    metadata: of a body, whatever it is. O(1).
+    "" for a user_id of another form. metadata: the body's value, of any type. O(1).
     """
     id_ = metadata.get("user_id") if isinstance(metadata, dict) else None
     if not isinstance(id_, str) or len(id_) > _MAX_ID:

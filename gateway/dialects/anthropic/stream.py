@@ -1,11 +1,11 @@
-"""Anthropic's streams: a reader that passes them on and notes their usage, their end, and the engine's report that it failed.
+"""The reader of Anthropic's streams: passes events on, and notes the usage, the end and the engine's error.
 
     message_start
     content_block_start, content_block_delta ..., content_block_stop        for each block
     message_delta, message_stop
 
-with a `ping` anywhere, and an `error` in the place of all that is missing. One that has no name but in its data does not
-pass: the gateway's own follows, for the stream ends without `message_stop`. Pure.
+A `ping` may come anywhere, and an `error` may replace all remaining events. An error event whose name is only in its data is
+dropped: the gateway's own error follows, because the stream ends without `message_stop`. Pure.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from gateway.dialects.events.named import NamedReader, has_name, name_of
 from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import object_of
 
-QUIET: Final = frozenset(["message_start", "ping"])  # events that come before the first token
+QUIET: Final = frozenset(["message_start", "ping"])  # events before the first token
 
-_READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # one of them is in every event that is read
+_READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # every event that is parsed has one of them
 _DELTA: Final = b'"content_block_delta"'  # once in an event; within a text the quotes are escaped
 
 
 class MessageReader(NamedReader):
-    """One stream."""
+    """Reads one stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self._counts = dict[str, Any]()
         self._deltas = 0
-        self._counted = 0  # deltas that had come when the answer's tokens were counted last
+        self._counted = 0  # deltas received when the answer's tokens were last counted
 
     def feed(self, chunk: bytes) -> bytes:
         if self.are_whole(chunk) and not has_any(chunk, _READ):
@@ -64,7 +64,7 @@ class MessageReader(NamedReader):
             if is_split(self._counts):
                 self._count()
         elif name == "error":
-            if not has_name(event):  # clients ignore it, and take what came before it for the whole answer
+            if not has_name(event):  # clients ignore it, and would take the events before it for the whole answer
                 return False
             self.reported = failure_of(event)
             self.done = self.reported is None

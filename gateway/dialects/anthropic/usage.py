@@ -1,12 +1,12 @@
-"""The usage of Anthropic's Messages: `input_tokens` is the part of the prompt that no cache had.
+"""The usage of Anthropic's Messages: `input_tokens` counts only the uncached part of the prompt.
 
     the whole prompt = input_tokens + cache_creation_input_tokens + cache_read_input_tokens
 
-In a stream it comes in two events, and engines split it differently: vLLM's `message_start` has the whole prompt as
-`input_tokens`, and its `message_delta` the three parts; llama.cpp's `message_start` has the parts, and its `message_delta` the
-output only. So it is merged field by field: the last of each counts. A `message_start` without counts of the cache is not the
-split, and no usage by itself: the client may leave before the split comes. `cache_creation` splits what was written to the
-cache by how long it stays there.
+A stream reports it in two events, and engines split it differently. vLLM's `message_start` has the whole prompt as
+`input_tokens`, and its `message_delta` the three parts; llama.cpp's `message_start` has the parts, and its `message_delta` only
+the output. So the events are merged field by field, and the last value of each field counts. A `message_start` without cache
+counts is not yet split and is no usage by itself: the client may disconnect before the split comes. `cache_creation` splits the
+written tokens by their time in the cache.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _FIELDS: Final = ("input_tokens", "cache_creation_input_tokens", "cache_read_inp
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of a whole answer, None if it has none that makes sense."""
+    """The usage of a whole answer; None if it is missing or malformed."""
     usage = answer.get("usage")
     return usage_from(usage) if isinstance(usage, dict) else None
 
 
 def merge(counts: dict[str, Any], usage: Any) -> bool:
-    """Take over what one more event of a stream reports. Whether it counts the answer's tokens."""
+    """Takes over the counts of one more event. True if the event counts the answer's tokens."""
     if isinstance(usage, dict):
         if isinstance(usage.get("cache_creation"), dict):
             counts["cache_creation"] = usage["cache_creation"]
@@ -38,12 +38,12 @@ def merge(counts: dict[str, Any], usage: Any) -> bool:
 
 
 def is_split(counts: Mapping[str, Any]) -> bool:
-    """Whether these counts say what a cache had, or has now."""
+    """True if these counts say how many tokens were read from the cache or written to it."""
     return "cache_creation_input_tokens" in counts or "cache_read_input_tokens" in counts
 
 
 def usage_from(counts: Mapping[str, Any]) -> Usage | None:
-    """None: these counts make no sense. cached is None where no count of the cache is there: missing is not zero."""
+    """The usage of merged counts; None if they are malformed. cached is None without any cache count: missing is not zero."""
     fresh, created, read, completion = (token_count(counts.get(name)) for name in _FIELDS)
     if fresh is None or completion is None:
         return None

@@ -1,8 +1,8 @@
-"""Streams whose events have names: the beginning, before the first token, and what an event is called.
+"""Streams whose events have names: the names of events, and the beginning of a stream before its first token.
 
-Engines begin such a stream with events that only say that they have the request (`response.created`, `message_start`, `ping`),
-some of them before the prompt is computed. They are no token: until one comes, the request can go to another replica, for
-nothing of it went to the client.
+Engines begin such a stream with events that only confirm the request (`response.created`, `message_start`, `ping`), some of
+them before the prompt is computed. Until an event with output comes, nothing is sent to the client, so the request can go to
+another replica.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ MAX_OPENING: Final = 128 << 10
 ERRORS: Final = frozenset(["error", "response.failed"])
 
 _NAME: Final = re.compile(rb"[\r\n]*+(?:[^\r\n]++[\r\n]++)*?event:[ ]?([^\r\n]*)[\r\n]")
-_MAX_HEAD: Final = 300  # bytes of an event in which its name is looked for
+_MAX_HEAD: Final = 300  # bytes at the start of an event that are searched for its name
 _USUAL: Final = b"event: "
 _FIELD: Final = b"event:"
 _DATA: Final = b"data:"
 
 FailureOf = Callable[[bytes], ReplicaFailure | None]
-"""The failure of the engine that an event reports, if it reports one."""
+"""Reads the engine's failure from an error event; None for other events."""
 
 
 def name_of(event: bytes) -> str:
-    """The name of an event, or else the `type` in its data; "" if it has neither. O(1), but for the data of one without.
+    """The name of an event, or else the `type` in its data; "" if it has neither. O(1), except for an event without a name.
 
-    A type that is written with escapes is none: readers look for names in the bytes before they read an event.
+    A type written with escapes is ignored: readers look for names in the bytes before they parse an event.
     """
-    if event.startswith(_USUAL):  # nearly all events; the expression takes ten times as much
+    if event.startswith(_USUAL):  # nearly all events; the regular expression takes ten times as long
         end = event.find(b"\n", len(_USUAL), _MAX_HEAD)
         if end >= 0 and event.find(b"\r", len(_USUAL), end) < 0:
             return event[len(_USUAL) : end].decode("ascii", "replace")
@@ -49,12 +49,12 @@ def name_of(event: bytes) -> str:
 
 
 def has_name(event: bytes) -> bool:
-    """Whether it has a field with its name; clients of some APIs ignore an event that has its type only. O(1)."""
+    """True if the event has a field with its name; clients of some APIs ignore an event that only has a type. O(1)."""
     return _NAME.match(event, 0, _MAX_HEAD) is not None
 
 
 class NamedReader(EventReader):
-    """A stream of such events, each with an object. One that ends within the last of them has no end."""
+    """Reads a stream of named events, each with a JSON object. A stream that ends within an event is incomplete."""
 
     def is_cut(self, rest: bytes) -> bool:
         if self.within_event:
@@ -66,7 +66,7 @@ class NamedReader(EventReader):
 
 
 class NamedOpening(StreamOpening):
-    """The beginning of a stream, until an event that is none of the `quiet` ones. O(bytes)."""
+    """Reads the beginning of a stream, up to an event that is none of the `quiet` ones. O(bytes)."""
 
     most: ClassVar[int] = 2 * MAX_OPENING  # never reached: beyond MAX_OPENING the stream has begun
 
@@ -74,7 +74,7 @@ class NamedOpening(StreamOpening):
         super().__init__()
         self._quiet = quiet
         self._failure_of = failure_of
-        self._data = bytearray()  # from the begin of an event that is not whole yet
+        self._data = bytearray()  # from the beginning of an event that is not complete yet
         self._searched = 0
         self._seen = 0
 
@@ -102,7 +102,7 @@ class NamedOpening(StreamOpening):
         return self._seen > MAX_OPENING
 
     def _is_loud(self) -> bool:
-        """Whether the event that is not whole yet shows by its name that it is neither quiet nor an error."""
+        """True if the name of the incomplete event shows that it is neither quiet nor an error."""
         found = _NAME.match(self._data, 0, _MAX_HEAD)
         if found is None:
             return False

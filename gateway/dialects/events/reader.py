@@ -1,6 +1,6 @@
-"""Reads a stream event by event: whole events go on as soon as they are whole, whatever the cutting into chunks.
+"""Reads a stream event by event: each event is passed on once it is complete, however the stream is divided into chunks.
 
-So a stream that breaks off in the middle of an event ends between two events for the client, where an error can still be one.
+So a stream that breaks off within an event ends between two events for the client, where an error event can still follow.
 (Engines write whole events; only a break shows the difference.)
 """
 
@@ -9,36 +9,36 @@ from __future__ import annotations
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.sse import EVENT_END, LONGEST_END, ONE_TOO_MANY, ends_of
 
-# An event beyond this is passed on unread, so that memory stays bounded. Not Final: a test makes it smaller.
+# A longer event is passed on unread, so that memory stays bounded. Not Final: a test lowers it.
 MAX_EVENT_BYTES = 1 << 20
 
 
 class EventReader(StreamReader):
-    """`passes` is for dialects: what they learn from an event, and whether it goes on."""
+    """Dialects implement `passes`: it reads an event, and decides if the client gets it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._held: bytes | bytearray = b""  # an event that is not whole yet
+        self._held: bytes | bytearray = b""  # an event that is not complete yet
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
-        """Learn from one event; False if it is to be taken out. unread: it is too long; this may be its end only."""
+        """Read one event; False removes it from the stream. unread: it is too long; this may be only its end."""
         raise NotImplementedError
 
     def is_cut(self, rest: bytes) -> bool:
-        """Whether the stream has ended within this event, so that it means nothing. Within a long one: this is its end."""
+        """True if the stream has ended within this event, which is then dropped. For a long event, `rest` is its end."""
         return False
 
     def begun(self, head: bytes) -> None:
-        """An event that begins so is too long to be read. Its end comes to `passes`."""
+        """Called with the beginning of an event that is too long to be read. Its end comes to `passes`."""
 
     def are_whole(self, chunk: bytes) -> bool:
-        """Whether a chunk has whole events and nothing else, as nearly all chunks do, and nothing is held."""
+        """True if a chunk consists of whole events, as nearly all chunks do, and nothing is held."""
         return not self._held and chunk.endswith(b"\n\n") and not chunk.endswith(ONE_TOO_MANY)
 
     def read(self, chunk: bytes) -> bytes:
-        """`feed`, with a look at each event."""
+        """`feed` that reads each event."""
         data, searched = chunk, 0
-        if self._held:  # O(chunk) until the event is whole, for it may come byte by byte
+        if self._held:  # O(chunk) until the event is complete, because it may come byte by byte
             # An event's end may straddle the last chunk and this one: search the last bytes again.
             searched = max(0, len(self._held) - LONGEST_END + 1)
             if not isinstance(self._held, bytearray):
@@ -58,12 +58,12 @@ class EventReader(StreamReader):
         return b"".join(passed)
 
     def finish(self) -> bytes:
-        """The last event needs no blank line, for some engines write none; but it must not be cut."""
+        """The last event may lack its blank line, as some engines write it; but it must not be cut."""
         if not self._held or self.is_cut(bytes(self._held)):
             return b""
         rest, self._held, within_event = bytes(self._held), b"", self.within_event
         passes = self._passes(rest)
-        self.within_event = within_event  # `rest` is not an event's end, whether it is passed on or not
+        self.within_event = within_event  # `rest` is no end of an event, passed on or not
         return rest if passes else b""
 
     def _overflow(self) -> bytes:
@@ -71,7 +71,7 @@ class EventReader(StreamReader):
             return b""
         if not self.within_event:
             self.begun(bytes(self._held[:200]))
-        # The last bytes may be the first of an event's end.
+        # The last bytes may be the beginning of an event's end.
         out, self._held = bytes(self._held[: 1 - LONGEST_END]), self._held[1 - LONGEST_END :]
         self.within_event = True
         return out
@@ -86,8 +86,8 @@ class EventReader(StreamReader):
 
 
 def has_any(chunk: bytes, marks: tuple[bytes, ...]) -> bool:
-    """Whether a chunk has one of these in it. `find`, for `in` makes and drops an exception each time before it searches."""
-    for mark in marks:  # noqa: SIM110  (each chunk comes here: a generator would cost ten times as much)
+    """True if one of these marks is in the chunk. `find`, because `in` creates an exception object before each search."""
+    for mark in marks:  # noqa: SIM110  (called for each chunk: a generator would take ten times as long)
         if chunk.find(mark) >= 0:
             return True
     return False

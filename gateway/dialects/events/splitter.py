@@ -1,4 +1,4 @@
-"""A stream of server-sent events cut into events, as its bytes come. Pure."""
+"""Splits a stream of server-sent events into events while its bytes arrive. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gateway.dialects.events.sse import LONGEST_END, ends_of
 
 
 class Splitter:
-    """`feed` it. O(bytes), whatever the cutting into chunks. Who uses it bounds what it holds."""
+    """O(bytes), however the stream is divided into chunks. The caller bounds the held bytes."""
 
     __slots__ = ("_held", "_searched")
 
@@ -15,7 +15,7 @@ class Splitter:
         self._searched = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The events that are whole now, each with its end."""
+        """Take the next bytes. Returns the events completed by them, each with its end."""
         held = self._held
         held += data
         events, start = list[bytes](), 0
@@ -27,19 +27,19 @@ class Splitter:
         return events
 
     def finish(self) -> bytes:
-        """The stream is over: what is left of it, which lacks an event's end."""
+        """The end of the stream. Returns the rest, an event without its end."""
         rest = bytes(self._held)
         self.drop()
         return rest
 
     def drop(self) -> None:
-        """What is not whole never will be."""
+        """Forget the incomplete event."""
         self._held = bytearray()
         self._searched = 0
 
     @property
     def held(self) -> int:
-        """Bytes of an event that is not whole."""
+        """Bytes of the incomplete event."""
         return len(self._held)
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""Server-sent events, as bytes (WHATWG HTML, section 9.2): where events end, what their data is, edits of it.
+"""Server-sent events as bytes (WHATWG HTML, section 9.2): their ends, their data, edits of it.
 
-Pure. All of it is O(bytes), whatever the cutting into chunks.
+Pure. Everything is O(bytes), however the stream is divided into chunks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import orjson
 
 from gateway.dialects.json_edits import Edit, apply
 
-MAX_PARSED_EVENT: Final = 64 << 10  # one with usage has a few hundred bytes; what a longer one holds could stop the event loop
+MAX_PARSED_EVENT: Final = 64 << 10  # bytes; an event with usage has a few hundred; a longer one could block the loop
 
 EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\r?\n|\r\r")
 LONGEST_END: Final = 4
@@ -25,16 +25,18 @@ _RETRY: Final = b"retry:"
 
 
 def end_of(data: bytes | bytearray, searched: int = 0) -> int:
-    """Where the first event ends, -1 if it is not whole. searched: no end begins before it. O(length up to there)."""
+    """The offset behind the first event, -1 if it is incomplete. searched: no end begins before this offset. O(length up to
+    there).
+    """
     at = data.find(b"\n\n", searched)
     if data.find(b"\r", searched, at if at >= 0 else len(data)) < 0:
-        return at + 2 if at >= 0 else -1  # nearly all events; the expression takes ten times as much
+        return at + 2 if at >= 0 else -1  # nearly all events; the regular expression takes ten times as long
     found = EVENT_END.search(data, searched)
     return found.end() if found else -1
 
 
 def ends_of(data: bytes | bytearray, searched: int = 0) -> list[int]:
-    """Where all events end that are whole. O(length)."""
+    """The offsets behind all complete events. O(length)."""
     if data.find(b"\r", searched) >= 0:
         return [match.end() for match in EVENT_END.finditer(data, searched)]
     ends = list[int]()
@@ -45,7 +47,7 @@ def ends_of(data: bytes | bytearray, searched: int = 0) -> list[int]:
 
 
 def events_of(data: bytes) -> Iterator[bytes]:
-    """The events of a stream, each with its end; the last one may lack it. Each is made when it is asked for."""
+    """Yields the events of a stream, each with its end; the last one may lack it."""
     start = 0
     for match in EVENT_END.finditer(data):
         yield data[start : match.end()]
@@ -55,13 +57,15 @@ def events_of(data: bytes) -> Iterator[bytes]:
 
 
 def event_at(data: bytes | bytearray, at: int) -> bytes | None:
-    """The event that begins there, with its end. None: it has none, or it is longer than what is parsed. O(its length)."""
+    """The event that begins at this offset, with its end. None: it has no end, or is longer than MAX_PARSED_EVENT. O(its
+    length).
+    """
     end = EVENT_END.search(data, at, at + MAX_PARSED_EVENT)
     return bytes(data[at : end.end()]) if end else None
 
 
 def skipped_at(data: bytes | bytearray, at: int) -> int:
-    """Where the lines end that begin there and carry no data, as far as they are in the next MAX_PARSED_EVENT bytes."""
+    """The offset behind the lines without data that begin at `at`, within the next MAX_PARSED_EVENT bytes."""
     if data.startswith(_DATA, at):
         return at  # nearly all events
     found = _NO_DATA.match(data, at, at + MAX_PARSED_EVENT)
@@ -69,8 +73,8 @@ def skipped_at(data: bytes | bytearray, at: int) -> int:
 
 
 def data_of(event: bytes) -> bytes:
-    """An event's data lines."""
-    # `find`, for `in` makes and drops an exception each time before it searches.
+    """The data lines of an event, without their field name, joined by line feeds."""
+    # `find`, because `in` creates an exception object before each search.
     if event.endswith(b"\n\n") and event.find(b"\r") < 0:
         lines = event.count(b"\n")
         if lines == 2 and event.startswith(b"data: "):
@@ -81,13 +85,13 @@ def data_of(event: bytes) -> bytes:
 
 
 class EventData:
-    """The data of an event, and a way to change it. text: its data lines, without their field name, joined by line feeds."""
+    """The data of an event, which can be edited. text: its data lines, without their field name, joined by line feeds."""
 
     __slots__ = ("_event", "_lines", "text")
 
     def __init__(self, event: bytes) -> None:
         self._event = event
-        self._lines = list[tuple[int, int]]()  # where in the event the data of each line begins, and its length
+        self._lines = list[tuple[int, int]]()  # offset in the event and length of each line's data
         parts, at = list[bytes](), 0
         for line in event.splitlines(keepends=True):
             if line.startswith(_DATA):
@@ -98,7 +102,7 @@ class EventData:
         self.text = b"\n".join(parts)
 
     def edited(self, edits: Sequence[Edit]) -> bytes:
-        """The event after these edits of `text`. No other byte of it changes."""
+        """The event after these edits of `text`. No other byte changes."""
         return apply(self._event, [self._placed(edit) for edit in edits])
 
     def _placed(self, edit: Edit) -> Edit:
@@ -107,7 +111,7 @@ class EventData:
         return first, first if start == end else self._place(end - 1) + 1, new
 
     def _place(self, at: int) -> int:
-        """Where the byte of `text` at this index is in the event. O(lines)."""
+        """The offset in the event of the byte of `text` at this index. O(lines)."""
         for begin, length in self._lines:
             if at < length:
                 return begin + at
@@ -116,7 +120,7 @@ class EventData:
 
 
 def object_of(event: bytes) -> dict[str, Any]:
-    """The JSON object of an event's data lines, {} if there is none, or if it is too long to be read."""
+    """The JSON object in an event's data lines; {} if there is none, or if the event is longer than MAX_PARSED_EVENT."""
     if len(event) > MAX_PARSED_EVENT:
         return {}
     try:
@@ -127,7 +131,9 @@ def object_of(event: bytes) -> dict[str, Any]:
 
 
 def without_data(data: bytes) -> int:
-    """How many leading bytes of a stream carry no data, be they whole lines or the begin of one: comments, mostly. O(n)."""
+    """The number of leading bytes of a stream without data (comments, mostly), including an incomplete line of that
+    kind. O(n).
+    """
     if data.startswith(b"data:"):
         return 0  # nearly all streams
     found = _NO_DATA.match(data)

@@ -1,7 +1,7 @@
 """The list of models for clients, in two forms: OpenAI's, and Anthropic's for requests with the header `anthropic-version`.
 
-What replicas list comes first, then the aliases of these models; a name that a replica lists and that is an alias all the same
-is shown as that. An alias that ends with a star is listed as it is written, and may be used so.
+The models of replicas come first, then the aliases of these models. A name that is both is listed as an alias. An alias that
+ends with a star is listed, and may be requested, in that form.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _DIGITS: Final = 4
 
 
 class Listing:
-    """entries: by id, as JSON in OpenAI's form; answer: all of them."""
+    """The list of models. entries: OpenAI's JSON by id. answer: the whole list as JSON."""
 
     __slots__ = ("_ids", "_places", "answer", "entries")
 
     def __init__(self, entries: Mapping[str, bytes], aliases: Aliases | None) -> None:
-        """entries: of the models that replicas list. O(entries and aliases)."""
+        """entries: the models of replicas. O(entries and aliases)."""
         self.entries = dict(entries) if aliases is None else _with_aliases(entries, aliases)
         self.answer = b'{"object":"list","data":[%b]}' % b",".join(self.entries.values())
         self._ids = list(self.entries)
         self._places: dict[str, int] = {}
 
     def page(self, after: str, before: str, limit: str) -> bytes:
-        """A part of the list in Anthropic's form. after, before: the id behind or before which it is, "": all; limit: ids.
+        """One page of the list in Anthropic's form. after, before: the id next to the page, "" for none. limit: maximum number
+        of ids.
 
         Raises GatewayError 400. O(limit), the first time O(entries).
         """
@@ -65,7 +66,7 @@ class Listing:
 
 
 def alias_entry(alias: str, model: str, entry: bytes) -> bytes:
-    """An alias in OpenAI's form. entry: of its model, which may have further fields."""
+    """An alias in OpenAI's form. entry: its model's, which may have further fields."""
     whole = _object(entry)
     created, owner, length = whole.get("created"), whole.get("owned_by"), whole.get("max_model_len")
     made: dict[str, Any] = {"id": alias, "object": "model", "created": created if type(created) is int else 0}
@@ -77,7 +78,7 @@ def alias_entry(alias: str, model: str, entry: bytes) -> bytes:
 
 
 def anthropic_entry(name: str, entry: bytes) -> bytes:
-    """A model in Anthropic's form. entry: in OpenAI's."""
+    """A model in Anthropic's form. entry: the same in OpenAI's form."""
     return orjson.dumps(_described(name, entry))
 
 

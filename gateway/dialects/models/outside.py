@@ -1,11 +1,11 @@
 """The model that a request names outside of a JSON body: in a form with files, or in the query of its path.
 
     POST /v1/audio/transcriptions    multipart/form-data: a file, and `model` before or behind it
-    POST /v1/files?model=NAME        whatever the body is
+    POST /v1/files?model=NAME        any body
 
-A form is searched for its delimiters, part by part, and only the heads of parts are read: nothing is copied, and where a file
-stands does not matter. A file may be large, so the search is done in steps of STEP_BYTES. Of several fields `model` the last
-one counts, as in engines (which are FastAPI's). Bounded: parts, the head of a part, the length of a name.
+A form is searched for its delimiters, part by part, and only the heads of parts are parsed: nothing is copied, and the position
+of a file does not matter. A file may be large, so the search is done in steps of STEP_BYTES. Of several fields `model` the last
+one counts, as in engines (which use FastAPI). Bounded: the number of parts, the head of a part, the length of a name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import unquote_plus
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
 
-STEP_BYTES: Final = 1 << 18  # searched at once: 0.2 ms, 2 ms if all of it looks like delimiters
+STEP_BYTES: Final = 1 << 18  # bytes per step: 0.2 ms, or 2 ms if all of it looks like delimiters
 MAX_PARTS: Final = 1000
 MAX_HEAD: Final = 8 << 10  # bytes of a part's head
 _MAX_VALUE: Final = 4 * MAX_MODEL_CHARS  # bytes in UTF-8
@@ -32,7 +32,7 @@ _PADDING: Final = re.compile(rb"[ \t]*+(\r\n)?+")
 
 
 class FormModel:
-    """Looks for the field `model` of a form: `step` until it is over. name: "" if there is none."""
+    """Searches a form for the field `model`: `step` until the search is over. name: "" if there is none."""
 
     __slots__ = ("_at", "_body", "_delimiter", "_parts", "_step_bytes", "name")
 
@@ -42,7 +42,7 @@ class FormModel:
         self._delimiter = b"\r\n--" + boundary
         self._parts = 0
         self._step_bytes = step_bytes
-        self._at = -1 if body.startswith(self._delimiter[2:]) else 0  # where the search goes on; -1: it begins with one
+        self._at = -1 if body.startswith(self._delimiter[2:]) else 0  # the search's position; -1: begins with a delimiter
 
     def step(self) -> bool:
         """Search some more. False: the search is over. O(step_bytes)."""
@@ -53,7 +53,7 @@ class FormModel:
             if found == -1:
                 self._at += left
                 return self._at < len(body)
-            left -= found - self._at + MAX_HEAD // 8  # what comes with a delimiter costs something, too
+            left -= found - self._at + MAX_HEAD // 8  # each delimiter costs time, too
             self._at = found + len(delimiter)
             self._parts += 1
             if self._parts > MAX_PARTS or not self._part():
@@ -61,11 +61,11 @@ class FormModel:
         return True
 
     def _part(self) -> bool:
-        """Read the head behind a delimiter, and the value if it is the field's. False: there is no further part."""
+        """Read the head behind a delimiter, and the value if this is the field `model`. False: there is no further part."""
         body, begin = self._body, self._at
         padding = _PADDING.match(body, begin)
         if padding is None or not padding[1]:
-            return not body.startswith(b"--", begin)  # the end; anything else is content that begins like a delimiter
+            return not body.startswith(b"--", begin)  # the last delimiter; anything else is content that begins like one
         end = body.find(b"\r\n\r\n", padding.end() - 2, padding.end() + MAX_HEAD)
         if end < 0:
             return False
@@ -80,7 +80,7 @@ class FormModel:
         return True
 
     def _end_of(self, start: int) -> int:
-        """Where the value that begins there ends; -1: it is too long, or has no end."""
+        """The offset behind the value that begins at `start`; -1: it is too long, or has no end."""
         body, delimiter = self._body, self._delimiter
         at, most = start - 2, start + _MAX_VALUE + len(delimiter)
         while (at := body.find(delimiter, at, most)) >= 0:
@@ -101,7 +101,7 @@ class FormModel:
 
 
 def form_model(body: bytes, content_type: str, step_bytes: int = STEP_BYTES) -> FormModel | None:
-    """None: the body is no form."""
+    """The search for the model in a form; None if the body is no form."""
     found = _FORM.match(content_type) if body else None
     if found is None:
         return None

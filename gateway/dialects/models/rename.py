@@ -1,11 +1,11 @@
-"""Puts a model's own name into a body that has an alias for it: the value of the top-level `model`, and no other byte.
+"""Replaces an alias in a body by the model's own name: the value of the top-level `model` changes, and no other byte.
 
     {"messages": [...], "model": "claude-opus-4-5"}   ->   {"messages": [...], "model": "qwen3-coder"}
 
-Where that value stands is mostly found without a scan of the body: the parsed model is known, so the one that counts is a
-member "model" whose value is that. If the bytes have only one such member, on any level, and none that is written with escapes,
-it is that one. Bodies of agents have further members "model" (in schemas of tools), but with other values. In all other cases
-the body is scanned (`json_edits.py`), a large one in the parser process.
+Most bodies need no scan. The parsed value of the top-level `model` is known. If the bytes have only one member "model" with
+this value, on any level, and no name written with escapes, that member is the top-level one. Bodies of agents have further
+members "model" (in schemas of tools), but with other values. All other bodies are scanned (`json_edits.py`), large ones in the
+parser process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.json_edits import Edit, read_object
 
-SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
+SCANNED_AT_ONCE: Final = 1 << 15  # bytes that the event loop may scan
 
 _NAME: Final = b'"model"'
 _MEMBER: Final = re.compile(rb'"model"[ \t\r\n]*+:[ \t\r\n]*+')
@@ -29,7 +29,7 @@ _MOST_LOOKED_AT: Final = 64
 
 
 def rename(api: ApiRequest, raw: bytes, aliases: Aliases, *, at_once: bool) -> None:
-    """If the request's model is an alias: the edit that names the model itself, and all that follows from its name.
+    """If the request's model is an alias, replace it by the model's own name, in the body's edits and in `api`.
 
     raw: the body before all edits. at_once: raises NeedsHelper if a large body has to be scanned.
     """
@@ -47,14 +47,14 @@ def rename(api: ApiRequest, raw: bytes, aliases: Aliases, *, at_once: bool) -> N
 
 
 def _moved(edits: list[Edit], behind: int, by: int) -> list[Edit]:
-    """Those that begin at `behind` or later move."""
+    """Moves edits that begin at `behind` or later by `by` bytes."""
     return [(start + by, end + by, text) if start >= behind else (start, end, text) for start, end, text in edits]
 
 
 def value_of(raw: bytes, model: str, most: int) -> tuple[int, int]:
-    """Where the value of the top-level member `model` is, which is known to be this one. O(length), with a small factor.
+    """The (start, end) of the top-level member `model`, whose value is known. O(length), with a small factor.
 
-    most: length of a body that may be scanned; NeedsHelper is raised for a longer one that has to be.
+    most: maximum bytes of a body to be scanned; NeedsHelper is raised if a longer one needs a scan.
     """
     written = orjson.dumps(model)
     at = _the_only(raw, written)
@@ -66,7 +66,7 @@ def value_of(raw: bytes, model: str, most: int) -> tuple[int, int]:
 
 
 def _the_only(raw: bytes, written: bytes) -> int:
-    """Where the value is, if only one member of this name may have it; -1 if that takes a scan."""
+    """The offset of the value if only one member of this name can have it; -1 if a scan is needed."""
     if b"\\" in written or raw.find(_ESCAPED_LETTER) >= 0:
         return -1
     found, at, left = -1, raw.find(_NAME), _MOST_LOOKED_AT
@@ -74,7 +74,7 @@ def _the_only(raw: bytes, written: bytes) -> int:
         left -= 1
         if left < 0:
             return -1
-        # A quote behind a backslash is within a string; any other one that is followed by this begins the string "model".
+        # A quote behind a backslash is within a string; any other quote followed by `model"` begins the string "model".
         member = _MEMBER.match(raw, at) if raw[at - 1 : at] != b"\\" else None
         if member is not None:
             value = member.end()

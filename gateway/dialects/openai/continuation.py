@@ -1,13 +1,13 @@
-"""A stream that broke off: what its client knows, and the events of its continuation as part of the first stream.
+"""Joins a broken stream and its continuation: the text that the client has, and the continuation's events as its next events.
 
     events sent to the client ── EventsSoFar ──► TextSoFar ── request ──► another replica ── SplicedReader ──► one stream
 
-Readers pass whole events only, so what the client has is known exactly. The other replica gets the same request with the text
-so far as the beginning of the answer (`continuation_request.py`). Its events take the first part's id, model and time; its
-usage becomes that of the whole. In each event only these values are changed; every other byte is the replica's.
+Readers pass whole events only, so the text that the client has is known exactly. Another replica gets the same request with
+this text as the beginning of the answer (`continuation_request.py`). The id, model and time of the first part replace those in
+the continuation's events; its usage is replaced by that of the whole answer. Every other byte is the replica's.
 
-Only plain text is resumed. The tokens so far are those in the stream's own usage (`continuous_usage_stats`), else one
-for each event with text: engines that put several into one are asked for some too many.
+Only plain text is resumed. The number of tokens so far is taken from the usage in the stream (`continuous_usage_stats`), else
+one is counted for each event with text: an engine that puts several tokens into one event is asked for some too many.
 
 Pure: bytes in, bytes out.
 """
@@ -34,8 +34,8 @@ _HEAD: Final = ("id", "object", "created", "model")
 class TextSoFar(PartialAnswer):
     """The text that a client has.
 
-    head: what all events have in common, as JSON, {} before the first; pieces: events with text; counted: the client has the
-    event that is only usage.
+    head: the members that all events share, as JSON; {} before the first event. pieces: events with text. counted: the client
+    has the event with only the usage.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class TextSoFar(PartialAnswer):
 
 
 class EventsSoFar(PartialReader):
-    """Reads whole events. Half of one, which a reader lets pass if it is very long, is no text that could go on."""
+    """Reads whole events. Half an event, as a reader passes it on if it is very long, cannot be continued."""
 
     def __init__(self, kind: str, data: bytes | bytearray) -> None:
         self._kind = kind
         self._data = data
-        self._at = 0  # what of it was read
+        self._at = 0  # offset of the first unread byte
         self._so_far = TextSoFar()
         self._texts: list[str] = []
 
@@ -68,9 +68,10 @@ class EventsSoFar(PartialReader):
         return self._at == len(self._data)
 
     def step(self) -> bool:
-        """Read one event, or many lines without data. False: they are more than one text, and nothing more is to be requested.
+        """Read one event, or many lines without data. False: the events hold more than one text, so no continuation is
+        possible.
 
-        O(MAX_PARSED_EVENT), and nothing is made of what comes behind it.
+        O(MAX_PARSED_EVENT).
         """
         at = skipped_at(self._data, self._at)
         if at > self._at:
@@ -109,7 +110,7 @@ class EventsSoFar(PartialReader):
 
 
 def _head_of(content: bytes) -> dict[str, bytes]:
-    """What an event has in common with all others of its stream, as JSON on one line."""
+    """The members of an event that all events of its stream share, as JSON on one line."""
     head = dict[str, bytes]()
     spans = read_object(content).spans
     for name in _HEAD:
@@ -120,7 +121,7 @@ def _head_of(content: bytes) -> dict[str, bytes]:
 
 
 def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
-    """The text of one event, None if it has anything beside it."""
+    """The text of one event, None if it has any other content."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) > 1:
         return None
@@ -140,7 +141,7 @@ def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
 
 
 class SplicedReader(StreamReader):
-    """One continuation's events as those of the answer that they continue. usage: of the whole, once it is known."""
+    """Turns the events of one continuation into events of the first answer. usage: of the whole answer, once it is known."""
 
     def __init__(self, so_far: TextSoFar, *, strip_usage: bool, quiet: int = QUIET) -> None:
         super().__init__()
@@ -190,7 +191,7 @@ class SplicedReader(StreamReader):
         return data.edited(edits)
 
     def _whole(self, part: Usage) -> Usage:
-        """Both parts' usage; the text so far was part of the continuation's prompt."""
+        """The usage of both parts together; the text so far was part of the continuation's prompt."""
         so_far = self._so_far
         prompt = so_far.usage.prompt if so_far.usage else max(0, part.prompt - so_far.tokens)
         cached = None if part.cached is None else min(part.cached, prompt)
@@ -206,7 +207,7 @@ def _only_role(choice: Any) -> bool:
 
 
 def _usage_edits(members: Members, counts: Mapping[str, Any], usage: Usage) -> list[Edit]:
-    """What to change in the usage of an event, so that it is that of the whole answer. counts: as the engine has it."""
+    """The edits that replace the usage of an event by that of the whole answer. counts: the engine's usage object."""
     inner = read_object(members.raw, members.spans["usage"][0])
     edits = [inner.put(name, b"%d" % value) for name, value in _totals(usage).items()]
     if usage.cached is None:
@@ -228,7 +229,7 @@ def _totals(usage: Usage) -> dict[str, int]:
 
 
 class TextContinuation(Continuation):
-    """How a broken stream of one kind (CHAT or COMPLETION) goes on."""
+    """Continues a broken stream of one kind (CHAT or COMPLETION)."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -249,7 +250,7 @@ class TextContinuation(Continuation):
 
 
 def ending(kind: str, so_far: TextSoFar, usage: Usage | None) -> bytes:
-    """The end of a stream of which nothing but the end is missing. usage: to be reported at the end, if the client wants it."""
+    """The missing end of a stream whose answer is complete. usage: reported in it, if the client asked for usage."""
     if so_far.done:
         return b""
     events = list[bytes]()

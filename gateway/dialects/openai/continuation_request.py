@@ -1,16 +1,16 @@
-"""The request for the rest of an answer that broke off, and the requests for which there can be none.
+"""The request for the rest of a broken answer, and the rules for requests that cannot be continued.
 
-The next replica gets the same request with the text so far as the beginning of the answer: as an assistant message that is
-still open (`continue_final_message`), or as the end of the prompt. Token limits are lowered by the tokens generated so far.
-Only these values are changed in the body; every other byte is the client's.
+The next replica gets the same request with the text so far as the beginning of the answer: as an open assistant message
+(`continue_final_message`), or as the end of the prompt. Token limits are lowered by the tokens generated so far. Only these
+values change in the body; every other byte is the client's.
 
-A continuation would be wrong, so that none is asked for, where a field of the request
+No continuation is requested if it would be wrong, because a field of the request
 
 - asks for more than one plain text: tool calls, log probabilities, token ids, several choices;
-- makes the engine keep state over the answer, which begins anew with the rest: a grammar or schema for the whole answer,
+- makes the engine keep state over the answer, which a continuation would reset: a grammar or schema for the whole answer,
   penalties that count generated tokens only, logits processors;
-- makes the engine read another prompt than messages and text: token ids, embeddings, a prompt that it cuts;
-- limits the answer in a way that cannot be lowered here: a limit that is no integer, or one with another name.
+- gives the engine another prompt than messages and text: token ids, embeddings, a prompt that it cuts;
+- limits the answer in a way that cannot be lowered here: a limit that is no integer, or has an unknown name.
 
 Pure: bytes in, edits out.
 """
@@ -28,7 +28,7 @@ from gateway.dialects.openai.request import CHAT
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 
-# Fields that exclude a continuation if they have any value but null, false, zero or an empty one.
+# Fields that exclude a continuation unless their value is null, false, zero or empty.
 _EXCLUDED: Final = frozenset(
     [
         # More than one text.
@@ -45,7 +45,7 @@ _EXCLUDED: Final = frozenset(
         "suffix",
         "timings_per_token",
         "use_beam_search",
-        # A form of the whole answer (OpenAI; vLLM; SGLang; llama.cpp, TGI, Ollama).
+        # The form of the whole answer (OpenAI; vLLM; SGLang; llama.cpp, TGI, Ollama).
         "response_format",
         "structured_outputs",
         "structural_tag",
@@ -85,8 +85,8 @@ _ALLOWED: Final[Mapping[str, tuple[Any, ...]]] = {
     "best_of": (None, 1),
     "modalities": (None, ["text"]),
     "prompt_logprobs": (None, False),
-    "repetition_penalty": (None, 1),  # some engines count the prompt's tokens, too, some only those that were generated
-    "stream_interval": (None, 1),  # tokens in an event: how many there were is not known
+    "repetition_penalty": (None, 1),  # some engines include the prompt's tokens, some only count generated ones
+    "stream_interval": (None, 1),  # tokens per event: the number of generated tokens would be unknown
     "include_reasoning": (None, True),  # hidden reasoning is not in the text so far, but was counted
     "separate_reasoning": (None, True),
     "thinking_token_budget": (None,),
@@ -106,7 +106,7 @@ _ALLOWED: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def continue_body(kind: str, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
-    """What to change in a request so that it asks for the rest of its answer: (IMPOSSIBLE, COMPLETE or ASK, the edits)."""
+    """The edits of a request that ask for the rest of its answer: (IMPOSSIBLE, COMPLETE or ASK, the edits)."""
     request = orjson.loads(body)
     if _is_excluded(request):
         return IMPOSSIBLE, []
@@ -119,7 +119,7 @@ def continue_body(kind: str, body: bytes, text: str, tokens: int) -> tuple[str, 
         return COMPLETE, []
     members = read_object(body)
     edits = _open_message(request, members, text) if kind == CHAT else _longer_prompt(request, members, text)
-    if edits is None or (left and min(left.values()) <= 0):  # two limits, and which one the engine obeys is not known
+    if edits is None or (left and min(left.values()) <= 0):  # with two limits, it is unknown which one the engine obeys
         return IMPOSSIBLE, []
     least = request.get("min_tokens")
     if least is not None:
@@ -131,7 +131,7 @@ def continue_body(kind: str, body: bytes, text: str, tokens: int) -> tuple[str, 
 
 
 def _is_excluded(request: Mapping[str, Any]) -> bool:
-    """Whether a field makes a continuation wrong."""
+    """True if a field makes a continuation wrong."""
     for name, value in request.items():
         if value and (name in _EXCLUDED or name.startswith(_EXCLUDED_PREFIXES)):
             return True
@@ -141,7 +141,7 @@ def _is_excluded(request: Mapping[str, Any]) -> bool:
 
 
 def _left(request: Mapping[str, Any], tokens: int) -> dict[str, int] | None:
-    """What is left of each limit when this many tokens were generated; None if one is no positive integer."""
+    """The rest of each limit after this many generated tokens; None if one is no positive integer."""
     left = dict[str, int]()
     for name in _LIMITS:
         limit = request.get(name)
@@ -154,12 +154,12 @@ def _left(request: Mapping[str, Any], tokens: int) -> dict[str, int] | None:
 
 
 def _open_message(request: Mapping[str, Any], members: Members, text: str) -> list[Edit] | None:
-    """A chat, with the text as an assistant's message that is still open."""
+    """The edits for a chat: the text becomes an open assistant message."""
     raw, start = members.raw, members.spans["messages"][0]
     no_new_message = members.put("add_generation_prompt", b"false")
     if not (goes_on := request.get("continue_final_message")):
         if request.get("add_generation_prompt") not in (None, True):
-            return None  # the text is then no message
+            return None  # the text would not become a message
         message = orjson.dumps({"role": "assistant", "content": text})
         return [append_element(raw, start, message), no_new_message, members.put("continue_final_message", b"true")]
     if goes_on in (True, "content") and isinstance(request["messages"][-1].get("content"), str):
@@ -169,7 +169,9 @@ def _open_message(request: Mapping[str, Any], members: Members, text: str) -> li
 
 
 def _longer_prompt(request: Mapping[str, Any], members: Members, text: str) -> list[Edit] | None:
-    """A completion, with the text as the end of its prompt. Without a limit, how much is left is the engine's secret."""
+    """The edits for a completion: the text becomes the end of its prompt. Without a limit, the engine's default is unknown:
+    None.
+    """
     if not isinstance(request["prompt"], str) or request.get("max_tokens") is None:
         return None
     return [append_text(members.raw, members.spans["prompt"][1], text)]

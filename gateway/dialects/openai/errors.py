@@ -12,6 +12,6 @@ def error_body(error: GatewayError) -> bytes:
 
 
 def error_of(error: GatewayError) -> dict[str, dict[str, str | None]]:
-    """The same, before it is JSON."""
+    """The error object of OpenAI's API."""
     kind = "invalid_request_error" if error.fault == "client" else "server_error"
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -17,7 +17,7 @@ from gateway.errors import GatewayError
 
 
 class GenerationBody(Dialect):
-    """What chat and completions have in common. name: the kind of body, of `request.parse`."""
+    """The common part of chat and completions. name: the kind of body, for `request.parse`."""
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         return parse(self.name, raw, most)
@@ -38,7 +38,7 @@ class GenerationBody(Dialect):
         return error_body(error)
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
-        """As vLLM does: the error, then [DONE]."""
+        """The error, then [DONE], as vLLM writes it."""
         return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
 
 
@@ -53,6 +53,6 @@ class Completion(GenerationBody):
 
 
 class DryRun(GenerationBody):
-    """A chat or a completion, whichever the body is: for a dry run, whose path does not show it."""
+    """A chat or a completion, decided by the body: for a dry run, whose path is the same for both."""
 
     name: ClassVar[str] = GUESS

@@ -1,10 +1,10 @@
-"""OpenAI's request bodies: chat, completions, and whatever of a body on another path reads like one of them.
+"""OpenAI's request bodies: chat, completions, and bodies of the same form on other paths.
 
-What a client sends goes to the replica as it came, byte for byte (vendor fields included); the one thing that is added is the
-wish for usage at the end of a stream, because without it nothing could be metered.
+The client's body goes to the replica byte for byte (vendor fields included). One member is added: the wish for usage at the end
+of a stream, which metering needs.
 
-Parsing is synchronous. How much of it the event loop may do at once is for the caller to decide (`most`): beyond that
-NeedsHelper is raised, and the same functions run in another process (gateway/parser/).
+Parsing is synchronous. The caller decides how much of it the event loop may do (`most`): beyond that NeedsHelper is raised, and
+the same functions run in another process (gateway/parser/).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gateway.errors import bad_request
 
 CHAT: Final = "chat"
 COMPLETION: Final = "completion"
-GUESS: Final = "guess"  # a chat if it has messages, else a completion: for a dry run, whose path does not show which
+GUESS: Final = "guess"  # a chat if the body has messages, else a completion: for a dry run, whose path is the same for both
 
 _OPTIONS: Final = "stream_options"
 _WANTED: Final = "include_usage"
 _ASK_USAGE: Final = b',"stream_options":{"include_usage":true}'
-# Fields that make an engine count other prompt tokens than those of the one prompt that we read, unless they have these values.
+# Fields that make an engine count more prompt tokens than the parsed prompt has, unless they have one of these values.
 _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "n": (None, 1),
     "best_of": (None, 1),
@@ -36,13 +36,14 @@ _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_embeds": (None,),
 }
 _UNCOUNTED: Final = tuple(_COUNTED_VALUES)
-SCANNED_AT_ONCE: Final = 1 << 15  # bytes that may be scanned in the event loop
+SCANNED_AT_ONCE: Final = 1 << 15  # bytes that the event loop may scan
 
 
 def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
-    """Parse a generation request. Raises GatewayError 400 that names the field and says what it should be.
+    """Parse a generation request. Raises GatewayError 400 that names the field and its valid values.
 
-    kind: CHAT, COMPLETION or GUESS. most: how many parts its prompt may have, or NeedsHelper is raised; 0: any number.
+    kind: CHAT, COMPLETION or GUESS. most: maximum number of parts of its prompt; beyond it NeedsHelper is raised. 0: no
+    maximum.
     """
     body = json_object(raw)
     model, stream = model_of(body), wants_stream(body)
@@ -65,8 +66,8 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
 
 
 def _counts_prompt(body: dict[str, Any]) -> bool:
-    """Whether the engine's count of prompt tokens is about the prompt that we read, by the fields in _COUNTED_VALUES."""
-    for name in _UNCOUNTED:  # noqa: SIM110  (every request comes here: a generator would cost ten times as much)
+    """True if the engine's count of prompt tokens is about the parsed prompt, by the fields in _COUNTED_VALUES."""
+    for name in _UNCOUNTED:  # noqa: SIM110  (called for each request: a generator would take ten times as long)
         if name in body and body[name] not in _COUNTED_VALUES[name]:
             return False
     return True
@@ -78,7 +79,7 @@ def _asks_usage(body: Mapping[str, Any]) -> bool:
 
 
 def usage_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
-    """What has to be changed in a body so that it asks for usage."""
+    """The edits that make a body ask for usage."""
     if _OPTIONS not in body:
         last = raw.rindex(b"}")
         return [(last, last, _ASK_USAGE)]

@@ -1,13 +1,13 @@
-"""OpenAI's streams: a reader that passes them on, notes their usage, and takes out the event that only the gateway asked for.
+"""The reader of OpenAI's streams: passes events on, notes their usage, and removes the usage event that only the gateway wants.
 
-Engines report the usage of a stream in one event before the end, if asked (`stream_options.include_usage`). The gateway
-always asks; if the client had not, that event (no choices, but usage) is not for it and is left out. Every other event goes
-on as it came, as soon as it is whole: so a stream that breaks off in the middle of an event ends between two events for the
-client, where an error can still be one. (Engines write whole events; only a break shows the difference.)
+Engines report the usage of a stream in one event before its end, if asked (`stream_options.include_usage`). The gateway always
+asks; unless the client did, too, it removes that event (no choices, but usage). Every other event passes unchanged once it is
+complete: so a stream that breaks off within an event ends between two events for the client, where an error event can still
+follow. (Engines write whole events; only a break shows the difference.)
 
-Where a broken stream is to be resumed, an engine's own report of its failure must not go on either: a watchful reader keeps it.
+If a broken stream is to be resumed, the engine's report of its failure must not reach the client: a watchful reader holds it.
 
-Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same bytes and the same findings.
+Pure: bytes in, bytes out. Every division of the stream into chunks gives the same bytes and the same state.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from gateway.dialects.openai.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
 QUIET: Final = 1  # events of a chat before its first token: the role
-MAX_ERROR_BYTES: Final = 64 << 10  # nobody waits for the end of a longer one
+MAX_ERROR_BYTES: Final = 64 << 10  # a longer error event is not awaited
 
-_ERROR: Final = b'data:{"error"'  # how the first event of an engine that failed before its first token begins, less its spaces
+_ERROR: Final = b'data:{"error"'  # first event, without its spaces, of an engine that failed before its first token
 _DATA: Final = b"data:"
-_USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # how the first events of nearly all streams begin
+_USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beginnings of nearly all streams
 _RETRY: Final = b"retry:"
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
 
 
 class ChunkReader(EventReader):
-    """One stream. strip_usage: the usage event is not for the client. watchful: an event by which the engine reports its
-    failure does not pass, nor what follows it; `failure` is that report. quiet: events before the first token.
+    """Reads one stream. strip_usage: remove the usage event. watchful: stop at an event by which the engine reports its
+    failure; `failure` is that report. quiet: events before the first token.
     """
 
     def __init__(self, *, strip_usage: bool, watchful: bool = False, quiet: int = 0) -> None:
         super().__init__()
         self.strip_usage = strip_usage
         self._events = -quiet
-        self._counted = 0  # events that had come when the usage came
+        self._counted = 0  # events received when the usage came
         self.failure: ReplicaFailure | None = None
         self._watchful = watchful
 
     def feed(self, chunk: bytes) -> bytes:
         if self._watchful and (self.failure or chunk.find(b'"error"') >= 0):
             return self.read(chunk)
-        # `find`, for `in` makes and drops an exception each time before it searches.
+        # `find`, because `in` creates an exception object before each search.
         if self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self.within_event = False
             self._events += chunk.count(_CHOICES)
-            return chunk  # whole events without anything of ours in them: nearly all chunks of nearly all streams
+            return chunk  # whole events without usage or end: nearly all chunks of nearly all streams
         return self.read(chunk)
 
     @property
     def passed(self) -> int:
-        """One for each event with choices, as engines write them; the first of a chat has the role only."""
+        """One token for each event with choices, as engines write them; the first event of a chat has only the role."""
         return max(0, self._events)
 
     @property
@@ -72,7 +72,7 @@ class ChunkReader(EventReader):
 
     def raise_failure(self) -> None:
         if failure := self.failure:
-            # Another one, for what is raised refers to the frames that it passed, and they to this tap.
+            # A new object: a raised exception refers to the frames that it passed, and they to this reader.
             raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
@@ -98,12 +98,14 @@ class ChunkReader(EventReader):
 
 
 class ChatOpening(StreamOpening):
-    """The beginning of a stream, until its first data, or until its first event is whole if that may be an error. O(bytes)."""
+    """Reads the beginning of a stream up to its first data, or to the end of its first event if that may be an error.
+    O(bytes).
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._line = b""  # what must be known of the unfinished line without data: ":" of any comment
-        self._event = bytearray()  # the first event, as far as it has come
+        self._line = b""  # beginning of the unfinished line without data; ":" for any comment
+        self._event = bytearray()  # received part of the first event
 
     def feed(self, data: bytes) -> bool:
         if self.silent:
@@ -127,18 +129,18 @@ class ChatOpening(StreamOpening):
 
 
 def _may_be_error(data: bytes | bytearray) -> bool:
-    """Whether the first event of a stream that begins so may be an engine's error. O(1)."""
+    """True if the first event of a stream with this beginning may be an engine's error. O(1)."""
     head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
     return len(data) <= MAX_ERROR_BYTES and _ERROR.startswith(head)
 
 
 def begins_well(data: bytes) -> bool:
-    """Whether a stream that begins so has begun with data that is no error, as nearly all streams do. O(1)."""
+    """True if a stream begins with data that is no error, as nearly all streams do. O(1)."""
     return data.startswith(_USUAL) or (data.startswith(_DATA) and not _may_be_error(data))
 
 
 def failure_of(event: bytes) -> ReplicaFailure | None:
-    """The failure that an engine's error event reports, if the error is the engine's own and not the client's."""
+    """The failure that an engine's error event reports; None if the client caused the error."""
     error = object_of(event).get("error")
     if not isinstance(error, dict):
         return None

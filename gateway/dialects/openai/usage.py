@@ -9,11 +9,11 @@ from gateway.dialects.usage import Usage, token_count, written_tokens
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of an OpenAI-shaped answer or last chunk, None if it has none that makes sense.
+    """The usage of an OpenAI-shaped answer or last chunk; None if it is missing or malformed.
 
     Cached tokens: `prompt_tokens_details.cached_tokens` (OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens`
-    (DeepSeek). A count beyond the prompt is cut to it. A count that is none, or beyond MAX_TOKENS, makes no sense, and nor does
-    an answer with choices without a count of its tokens: embeddings have none.
+    (DeepSeek). A count larger than the prompt is cut to it. Malformed: a count that is no integer or beyond MAX_TOKENS, and a
+    missing count of completion tokens in an answer with choices (embeddings have none).
     """
     usage = answer.get("usage")
     if not isinstance(usage, dict):

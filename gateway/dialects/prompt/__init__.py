@@ -1,1 +1,1 @@
-"""The canonical prompt: what the engine's template would see, as bytes; the same for one conversation in every dialect."""
+"""The canonical prompt: the input of the engine's chat template as bytes, equal for one conversation in every dialect."""

@@ -1,8 +1,8 @@
-"""Prompts of completions and embeddings, which may be batches, and what rerankers are asked.
+"""Prompts of completions and embeddings, which may be batches, and of rerankers.
 
-An engine makes a sequence of each element of a batch: the size of a request is that of all of them. A replica that has one of
-them is of use to the others only as far as they begin alike, so the block keys are those of their common beginning: of
-questions below one long text nearly all, of documents to be embedded nothing, and the request goes where there is least to do.
+An engine makes a sequence of each element of a batch, so the size of a request is the sum of all elements. A replica that has
+one element cached has only the common beginning of the others, so the block keys cover the common beginning: nearly the
+whole text for questions below one long text, nothing for documents to be embedded. Then the least loaded replica is chosen.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Final
 from gateway.dialects.api_request import NeedsHelper
 from gateway.errors import GatewayError, bad_request
 
-Sized = tuple[bytes | list[int], int]
+SizedPrompt = tuple[bytes | list[int], int]
 """A prompt as text or token ids, and the size of the whole request in bytes or ids."""
 
 _MAX_TOKEN_ID: Final = (1 << 32) - 1
 _PAIRS: Final = (("query", "documents"), ("queries", "documents"), ("query", "texts"), ("text_1", "text_2"))
 
 
-def sized_prompt(body: Mapping[str, Any], key: str, most: int = 0) -> Sized:
-    """The prompt of a completion or embedding request; of a batch the common beginning, and the size of all elements.
+def sized_prompt(body: Mapping[str, Any], key: str, most: int = 0) -> SizedPrompt:
+    """The prompt of a completion or embedding request (of a batch the common beginning), and the size of all elements.
 
-    most: how many elements it may have, or NeedsHelper is raised; 0: any number. Raises GatewayError 400. O(size).
+    most: maximum number of elements; beyond it NeedsHelper is raised. 0: no maximum. Raises GatewayError 400. O(size).
     """
     prompt = body.get(key)
     if isinstance(prompt, str):
@@ -47,13 +47,13 @@ def sized_prompt(body: Mapping[str, Any], key: str, most: int = 0) -> Sized:
 
 
 def is_batch(prompt: Any) -> bool:
-    """Whether the prompt of a completion is a list of several prompts."""
+    """True if the prompt of a completion is a list of several prompts."""
     return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
 
 
-def pairs_prompt(body: Mapping[str, Any], most: int = 0) -> Sized | None:
-    """What a reranker or scorer is asked: each document with its query, so that a single one counts once for each. The key is
-    that query's. None: the body asks nothing of the kind. O(size).
+def pairs_prompt(body: Mapping[str, Any], most: int = 0) -> SizedPrompt | None:
+    """The query of a reranking or scoring request as its prompt, and the size of all its pairs: a single query counts once for
+    each document. None: the body is no such request. O(size).
     """
     for first, second in _PAIRS:
         if first in body and second in body:
@@ -68,17 +68,17 @@ def pairs_prompt(body: Mapping[str, Any], most: int = 0) -> Sized | None:
 
 
 def common_text(first: str, last: str) -> bytes:
-    """How two texts begin alike. Of the least and the greatest of many: how all of them do."""
+    """The common beginning of two texts. For the least and the greatest of many texts: that of all of them."""
     return first[: _common(first, last)].encode()
 
 
 def common_tokens(first: list[int], last: list[int]) -> list[int]:
-    """The same of token ids."""
+    """The common beginning of two lists of token ids."""
     return first[: _common(first, last)]
 
 
 def _common(first: Sequence[Any], last: Sequence[Any]) -> int:
-    """The length of the common beginning, halved and halved again: what is equal is compared once. O(length)."""
+    """The length of the common beginning, by bisection; equal parts are compared once. O(length)."""
     low, high = 0, min(len(first), len(last))
     while low < high:
         middle = (low + high + 1) // 2
@@ -90,7 +90,7 @@ def _common(first: Sequence[Any], last: Sequence[Any]) -> int:
 
 
 def _texts(value: Any, most: int) -> list[str] | None:
-    """A text, or a list of texts or of objects with one; None: it is neither."""
+    """The texts of a text, or of a list of texts or of objects with a text; None: it is neither."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -112,7 +112,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 def _bytes_of(text: str) -> int:
-    """In UTF-8."""
+    """The length in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 

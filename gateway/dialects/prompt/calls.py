@@ -1,8 +1,8 @@
 """Tool calls, in one form for every dialect: the tool's name and its arguments as JSON, without the call's id.
 
 OpenAI's dialects send the arguments as a text of JSON, Anthropic's as an object. Templates print them as an object, so the text
-is read here. It is JSON within a text, which the limits on a body's structure do not see: its brackets and commas are counted
-before it is read. Ids stand for nothing in most templates; where one prints them, a conversation keeps its own.
+is parsed here. The limits on a body's structure do not cover JSON within a text: its brackets and commas are counted before it
+is parsed. Most templates do not print ids; if one does, a conversation keeps its own ids.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from gateway.dialects.api_request import NeedsHelper
 from gateway.dialects.json_structure import MAX_STRUCTURE, signs
 from gateway.dialects.prompt.canonical import CanonicalPrompt, to_json, without
 
-MAX_INLINE_SIGNS: Final = 1 << 15  # of the arguments of a prompt that is built in the event loop
+MAX_INLINE_SIGNS: Final = 1 << 15  # brackets and commas in the arguments of a prompt that is built in the event loop
 
-_IDS: Final = ("id", "call_id", "index", "status")  # no template prints them, or only to match calls with results
+_IDS: Final = ("id", "call_id", "index", "status")  # no template prints them, except to match calls with results
 _CALL: Final = b"call"
 
 
 def add_call(prompt: CanonicalPrompt, name: str, arguments: bytes) -> None:
-    """One call of a turn. arguments: JSON."""
+    """Adds one call of a turn. arguments: JSON."""
     prompt.field(_CALL, orjson.dumps(name) + arguments)
 
 
 def add_chat_calls(prompt: CanonicalPrompt, calls: Any) -> None:
-    """The `tool_calls` of a message of OpenAI's chat, in whatever form they are."""
+    """Adds the `tool_calls` of a message of OpenAI's chat, in any form."""
     if not isinstance(calls, list):
         prompt.field(b"tool_calls", to_json(calls))
         return
@@ -45,9 +45,9 @@ def add_chat_calls(prompt: CanonicalPrompt, calls: Any) -> None:
 
 
 def arguments_json(prompt: CanonicalPrompt, arguments: str) -> bytes:
-    """A call's arguments as JSON, as an engine's template would print the object; a text that is none stays a text.
+    """A call's arguments as JSON, as an engine's template prints the object; a text that is no JSON stays a text.
 
-    Raises NeedsHelper if that is too much for the event loop.
+    Raises NeedsHelper if parsing is too much work for the event loop.
     """
     raw = arguments.encode()
     if not prompt.takes(signs(raw), MAX_INLINE_SIGNS if prompt.inline else MAX_STRUCTURE):
@@ -61,7 +61,7 @@ def arguments_json(prompt: CanonicalPrompt, arguments: str) -> bytes:
 
 
 def _is_plain(call: dict[str, Any]) -> bool:
-    """Whether it has nothing but a function, ids and the usual type."""
+    """True if a call has nothing but a function, ids and the usual type."""
     return call.get("type", "function") == "function" and len(call) == 1 + ("type" in call) + ("id" in call) + ("index" in call)
 
 

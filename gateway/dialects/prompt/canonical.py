@@ -1,18 +1,18 @@
-"""The canonical prompt: what the engine's template would see, as bytes. Its form, and what all dialects write into it.
+"""The canonical prompt: the input of the engine's chat template as bytes. Its form, and the writing of it for all dialects.
 
-The one property that counts: a conversation that extends another in the engine extends it here, byte for byte. So the
-parts stand in the order of a template (tools first, then the turns), each turn begins with a separator, and nothing
-that does not enter the prompt (sampling, limits, ids) is in it. What is different for the engine must be different here, too,
-or an engine's report about one prompt is taken for one about the other: values keep the order of their keys, for templates
-print objects in that order, and every field of the body that shapes the prompt or turns the engine's cache off is in its head.
+The essential property: a conversation that extends another one in the engine extends it here, byte for byte. So the parts stand
+in the order of a template (tools first, then the turns), each turn begins with a separator, and fields that do not enter the
+prompt (sampling, limits, ids) are omitted. Two prompts that differ for the engine must differ here, too, or an engine's report
+about one would be taken for one about the other. So values keep the order of their keys, because templates print objects in
+that order, and the head has every field of the body that shapes the prompt or turns the engine's cache off.
 
-The same conversation has the same canonical prompt in every dialect, because engines make the same prompt of it (seen on vLLM
-and llama.cpp: `docs/agents.md`):
+The same conversation has the same canonical prompt in every dialect, because engines make the same prompt of it (checked on
+vLLM and llama.cpp: `docs/agents.md`):
 
     head                        tools as OpenAI's chat writes them, and other fields that shape the prompt (head.py)
     turn, turn, ...             role, content (content.py), further fields: the reasoning, tool calls without ids (calls.py)
 
-A client that types separators into its text fools only the prediction for its own requests.
+A client that types separators into its text only spoils the prediction for its own requests.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TURN: Final = b"\x1e"
 FIELD: Final = b"\x1f"
 DIGEST: Final = b"\x1a"
 
-MAX_FILLER: Final = 4 << 20  # bytes of a prompt that only stand for the size of images and files
+MAX_FILLER: Final = 4 << 20  # bytes of a prompt that stand only for the size of images and files
 
 
 class CanonicalPrompt:
-    """A prompt that is being built: `parts`, to be joined at the end, so that a long text is copied once; `marks` in it.
-    refers: some of it is not in the body, which has ids of it only. images: in it.
+    """A prompt under construction: `parts`, joined at the end so that a long text is copied once, and `marks` in it. refers:
+    the body has ids in place of some of its items. images: number of images.
 
-    most: how many parts it may have, or NeedsHelper is raised; 0: any number. What has many values is counted before it is
-    read, so that no more than `most` are read in vain.
+    most: maximum number of parts; beyond it NeedsHelper is raised. 0: no maximum. Fields with many values are counted before
+    they are read, so that at most `most` values are read in vain.
     """
 
     __slots__ = ("_filler", "_signs", "images", "inline", "marks", "most", "parts", "refers")
@@ -56,23 +56,23 @@ class CanonicalPrompt:
         self._signs = 0
 
     def begin(self, role: str) -> None:
-        """A turn of this role; its content follows."""
+        """Begin a turn of this role; its content follows."""
         self.parts.append(TURN + role.encode())
         self.parts.append(FIELD)
 
     def field(self, name: bytes, value: bytes) -> None:
-        """A further field of a turn. value: JSON."""
+        """Add a field to the turn. value: JSON."""
         self.parts.append(FIELD + name + b"=" + value)
 
     def require(self, count: int) -> None:
-        """Raises NeedsHelper if so many parts more are too many."""
+        """Raises NeedsHelper if this many further parts would exceed the maximum."""
         if len(self.parts) + count > self.most:
             raise NeedsHelper
 
     def filled(self, digest: bytes, size: int) -> bytes:
-        """A digest that takes as many bytes as what it stands for takes tokens, so that blocks, sizes and loads are right.
+        """A digest repeated to a length of `size` bytes, so that blocks, sizes and loads fit the tokens of the image or file.
 
-        size: bytes, of which no more than MAX_FILLER are written in one prompt.
+        size: bytes; at most MAX_FILLER are written in one prompt.
         """
         size = min(size, MAX_FILLER - self._filler)
         if size <= len(digest):
@@ -81,14 +81,14 @@ class CanonicalPrompt:
         return DIGEST + digest * (size // len(digest))
 
     def takes(self, signs: int, limit: int) -> bool:
-        """Whether JSON within JSON with this many brackets and commas is to be read: at most `limit` of them in a prompt."""
+        """True if JSON within JSON with this many brackets and commas is to be parsed: at most `limit` of them in a prompt."""
         if self._signs + signs > limit:
             return False
         self._signs += signs
         return True
 
     def breakpoints(self) -> tuple[tuple[int, int], ...]:
-        """See `Marks.places`."""
+        """The places of the marks (`Marks.places`)."""
         return self.marks.places(self.parts)
 
     def joined(self) -> bytes:
@@ -100,7 +100,7 @@ class CanonicalPrompt:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON, its keys in their own order. Raises GatewayError 400 for what is nested too deeply."""
+    """JSON with the keys in their original order. Raises GatewayError 400 for a value that is nested too deeply."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError as error:
@@ -108,7 +108,7 @@ def to_json(value: Any) -> bytes:
 
 
 def without(part: dict[str, Any], *names: str) -> dict[str, Any]:
-    """A copy, its fields in their order, without some. A part may have 100,000 fields: they are not copied one by one."""
+    """A copy without the named fields, in the same order. A part may have 100,000 fields: they are not copied one by one."""
     others = part.copy()
     for name in names:
         others.pop(name, None)

@@ -16,13 +16,13 @@ REASONING: Final = b"reasoning"
 
 _KNOWN: Final = frozenset(["role", "name", "content", "tool_call_id", MARKER])  # fields of a message
 _CALLS: Final = b"tool_calls"
-_REASONING_CONTENT: Final = b"reasoning_content"  # the same in another engine's words
+_REASONING_CONTENT: Final = b"reasoning_content"  # another engine's name of the same field
 
 
 def chat_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
     """The canonical prompt of a chat request. Raises GatewayError 400 where the messages are not messages.
 
-    most: how many parts it may have, or NeedsHelper is raised; 0: any number.
+    most: maximum number of parts; beyond it NeedsHelper is raised. 0: no maximum.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -56,10 +56,10 @@ def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:
 
 
 def _add_fields(prompt: CanonicalPrompt, message: dict[str, Any]) -> None:
-    """The further fields of a message: how many they are is checked before they are read."""
+    """Adds the further fields of a message. Their number is checked before they are read."""
     prompt.require(len(message))
-    # A template reads a message's fields by name: their order does not matter. Names in UTF-8 sort as the texts do, by code
-    # point, and long ones that begin alike sort faster. No two are equal, so the values are not compared.
+    # A template reads a message's fields by name, so their order does not matter. Names in UTF-8 sort as the texts do, by code
+    # point, and long names with a common beginning sort faster. No two are equal, so the values are not compared.
     fields = [
         (key.encode(), value) for key, value in message.items() if value is not None and value != [] and key not in _KNOWN
     ]

@@ -1,7 +1,7 @@
 """The content of a turn: a text, or a list of parts. The same in all dialects, which name the types of parts differently.
 
-Text stands as it is. An image or a file stands as a digest, for what matters is only whether it is the same one, repeated to
-the length that its tokens would have as text. Anything else is a digest, too: no dialect's new type of part is an error here.
+Text is written unchanged. An image or a file is written as a digest, because only its identity matters, repeated to the length
+that its tokens would have as text. Parts of any other type are digests, too: a dialect's new type of part is no error here.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gateway.dialects.prompt.marks import MARKER, OPENAI_MARKER
 from gateway.errors import bad_request
 
 TEXT_TYPES: Final = frozenset(["text", "input_text", "output_text"])
-# Fields of a text that no template prints: markers for a provider's cache, and what a server has noted about its own answer.
+# Fields of a text that no template prints: markers for a provider's cache, and a server's notes about its own answer.
 NOT_PRINTED: Final = ("type", "text", MARKER, OPENAI_MARKER, "citations", "annotations", "logprobs")
 
 _BYTES_PER_TOKEN: Final = 4
-_OPAQUE_TOKENS: Final = 1000  # at most, of a part that we do not know: a sound, a search result
-_FILE_BYTES_PER_TOKEN: Final = 33  # of base64: a page of a PDF has some 2,000 tokens, and 50 kB
+_OPAQUE_TOKENS: Final = 1000  # at most, of a part of an unknown type: a sound, a search result
+_FILE_BYTES_PER_TOKEN: Final = 33  # bytes of base64: a page of a PDF has some 2,000 tokens, and 50 kB
 _MAX_FILE_TOKENS: Final = 100_000
 _IMAGES: Final = frozenset(["image_url", "input_image", "image"])
 _FILES: Final = frozenset(["document", "file", "input_file"])
 
 
 def add_content(prompt: CanonicalPrompt, content: Any, where: str) -> None:
-    """A text, or a list of parts; None: nothing. where: its name, for errors. Raises GatewayError 400, NeedsHelper."""
+    """Adds a text, or a list of parts; nothing for None. where: its name in errors. Raises GatewayError 400, NeedsHelper."""
     if isinstance(content, str):
         prompt.parts.append(content.encode())
         return
@@ -36,7 +36,7 @@ def add_content(prompt: CanonicalPrompt, content: Any, where: str) -> None:
         return
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of content parts.", where)
-    prompt.require(2 * len(content) - 1)  # each part, and what separates it from the next
+    prompt.require(2 * len(content) - 1)  # each part, and the separators between them
     # One text part reads as the plain string: templates print both alike.
     for number, part in enumerate(content):
         if number:
@@ -45,7 +45,7 @@ def add_content(prompt: CanonicalPrompt, content: Any, where: str) -> None:
 
 
 def part_bytes(prompt: CanonicalPrompt, part: Any, where: str) -> bytes:
-    """One part of a content, to be appended to the prompt. Raises GatewayError 400 if it is no object."""
+    """One part of a content as bytes of the prompt. Raises GatewayError 400 if it is no object."""
     if not isinstance(part, dict):
         raise bad_request(f"{where}: each content part must be an object with a 'type'.", where)
     kind, text = part.get("type", "text"), part.get("text")
@@ -85,7 +85,7 @@ def _no_text(prompt: CanonicalPrompt, kind: str, part: dict[str, Any]) -> bytes:
 
 
 def _image(part: dict[str, Any]) -> tuple[bytes, int]:
-    """What identifies an image, b"" if it is in no form that we know, and its tokens."""
+    """The bytes that identify an image, b"" for an unknown form, and its tokens."""
     image, source = part.get("image_url"), part.get("source")
     if isinstance(image, dict) and not image.keys() - {"url", "detail"}:
         image = image.get("url")
@@ -101,7 +101,7 @@ def _image(part: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def _file_size(part: dict[str, Any]) -> int:
-    """The characters of a file in base64; 0: it is none."""
+    """The characters of a file in base64; 0 if the part is no file."""
     inner = part.get("file")
     for holder, name in ((part, "file_data"), (inner, "file_data"), (part.get("source"), "data")):
         if isinstance(holder, dict) and isinstance(data := holder.get(name), str) and holder.get("type") != "text":

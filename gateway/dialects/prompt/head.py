@@ -1,4 +1,4 @@
-"""The fields beside turns and prompt that shape the prompt, from its first token on."""
+"""The fields of a body, beside turns and prompt, that change the prompt from its first token on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, Final
 
 from gateway.dialects.prompt.canonical import HEAD, to_json
 
-# The fields of a body that stand in the head of its prompt, in this order. First what chat templates print or read, then what
-# changes how a template is applied or cuts the result, then what selects another cache or none. A name that one engine reads
-# and another does not only costs a match between a request that has it and one that has not.
-#
-# Which tool is to be called, if any, is a matter of decoding: vLLM, llama.cpp and `warmroute replica` print the same tools for
-# every choice, so one that changes in mid-conversation changes no key. (SGLang prints no tools for "none" and one for a named
-# tool, vLLM with --exclude-tools-when-tool-choice-none none for "none": there such a request finds less than was predicted.)
-# Only a list of allowed tools counts: the others are left out where it is translated.
+# The fields of a body that stand in the head of its prompt, in this order: fields that chat templates print or read, then
+# fields that change how a template is applied or cut the result, then fields that select another cache or none. A name that
+# only some engines read costs, on the other engines, a match between a request with it and one without.  `tool_choice` is left
+# out, because it only changes decoding: vLLM, llama.cpp and `warmroute replica` print the same tools for every choice, so a
+# choice that changes in mid-conversation changes no key. (SGLang prints no tools for "none" and one for a named tool, vLLM with
+# --exclude-tools-when-tool-choice-none none for "none": there such a request finds less in the cache than predicted.) Only a
+# list of allowed tools counts: translation leaves the other tools out.
 _KEYS: Final = (
     "tools",
     "functions",
@@ -51,7 +50,7 @@ _KEYS: Final = (
 _IN_HEAD: Final = frozenset(_KEYS)
 _BY_LENGTH: Final = tuple(sorted((key.encode() for key in _KEYS), key=len, reverse=True))  # a name may begin another one
 _ALLOWED_TOOLS: Final = "allowed_tools"
-# What engines do anyway.
+# Default values of engines.
 _USUAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "functions": ([],),
@@ -65,8 +64,8 @@ _USUAL: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def head_parts(body: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> list[bytes]:
-    """The parts of the head. other: fields that a dialect writes as OpenAI's chat would, in the place of the body's own; None
-    as a value: the field does not count.
+    """The parts of the head. other: fields as OpenAI's chat would write them, which replace the body's own; a value None omits
+    the field.
     """
     keys = _IN_HEAD.intersection(body)
     if other:
@@ -85,7 +84,7 @@ def head_parts(body: Mapping[str, Any], other: Mapping[str, Any] | None = None) 
 
 
 def _limits_tools(choice: Any) -> bool:
-    """Whether a choice leaves tools out of the list."""
+    """True if a tool choice leaves tools out of the list."""
     return isinstance(choice, dict) and choice.get("type") == _ALLOWED_TOOLS
 
 
@@ -98,11 +97,11 @@ def head_field(part: bytes) -> tuple[str, bytes]:
 
 
 def head_digest(body: Mapping[str, Any]) -> str:
-    """The same as a short text, for prompts that have no head: "" if there are no such fields."""
+    """A short digest of the head, for prompts without a head of their own; "" if there are no such fields."""
     parts = head_parts(body)
     return short_digest(b"".join(parts)) if parts else ""
 
 
 def short_digest(data: bytes) -> str:
-    """One of fixed length that nobody can make equal to another's."""
+    """A digest of fixed length that is safe against deliberate collisions."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,10 +1,10 @@
-"""How many tokens an image takes, as far as the head of its data shows it.
+"""Estimates the tokens of an image from the head of its data.
 
 Vision models cut an image into squares: of 28 x 28 pixels in Qwen's family, about width x height / 750 in Anthropic's. So one
-token per 28 x 28 pixels is a good estimate, and a constant where the size is not known: a URL, an unknown format. An engine's
+token per 28 x 28 pixels is a good estimate. A constant is used if the size is unknown: a URL, an unknown format. An engine's
 count of prompt tokens corrects the rest (`router/learning/scales.py`).
 
-Pure. O(1): at most MAX_SEGMENTS places of the data are read, whatever its length.
+Pure. O(1): at most MAX_SEGMENTS places of the data are read, independent of its length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def image_tokens(url: str) -> int:
 
 
 def data_tokens(text: str, start: int = 0) -> int:
-    """The same, of an image in base64 that begins at this index."""
+    """The tokens of an image in base64 that begins at this index. From 1 to MAX_TOKENS."""
     size = _size_of(text, start)
     if size is None:
         return UNKNOWN_TOKENS

@@ -1,8 +1,8 @@
 """Breakpoints: the places in a prompt up to which a client wants it cached.
 
-Anthropic's `cache_control` and OpenAI's `prompt_cache_breakpoint` stand on tools and on parts of the content. They are no part
-of the prompt. A breakpoint moves on with every turn: the place of the last one is in this prompt, too, but need not be
-marked in it. So with the last breakpoint go the ends of the parts before it, as many as Anthropic's API looks back.
+Anthropic's `cache_control` and OpenAI's `prompt_cache_breakpoint` stand on tools and on parts of the content. They do not enter
+the prompt. Clients move the breakpoint forward with every turn: the place of the previous one is in this prompt, too, but may
+be unmarked. So the ends of the parts before the last breakpoint are added, as many as Anthropic's API looks back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LOOKBACK: Final = 20
 _FIVE_MINUTES: Final = 300
 _HALF_HOUR: Final = 1800
 _HOUR: Final = 3600
-_ENDS: Final = (b"\x1d", b"\x1e")  # what begins the next part, or turn
+_ENDS: Final = (b"\x1d", b"\x1e")  # separators before the next part, or turn
 
 
 class Marks:
-    """The breakpoints of a prompt that is being built."""
+    """The breakpoints of a prompt under construction."""
 
     __slots__ = ("_found",)
 
@@ -32,7 +32,7 @@ class Marks:
         self._found = list[tuple[int, int]]()
 
     def add(self, part: Mapping[str, Any], at: int) -> None:
-        """A part may be marked. at: how many parts the prompt has up to its end."""
+        """Adds the breakpoint of a part, if it has one. at: number of parts of the prompt up to the end of this part."""
         marker = part.get(MARKER)
         if marker is not None:
             hour = isinstance(marker, dict) and marker.get("ttl") == "1h"
@@ -41,8 +41,8 @@ class Marks:
             self._found.append((at, _HALF_HOUR))
 
     def places(self, parts: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
-        """(offset in the joined parts, seconds for which the prompt is to be cached up to there), in no order; 0 seconds: the
-        end of a part before the last breakpoint. O(parts) if there are breakpoints.
+        """(offset in the joined parts, seconds for which the prompt is to be cached up to there), unordered; 0 seconds: the end
+        of a part before the last breakpoint. O(parts) if there are breakpoints.
         """
         if not self._found:
             return ()

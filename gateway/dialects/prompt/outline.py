@@ -1,13 +1,12 @@
-"""The outline of a prompt: what it consists of, as digests, so that two prompts can be compared part by part without their
-texts.
+"""The outline of a prompt: digests of its segments, so that two prompts can be compared part by part without their texts.
 
     canonical prompt:   tools and other fields of the head, then turns          (canonical.py)
     outline:            segment, segment, ...: each tool, each field, each turn; of a plain text its paragraphs
 
-The segments' sizes add up to the prompt's length, so an offset in the prompt has its segment. Beside the digest of its bytes a
-segment has that of its text with times, ids and random tokens masked (`volatile.py`), and a list of those. A prompt of more
-than MAX_SEGMENTS ends in one large segment. Turns come again in each request of a conversation, so `Outliner` remembers what it
-has computed for the last ones. Pure.
+The segments' sizes add up to the prompt's length, so each offset in the prompt belongs to a segment. Beside the digest of its
+bytes, a segment has a digest of its text with times, ids and random tokens masked (`volatile.py`), and a list of those. A
+prompt of more than MAX_SEGMENTS ends in one large segment. Each request of a conversation repeats the turns of the last one, so
+`Outliner` caches the latest segments. Pure.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ from gateway.dialects.prompt.volatile import masked
 
 MAX_SEGMENTS: Final = 1024
 MAX_NAME: Final = 64  # characters of a segment's name
-MAX_REMEMBERED: Final = 4096  # segments
-MAX_REMEMBERED_VOLATILE: Final = 1 << 16  # volatile texts of them, together
+MAX_REMEMBERED: Final = 4096  # segments in the cache
+MAX_REMEMBERED_VOLATILE: Final = 1 << 16  # volatile texts of all segments in the cache
 _PARAGRAPH: Final = 4096  # bytes of plain text; a longer paragraph is cut at its next line
 _PIECE: Final = 1 << 16  # at most
-_READ_AT: Final = 2000  # bytes of a turn in which a summary is recognised
+_READ_AT: Final = 2000  # bytes at the start of a turn that are searched for the words of a summary
 
-# What begins a field of the head, or a turn: a separator with a name behind it, for texts and digests may have the sign, too.
+# The beginning of a field of the head, or of a turn: a separator with a name behind it, because texts and digests may have the
+# separator's byte, too.
 _CUT: Final = re.compile(rb"\x1c(?=[a-z_]{1,32}[\[{\"0-9tfn-])|\x1e(?=[^\x00-\x1f]{1,128}\x1f)")
-# How clients begin when they have replaced a conversation by its summary.
+# First words of clients that have replaced a conversation by its summary.
 _SUMMARY: Final = re.compile(
     rb"continued from a previous conversation|previous conversation (?:that )?ran out of context|<summary>|"
     rb"summary of (?:the|our|this|my) (?:\w+ )?(?:conversation|session|work|discussion|task)|"
@@ -46,14 +46,14 @@ _SUMMARY: Final = re.compile(
 
 
 Piece = tuple[str, str, bytes, int]
-"""kind, name, text, and how many bytes of the prompt it stands for: a tool's text lacks the comma."""
+"""kind, name, text, and the number of bytes of the prompt that it covers: a tool's text lacks the comma."""
 
 
 class Outliner:
-    """Makes outlines; see the top of this file. on: parsed requests are to have them (`parser/`), for somebody wants them."""
+    """Makes outlines and caches their segments. on: parsed requests need outlines (`parser/`)."""
 
     def __init__(self, most: int = MAX_REMEMBERED, most_volatile: int = MAX_REMEMBERED_VOLATILE) -> None:
-        """most, most_volatile: segments that are remembered, and volatile texts of these."""
+        """most: maximum number of segments in the cache. most_volatile: maximum number of their volatile texts."""
         self._most = most
         self._most_volatile = most_volatile
         self._known = OrderedDict[tuple[str, str, int, int], Segment]()
@@ -61,12 +61,14 @@ class Outliner:
         self.on = False
 
     def clear(self) -> None:
-        """Forget all."""
+        """Clear the cache."""
         self._known.clear()
         self._volatile_texts = 0
 
     def outline(self, prompt: bytes) -> Outline:
-        """Of a canonical prompt, or of a plain text. O(length); about 20 ms a MiB of what is new, 1 ms of what is not."""
+        """The outline of a canonical prompt, or of a plain text. O(length); about 20 ms a MiB of new text, 1 ms of
+        cached text.
+        """
         return tuple([self._segment(*piece) for piece in pieces(prompt)])
 
     def _segment(self, kind: str, name: str, text: bytes, size: int) -> Segment:
@@ -87,7 +89,7 @@ class Outliner:
         return known
 
     def check(self) -> None:
-        """For tests: raises AssertionError if its books are wrong."""
+        """For tests: raises AssertionError if the counts are inconsistent."""
         assert self._volatile_texts == sum(len(segment.volatile) for segment in self._known.values())
         assert len(self._known) <= self._most
         assert self._volatile_texts <= self._most_volatile
@@ -100,7 +102,7 @@ class Outliner:
 
 
 def pieces(prompt: bytes) -> list[Piece]:
-    """The segments, MAX_SEGMENTS at most; their sizes add up to the length of the prompt."""
+    """The segments of a prompt, MAX_SEGMENTS at most; their sizes add up to the length of the prompt."""
     found = list[Piece]()
     rest = len(prompt)
     for piece in _all_pieces(prompt):
@@ -129,7 +131,7 @@ def _all_pieces(prompt: bytes) -> Iterator[Piece]:
 
 
 def _fields(part: bytes) -> Iterator[Piece]:
-    """A field of the head; the list of tools is one piece for each."""
+    """The pieces of a head field: one for each tool in the list of tools, else the whole field."""
     name, value = head_field(part)
     if name == "tools" and (tools := _tools(value)):
         rest = len(part)
@@ -142,7 +144,7 @@ def _fields(part: bytes) -> Iterator[Piece]:
 
 
 def _tools(value: bytes) -> list[tuple[str, bytes]]:
-    """(name, JSON) of each; none if it is no list of objects, or too long a list."""
+    """(name, JSON) of each tool; none if the value is no list of objects, or too long a list."""
     try:
         tools = orjson.loads(value)
     except orjson.JSONDecodeError:

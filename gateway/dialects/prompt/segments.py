@@ -1,11 +1,11 @@
-"""The segments of an outline (`outline.py`), and how they go from one process to another."""
+"""The segments of an outline (`outline.py`), and their form in messages between processes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.dialects.prompt.volatile import Volatile
+from gateway.dialects.prompt.volatile import VolatileText
 
 TOOL: Final = "tool"
 FIELDS: Final = "field"
@@ -14,8 +14,8 @@ TEXT: Final = "text"
 
 
 class Segment(NamedTuple):
-    """A part of a prompt. name: of a tool, of a field, or the role of a turn. size: bytes. digest: of its bytes; loose: of them
-    with volatile texts masked. summary: it reads like that of a conversation.
+    """A part of a prompt. name: of a tool, of a field, or the role of a turn. size: bytes. digest: of its bytes. loose: digest
+    of its bytes with volatile texts masked. summary: it reads like a summary of a conversation.
     """
 
     kind: str
@@ -23,7 +23,7 @@ class Segment(NamedTuple):
     size: int
     digest: int
     loose: int
-    volatile: tuple[Volatile, ...]
+    volatile: tuple[VolatileText, ...]
     summary: bool
 
 
@@ -33,7 +33,7 @@ Packed = Sequence[tuple[str, str, int, int, int, tuple[tuple[str, int, int], ...
 
 
 def packed(outline: Outline) -> Packed:
-    """As tuples of plain values."""
+    """An outline as tuples of plain values."""
     return [
         (
             each.kind,
@@ -49,10 +49,10 @@ def packed(outline: Outline) -> Packed:
 
 
 def unpacked(values: Sequence[Sequence[Any]]) -> Outline:
-    """values: as `packed` made them, or lists in the place of its tuples, as decoders make them."""
+    """The inverse of `packed`. values: its tuples, or lists in their place, as decoders return them."""
     return tuple(
         [
-            Segment(kind, name, size, digest, loose, tuple([Volatile(*one) for one in volatile]), summary)
+            Segment(kind, name, size, digest, loose, tuple([VolatileText(*one) for one in volatile]), summary)
             for kind, name, size, digest, loose, volatile, summary in values
         ]
     )

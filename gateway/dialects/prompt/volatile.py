@@ -1,15 +1,14 @@
-"""Volatile texts in a prompt: times, ids and random tokens, which are another one in the next request.
+"""Volatile texts in a prompt: times, ids and random tokens, which differ in the next request.
 
-A prefix ends at the first byte that changes. What has changed can be told without the text: each volatile text is replaced by a
-mark for its kind (`masked`). If two texts differ and are equal once they are masked, they differ in a volatile text, and the
-list of these, with a digest of each, shows in which one first.
+A prefix match ends at the first byte that differs. The cause can be found without the text: each volatile text is replaced by a
+mark (`masked`). If two texts differ and are equal once they are masked, they differ in a volatile text, and the list of these,
+with a digest of each, shows the first one.
 
     Today is 2026-11-27, run 8f3ab2.     ->     Today is <time>, run <nonce>.
 
-Only what has a digit (or is the name of a weekday) counts, so that words are never masked. Kinds: a TIME is a date, a time of
-day or seconds since 1970; an ID is a UUID, a number, or a token behind a word such as `id` or `session`; any other token is a
-NONCE. A false mark costs nothing: it counts only where two texts differ there. Pure. O(length): about 20 ms a MiB of plain
-text.
+Only tokens with a digit (or names of weekdays) count, so words are never masked. Kinds: a TIME is a date, a time of day or
+seconds since 1970; an ID is a UUID, a number, or a token behind a word such as `id` or `session`; any other token is a NONCE. A
+false mark does no harm: it counts only if two texts differ there. Pure. O(length): about 20 ms a MiB of plain text.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ TIME: Final = "time"
 ID: Final = "id"
 NONCE: Final = "nonce"
 
-MAX_MASKED: Final = 256 << 10  # bytes of a text that are masked; what is behind them stands as it is
-MAX_LISTED: Final = 64  # volatile texts of a text that are listed; all are masked
+MAX_MASKED: Final = 256 << 10  # bytes of a text that are masked; the rest stays as it is
+MAX_LISTED: Final = 64  # listed volatile texts of a text; all are masked
 _CONTEXT: Final = 24  # bytes before a token that may name it
 
 _MONTH: Final = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
@@ -42,8 +41,8 @@ _TIME: Final = b"|".join(
     )
 )
 _UUID: Final = rb"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"
-# Of base64 and the like, long ones with their signs; else a word with a digit. Without backtracking: a text of letters alone is
-# left at its 33rd.
+# Long tokens of base64 and the like, with their signs; else a word with a digit. Without backtracking: a text of letters only
+# is given up at its 33rd.
 _TOKEN: Final = rb"(?=[A-Za-z_+/=-]{0,32}+\d)[\w+/=-]{16,}+|[A-Za-z_]{0,32}+\d\w*+"
 _VOLATILE: Final = re.compile(
     rb"(?<![0-9A-Za-z_])(?:(?P<time>" + _TIME + rb")|(?P<uuid>" + _UUID + rb")|(?P<token>" + _TOKEN + rb"))"
@@ -55,7 +54,7 @@ _NAMES_ID: Final = re.compile(
 )
 
 
-class Volatile(NamedTuple):
+class VolatileText(NamedTuple):
     """A volatile text. kind: TIME, ID or NONCE. at: its offset in bytes."""
 
     kind: str
@@ -63,18 +62,18 @@ class Volatile(NamedTuple):
     digest: int
 
 
-def masked(text: bytes) -> tuple[int, tuple[Volatile, ...]]:
+def masked(text: bytes) -> tuple[int, tuple[VolatileText, ...]]:
     """The digest of a text without its volatile texts, and the first MAX_LISTED of these. O(length)."""
-    begin, found = text[:MAX_MASKED], list[Volatile]()
+    begin, found = text[:MAX_MASKED], list[VolatileText]()
     pieces, last = list[bytes](), 0
     for match in _VOLATILE.finditer(begin):
         start, end = match.span()
         kind = _kind(match, begin, start)
         pieces.append(begin[last:start])
-        pieces.append(b"\0v")  # of whatever kind: a number may look like a time in one request, and not in the next
+        pieces.append(b"\0v")  # the same mark for all kinds: a number may look like a time in only one of two requests
         last = end
         if len(found) < MAX_LISTED:
-            found.append(Volatile(kind, start, xxhash.xxh3_64_intdigest(match[0])))
+            found.append(VolatileText(kind, start, xxhash.xxh3_64_intdigest(match[0])))
     pieces.append(begin[last:])
     pieces.append(text[MAX_MASKED:])
     return xxhash.xxh3_64_intdigest(b"".join(pieces)), tuple(found)

@@ -1,4 +1,4 @@
-"""Bodies of requests to `/v1/conversations`: what they say of metadata, and items to be added. Pure."""
+"""Bodies of requests to `/v1/conversations`: metadata, and items to be added. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gateway.dialects.responses.items import shown, too_deep
 from gateway.errors import bad_request
 
 MAX_ADDED: Final = 20  # items in one request
-MAX_PAIRS: Final = 16  # of metadata
-MAX_KEY, MAX_VALUE = 64, 512  # characters in them
+MAX_PAIRS: Final = 16  # entries of metadata
+MAX_KEY, MAX_VALUE = 64, 512  # characters of a metadata key and value
 
 
 class ConversationFields(NamedTuple):
-    """metadata: JSON. items: (id, JSON) of each, as it is listed; None: the body has no `items`."""
+    """metadata: JSON. items: (id, JSON) of each, in the form of lists; None: the body has no `items`."""
 
     metadata: bytes
     items: list[tuple[str, bytes]] | None
 
 
-def given(body: bytes) -> ConversationFields:
-    """Raises GatewayError 400. O(length)."""
+def parse_fields(body: bytes) -> ConversationFields:
+    """Parse a body. Raises GatewayError 400. O(length)."""
     try:
         found = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError:

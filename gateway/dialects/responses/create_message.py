@@ -1,13 +1,13 @@
 """A message of Responses' WebSocket mode, as the body of a streamed POST /v1/responses.
 
     {"type": "response.create", "stream_id": "a", "model": ...}   ──►   {"stream": true, "model": ...}
-    {..., "generate": false}                                      ──►   {..., "max_output_tokens": 16}, and see `warmed`
+    {..., "generate": false}                                      ──►   {..., "max_output_tokens": 16}, and see `prewarm_events`
 
-With `generate: false` a client (Codex, when it starts) has its instructions and tools prepared, and wants no output. Engines do
-not know that, and would answer at length: so they are asked for the least that all of them take, which computes the prompt and
-leaves it in the cache, and the client is told that there is no output.
+With `generate: false` a client (Codex, when it starts) has its instructions and tools computed, and wants no output. Engines do
+not know the field, and would answer at length. So they are asked for the minimum that all of them accept, which computes the
+prompt and leaves it in the cache, and the client gets an answer without output.
 
-Only these members change: all others go on byte for byte (`json_edits.py`). Pure.
+Only these members change: all others are passed on byte for byte (`json_edits.py`). Pure.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _COMPLETED: Final = "response.completed"
 _ENDS: Final = frozenset([_COMPLETED, "response.incomplete"])
 _MAX_END: Final = 1 << 20  # bytes of the last event, which repeats instructions and tools
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_NAMED: Final = 64  # characters of a value that an error names
-_LONGEST: Final = 512  # bytes of a member that is read
+_NAMED: Final = 64  # characters of a value that an error quotes
+_LONGEST: Final = 512  # bytes of a member; a longer one is not read
 _SPACE: Final = b" \t\r\n"
 
 
 class CreateMessage(NamedTuple):
-    """stream_id: the lane that the message names, "" if it names none. refers: it goes on with an earlier response. warms: it
-    wants no output. edits: of the message, that make it a body.
+    """stream_id: the lane that the message names, or "". refers: it continues an earlier response. warms: it wants no output.
+    edits: turn the message into a body.
     """
 
     stream_id: str
@@ -49,7 +49,7 @@ class CreateMessage(NamedTuple):
 
 
 def created(raw: bytes) -> CreateMessage:
-    """Read a message. Raises GatewayError 400 for one that is no request; what is in the request is checked with its body."""
+    """Read a message. Raises GatewayError 400 if it is no request; the request's own fields are checked with its body."""
     try:
         members = read_object(raw)
     except (ValueError, IndexError) as error:
@@ -73,8 +73,10 @@ def created(raw: bytes) -> CreateMessage:
     return CreateMessage(stream_id or "", refers, warms, _edits(members, values))
 
 
-def warmed(events: Sequence[bytes]) -> list[bytes]:
-    """The events of an answer to a message that wants no output: without those of the output, and complete."""
+def prewarm_events(events: Sequence[bytes]) -> list[bytes]:
+    """The events of an answer to a message that wants no output: the output's events are removed, and the status is
+    complete.
+    """
     return [_without_output(event) for event in events if (name := name_of(event)) in QUIET or name in _ENDS or name in ERRORS]
 
 
@@ -94,7 +96,7 @@ def _without_output(event: bytes) -> bytes:
 
 
 def _read(members: Members, name: str) -> object:
-    """A member's value, None without one. One that is too long is read as a text that is nothing of what is expected."""
+    """A member's value, None without one. A value that is too long is read as "...", which is valid for no member."""
     span = members.spans.get(name)
     if span is None:
         return None
@@ -111,7 +113,7 @@ def _shown(value: object) -> str:
 
 
 def _edits(members: Members, values: Mapping[str, bytes]) -> list[Edit]:
-    """Without the members that are the socket's own, and with these values (JSON)."""
+    """The edits that remove the members of the WebSocket protocol, and set these values (JSON)."""
     raw, gone = members.raw, [name for name in _OWN if name in members.spans]
     edits = [(*members.spans[name], value) for name, value in values.items() if name in members.spans]
     if new := b",".join(b'"%b":%b' % (name.encode(), value) for name, value in values.items() if name not in members.spans):
@@ -130,7 +132,7 @@ def _edits(members: Members, values: Mapping[str, bytes]) -> list[Edit]:
 
 
 def _member(members: Members, name: str) -> tuple[int, int]:
-    """Where a member begins, and where the next one does, or the object ends. Raises GatewayError 400."""
+    """(start, end) of a member: end is the start of the next one, or the end of the object. Raises GatewayError 400."""
     raw, (begin, end) = members.raw, members.spans[name]
     quoted = b'"%b"' % name.encode("ascii")
     begin = _space_before(raw, begin) - 1  # the colon
@@ -142,7 +144,7 @@ def _member(members: Members, name: str) -> tuple[int, int]:
 
 
 def _before_comma(raw: bytes, at: int) -> int:
-    """Where the comma before the last member is, if there is one."""
+    """The offset of the comma before the last member, `at` if there is none."""
     before = _space_before(raw, at)
     return before - 1 if raw[before - 1 : before] == b"," else at
 

@@ -1,9 +1,9 @@
-"""Requests whose history a server keeps: what a body says of it, and the same request with the history written out.
+"""Requests that refer to a stored history: the fields of the body, and the same request with the history written out.
 
     {"input": "and then?", "previous_response_id": "resp_1"}   ->   {"input": [all items before, the new one], "store":false}
 
-A model's prompt is the same either way, so any replica can answer the second form, by its prefix cache. Edits of bytes: nothing
-else in the body changes. Pure.
+The model's prompt is the same either way, so any replica can answer the second form, with the help of its prefix cache. Edits
+of bytes: nothing else in the body changes. Pure.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _LIST: Final = ord("[")
 
 
 class History:
-    """What a body says of its history.
+    """The fields of a body about its history.
 
-    previous, conversation: ids, "" without one. store: the client wants the answer kept. background: it does not wait for it.
-    own: the items that are new in this request, JSON, joined by commas; b"": none. stream: it wants a stream. resolved: items
-    that the body has by their ids alone are written out in `own`.
+    previous, conversation: ids, or "". store: the client wants the answer stored. background: it does not wait for the answer.
+    own: the new items of this request, JSON, joined by commas; b"" without any. stream: it wants a stream. resolved: `own` has
+    the full items in place of item ids.
     """
 
     __slots__ = ("background", "conversation", "members", "own", "previous", "resolved", "store", "stream")
 
     def __init__(self, members: Members) -> None:
-        """members: of a body that `Responses.parse` has taken. Raises GatewayError 400 that names the field. O(length)."""
+        """members: of a body that `Responses.parse` has accepted. Raises GatewayError 400 that names the field. O(length)."""
         self.members = members
         self.previous = _id(_value(members, PREVIOUS), PREVIOUS)
         conversation = _value(members, CONVERSATION)
@@ -48,13 +48,13 @@ class History:
         self.resolved = False
 
     def referring(self, references: Sequence[Reference], items: Mapping[str, bytes]) -> tuple[bytes, list[Edit]]:
-        """The list of items, and the edits that write out what it refers to. references: all in it. items: JSON, by id."""
+        """The list of items, and the edits that replace its references. references: all in the list. items: JSON, by id."""
         start, end = self.members.spans["input"]
         edits = [(first - start, last - start, new) for first, last, new in replaced(references, items)]
         return self.members.raw[start:end], edits
 
     def resolve(self, written: bytes) -> None:
-        """written: the list of `referring`, edited."""
+        """Takes the new items. written: the list of `referring`, edited."""
         self.own = written[1:-1].strip()
         self.resolved = True
 
@@ -63,10 +63,10 @@ class History:
 
 
 def written_out(history: History, before: Sequence[bytes], *, keeps: bool = False) -> list[Edit]:
-    """What to change in the body so that it has its whole history as `input`, for a server that keeps nothing.
+    """The edits that put the whole history into `input`, for a server that stores nothing.
 
-    before: the items of the history, oldest first, joined by commas each; b"" has none. keeps: the server may keep the answer,
-    as the body says.
+    before: the items of the history, oldest first, in pieces joined by commas; b"" has none. keeps: the server may store the
+    answer, as the body says.
     """
     members = history.members
     values = {PREVIOUS: b"null", CONVERSATION: b"null", "background": b"false"}

@@ -1,4 +1,4 @@
-"""Items of kept responses and conversations: found by their ids or their places, and as clients list them, each with an id,
+"""Items of stored responses and conversations: found by their ids or positions, and in the form of lists, each with an id and
 messages in their long form. Pure.
 """
 
@@ -36,14 +36,14 @@ _TEXTS: Final = {"assistant": "output_text"}
 
 
 def items_of(joined: bytes) -> list[dict[str, Any]]:
-    """Elements of a JSON list, joined by commas. What is no object is left out."""
+    """The elements of a JSON list, joined by commas. Elements that are no objects are omitted."""
     return [item for item in orjson.loads(b"[" + joined + b"]") if isinstance(item, dict)]
 
 
 def picked(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
-    """Some of `items_of`, JSON, by id: those that have one of these ids (the last one that has it), then those at these places.
+    """Items of `items_of` as JSON, by id: the last item with each of these ids, then the items at these positions.
 
-    What is not there is left out, and what is nested too deeply, as if it were not there. O(length).
+    Missing items, and items nested too deeply, are omitted. O(length).
     """
     items = items_of(joined)
     found = {id_: item for item in items if isinstance(id_ := item.get("id"), str) and id_ in ids}
@@ -58,7 +58,7 @@ def picked(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> di
 
 
 def listed(joined: bytes, most: int) -> list[tuple[str, bytes]] | None:
-    """(id, JSON) of all `items_of`, as they are listed. None: they are more than `most`, or nested too deeply. O(length)."""
+    """(id, JSON) of all `items_of`, in the form of lists. None: more than `most`, or nested too deeply. O(length)."""
     items = items_of(joined)
     if len(items) > most:
         return None
@@ -89,7 +89,7 @@ def too_deep() -> GatewayError:
 
 
 def shown(item: dict[str, Any], name: str = "") -> dict[str, Any]:
-    """As it is listed. name: the rest of its id, if it has none (`name_at`); "": a new one."""
+    """An item in the form of lists. name: its id if it has none (`name_at`); "": a new one."""
     kind = item.get("type") or "message"
     out: dict[str, Any] = {"type": kind, "id": item.get("id"), **{key: item[key] for key in item if key not in ("type", "id")}}
     out["id"] = _id_of(item, name)
@@ -107,25 +107,27 @@ def _id_of(item: dict[str, Any], name: str) -> str:
 
 
 def name_at(response: str, at: int, *, made: bool) -> str:
-    """For the item at this place in the input of a response (made: in its output). `place_of` reads it."""
+    """The id of the item at this position in the input of a response (made: in its output). `place_of` parses it."""
     return f"{'out' if made else 'in'}{at}_{response}"
 
 
 def place_of(id_: str) -> tuple[str, bool, int] | None:
-    """(response, made, at) of an id with such a name."""
+    """(response, made, position) of an id in the form of `name_at`, None for other ids."""
     found = _PLACE.fullmatch(id_)
     return (found[3], found[1] == "out", int(found[2])) if found else None
 
 
 def page(items: Sequence[tuple[str, bytes]], *, more: bool) -> bytes:
-    """OpenAI's list. items: (id, JSON) of each."""
+    """A page as OpenAI's list. items: (id, JSON) of each."""
     first, last = (items[0][0], items[-1][0]) if items else (None, None)
     end = orjson.dumps({"first_id": first, "last_id": last, "has_more": more})
     return b'{"object":"list","data":[%b],%b' % (b",".join([item for _, item in items]), end[1:])
 
 
 def require_includes(query: str) -> None:
-    """`include` changes nothing: all that the engine has sent is kept. Raises GatewayError 400 for unknown values."""
+    """Raises GatewayError 400 for an unknown `include`. Known values change nothing, because everything from the engine is
+    stored.
+    """
     try:
         fields = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError:
@@ -137,7 +139,7 @@ def require_includes(query: str) -> None:
 
 
 class Paging:
-    """Of a query: limit, order, after. Raises GatewayError 400."""
+    """The paging of a query: limit, order, after. Raises GatewayError 400."""
 
     __slots__ = ("after", "descending", "limit")
 
@@ -152,13 +154,13 @@ class Paging:
         self.after = query.get("after", "")
 
     def of(self, items: Sequence[tuple[dict[str, Any], str]]) -> bytes:
-        """A page of these, each with the name that `shown` takes, the oldest first.
+        """A page of these items, each with the name that `shown` takes, the oldest first.
 
-        Raises GatewayError 400 if `after` is none of them.
+        Raises GatewayError 400 if no item has the id `after`.
         """
         ordered = list(reversed(items)) if self.descending else list(items)
         if self.after:
-            # Where an id comes twice, the last one: else the pages had no end.
+            # If an id occurs twice, the last one counts: else the pages would never end.
             at = max((at for at, item in enumerate(ordered) if _id_of(*item) == self.after), default=-1)
             if at < 0:
                 raise bad_request(f"'after' is the id of no item here: {self.after[:100]!r}.", "after")

@@ -1,10 +1,10 @@
-"""Answers that the gateway keeps: found in what a replica sends, and told to the client as what they are.
+"""Answers that the gateway stores: read from the replica's bytes, and edited for the client.
 
-A replica is asked not to keep anything, and says so in its answer; the client is told of the gateway instead: `store`,
-`previous_response_id` and `conversation` are set in each response object, and no other byte changes.
+A replica is asked to store nothing, and says so in its answer. For the client `store`, `previous_response_id` and
+`conversation` are set to the gateway's values in each response object, and no other byte changes.
 
-The last event of a stream is held back, for the client may rely on a response as soon as it has that: first it has to be kept.
-Where keeping it takes no time (a WebSocket's memory of its newest response), it goes on at once. Pure.
+The last event of a stream is held until the response is stored, because with that event the client may refer to the response.
+If storing takes no time (a WebSocket's memory of its latest response), the event passes at once. Pure.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from gateway.dialects.responses.history import CONVERSATION, PREVIOUS
 from gateway.dialects.responses.ids import is_id
 from gateway.dialects.responses.stream import QUIET
 
-MAX_KEPT: Final = 4 << 20  # bytes of an answer; a longer one is not kept
-MAX_VALUES: Final = 1 << 17  # in it, as `json_structure` counts them
+MAX_KEPT: Final = 4 << 20  # bytes of an answer; a longer one is not stored
+MAX_VALUES: Final = 1 << 17  # of an answer, counted as in `json_structure`
 MAX_NAMES: Final = 1000
 
 _LAST: Final = frozenset(["response.completed", "response.incomplete"])
 _FAILED: Final = "response.failed"
-_TOLD: Final = QUIET | _LAST | {_FAILED}  # these have a response in them
+_TOLD: Final = QUIET | _LAST | {_FAILED}  # events with a response object
 _MARKS: Final = tuple(name.encode() for name in sorted(_TOLD))
 
 
-ENDS: Final = ("completed", "incomplete", "failed", "cancelled")  # how a response may have ended
+ENDS: Final = ("completed", "incomplete", "failed", "cancelled")  # final statuses of a response
 
 
 class ClientHistory:
-    """What a client is told of its response's history. previous, conversation: ids, "" without one. store: it is to be kept
-    here; None: keeping it is the replica's business, and its word for that stays. id, created_at: of a run in the background,
-    which has them before a replica is asked; "" for others: the replica's are told.
+    """The client's view of its response's history. previous, conversation: ids, or "". store: the gateway is to store the
+    response; None: the replica decides, and its value passes. id, created_at: of a background run, set before a replica is
+    asked; "" for other responses, which have the replica's.
     """
 
     __slots__ = ("conversation", "created_at", "id", "previous", "store")
@@ -53,7 +53,7 @@ class ClientHistory:
         self.created_at = 0
 
     def edited(self, response: bytes, *, stored: bool) -> bytes:
-        """The response object (JSON) as the client reads it. stored: it is kept. Raises ValueError if it is no object."""
+        """The response object (JSON) for the client. stored: it is stored. Raises ValueError if it is no object."""
         told = dict[str, bytes]()
         if self.store is not None:
             told["store"] = b"true" if stored and self.store else b"false"
@@ -70,8 +70,8 @@ class ClientHistory:
 
 
 class StoredAnswer:
-    """A whole response, as it is to be kept. output: its items as a later request repeats them, JSON, joined by commas. names:
-    the ids of these, of MAX_NAMES at most.
+    """A whole response to be stored. output: its items in the form of a later request, JSON, joined by commas. names: ids of
+    the items, MAX_NAMES at most.
     """
 
     __slots__ = ("id", "names", "output", "response", "status")
@@ -87,8 +87,8 @@ class StoredAnswer:
         return f"<Kept {self.id!r}, {self.status}>"
 
 
-def kept_of(response: bytes) -> StoredAnswer | None:
-    """Of a response object (JSON). None: it is none, or more than is kept. O(length)."""
+def stored_answer(response: bytes) -> StoredAnswer | None:
+    """Parses a response object (JSON). None: it is no response, or too large to be stored. O(length)."""
     if len(response) > MAX_KEPT or exceeds(response, MAX_VALUES):
         return None
     try:
@@ -110,7 +110,7 @@ def kept_of(response: bytes) -> StoredAnswer | None:
 
 
 def _repeatable(item: dict[str, Any]) -> dict[str, Any]:
-    """An item of an answer as an item of a request: engines write nulls where they take none."""
+    """An item of an answer as an item of a request: engines write nulls that they do not accept."""
     plain = {name: value for name, value in item.items() if value is not None}
     for name in ("content", "summary"):
         parts = plain.get(name)
@@ -123,11 +123,10 @@ def _repeatable(item: dict[str, Any]) -> dict[str, Any]:
 
 
 class KeptReader(StreamReader):
-    """Between the reader of a stream of Responses and the client. O(bytes).
+    """Stands between the reader of a stream of Responses and the client. O(bytes).
 
-    response: of the last event, JSON, once that is here, which `holds` says: then `ending` has to be called, and what it
-    returns to be sent. A last event that is too long for that goes on as it is. at_once: is called with that response instead,
-    and nothing is held.
+    response: of the last event, JSON, once `holds` says that it has arrived: then the caller sends the result of `ending`. A
+    last event that is too long passes unchanged. at_once: if given, it is called with the response, and nothing is held.
     """
 
     def __init__(self, inner: StreamReader, told: ClientHistory, at_once: Callable[[bytes], None] | None = None) -> None:
@@ -136,11 +135,11 @@ class KeptReader(StreamReader):
         self._inner = inner
         self._told = told
         self._at_once = at_once
-        self._held = bytearray()  # an event that is not whole yet
-        self._unread = False  # its beginning has gone on: it is too long
+        self._held = bytearray()  # an event that is not complete yet
+        self._unread = False  # its beginning has passed, because it is too long
         self._last: EventData | None = None
-        self._span = (0, 0)  # of the response in it
-        self._rest = bytearray()  # after the last event
+        self._span = (0, 0)  # of the response in `_last`
+        self._rest = bytearray()  # bytes behind the last event
 
     @property
     def last_number(self) -> int:
@@ -166,7 +165,7 @@ class KeptReader(StreamReader):
         self._inner.raise_failure()
 
     def ending(self, *, stored: bool) -> bytes:
-        """What was held back, for the client. Once."""
+        """The held bytes for the client. Call it once."""
         last, start_end, self._last, self.holds = self._last, self._span, None, False
         if last is None:
             return b""
@@ -205,7 +204,7 @@ class KeptReader(StreamReader):
         return b"".join(out)
 
     def _passed(self, event: bytes) -> bytes:
-        """What of the event goes on now."""
+        """The part of the event that passes now."""
         if self._unread:
             self._unread = False
             return event
@@ -230,5 +229,5 @@ class KeptReader(StreamReader):
 
 
 def _untold(rest: bytes) -> bytes:
-    """What follows a last event, without further responses: they are not kept, whatever the replica says of them."""
+    """The bytes behind a last event without further response objects, which are not stored."""
     return b"".join(event for event in events_of(rest) if name_of(event) not in _TOLD)

@@ -1,7 +1,7 @@
-"""The canonical prompt of OpenAI's Responses: the same as that of OpenAI's chat for the same conversation.
+"""The canonical prompt of OpenAI's Responses: equal to that of OpenAI's chat for the same conversation.
 
-So as engines make one of the other: `instructions`, and turns of the role `developer`, are the system prompt; the items of one
-answer (its reasoning, its text, its calls) are one turn; the output of a call is a turn of its own.
+The conversion is that of the engines: `instructions`, and turns of the role `developer`, are the system prompt; the items of
+one answer (its reasoning, its text, its calls) are one turn; the output of a call is a turn of its own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ROLES: Final = {"developer": "system"}
 OUTPUTS: Final = frozenset(["function_call_output", "custom_tool_call_output"])
 CALLS: Final = frozenset(["function_call", "custom_tool_call"])
 _FUNCTION: Final = frozenset(["type", "name", "description", "parameters", "strict"])
-_NOT_PRINTED: Final = ("id", "call_id", "status")  # of an item
-# Types of tools that the client runs; others the server runs.
+_NOT_PRINTED: Final = ("id", "call_id", "status")  # fields of an item
+# Types of tools run by the client; all others are run by the server.
 _CLIENT_TOOLS: Final = frozenset(["function", "custom", "local_shell", "shell", "apply_patch", "computer", "namespace"])
 
 
 def responses_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
-    """The canonical prompt. Raises GatewayError 400 where the input is none.
+    """The canonical prompt. Raises GatewayError 400 if the body has no valid input.
 
-    most: how many parts it may have, or NeedsHelper is raised; 0: any number.
+    most: maximum number of parts; beyond it NeedsHelper is raised. 0: no maximum.
     """
     instructions, items = body.get("instructions"), body.get("input")
     prompt = CanonicalPrompt(most)
@@ -54,12 +54,12 @@ def responses_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
 
 
 def has_context(body: Mapping[str, Any]) -> bool:
-    """Whether the prompt has more than the body: what a server keeps."""
+    """True if a part of the prompt is stored at the server, and not in the body."""
     return any(body.get(name) is not None for name in ("previous_response_id", "conversation", "prompt"))
 
 
 def runs_tools(body: Mapping[str, Any]) -> bool:
-    """Whether the server is to run tools itself, and so to compute several prompts."""
+    """True if the server is to run tools itself, and so to compute several prompts."""
     tools = body.get("tools")
     return isinstance(tools, list) and any(
         isinstance(tool, dict) and str(tool.get("type", "function")) not in _CLIENT_TOOLS for tool in tools
@@ -67,7 +67,7 @@ def runs_tools(body: Mapping[str, Any]) -> bool:
 
 
 def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the head that have another form in OpenAI's chat."""
+    """The fields of the head that OpenAI's chat writes in another form."""
     head: dict[str, Any] = {"instructions": None, "tools": None}
     tools, reasoning = body.get("tools"), body.get("reasoning")
     if tools is not None:
@@ -81,7 +81,7 @@ def _head(prompt: CanonicalPrompt, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chat_tool(tool: Any, index: int) -> dict[str, Any]:
-    """A tool as OpenAI's chat has it."""
+    """A tool in the form of OpenAI's chat."""
     if not isinstance(tool, dict):
         where = f"tools[{index}]"
         raise bad_request(f"{where} must be an object with a 'type'.", where)
@@ -96,18 +96,18 @@ def chat_tool(tool: Any, index: int) -> dict[str, Any]:
 
 
 class _Answer:
-    """The items of one answer, as far as they are known: one turn of the prompt."""
+    """The items of one answer, collected for one turn of the prompt."""
 
     __slots__ = ("calls", "content", "reasoning")
 
     def __init__(self) -> None:
-        self.content: tuple[Any, str] | None = None  # with its name, for errors
+        self.content: tuple[Any, str] | None = None  # and its name in errors
         self.reasoning = list[str]()
         self.calls = list[tuple[str, bytes]]()
 
     @property
     def has_output(self) -> bool:
-        """Whether it has more than reasoning."""
+        """True if it has more than reasoning."""
         return self.content is not None or bool(self.calls)
 
     def write(self, prompt: CanonicalPrompt) -> None:
@@ -145,7 +145,7 @@ def _add_items(prompt: CanonicalPrompt, items: list[Any]) -> None:
 
 
 def is_of_answer(kind: Any, item: Mapping[str, Any]) -> bool:
-    """Whether an item of this type belongs to the turn of an answer."""
+    """True if an item of this type belongs to the turn of an answer."""
     return kind in ("reasoning", "function_call", "custom_tool_call") or (kind == "message" and item.get("role") == _ASSISTANT)
 
 
@@ -163,7 +163,7 @@ def _add_to_answer(prompt: CanonicalPrompt, answer: _Answer, kind: Any, item: di
 
 
 def reasoning_of(item: Mapping[str, Any]) -> str:
-    """The text of it, or of its summary."""
+    """The text of a reasoning item, or else of its summary."""
     for parts in (item.get("content"), item.get("summary")):
         if isinstance(parts, list):
             texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
@@ -173,7 +173,7 @@ def reasoning_of(item: Mapping[str, Any]) -> str:
 
 
 def _add_turn(prompt: CanonicalPrompt, kind: Any, item: dict[str, Any], index: int) -> None:
-    """An item that is a turn of its own."""
+    """Adds an item that is a turn of its own."""
     role = item.get("role")
     if kind in ("message", None) and (isinstance(role, str) or not is_reference(item)):
         if not isinstance(role, str):

@@ -1,6 +1,6 @@
-"""Input items that stand for items which a server keeps: `{"type": "item_reference", "id": "msg_1"}`, or the id alone. Pure.
+"""Input items that refer to stored items: `{"type": "item_reference", "id": "msg_1"}`, or the id alone. Pure.
 
-Where they are in a body is found by a scan, and they are replaced there; no other byte changes.
+A scan finds them in the body, and they are replaced there; no other byte changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.errors import bad_request
 
 MAX_REFERENCES: Final = 1000  # in one request
-_LONGEST: Final = 4096  # bytes of one: an id of MAX_ID_CHARS with escapes, and its type
+_LONGEST: Final = 4096  # bytes of a reference: an id of MAX_ID_CHARS with escapes, and its type
 
 Reference = tuple[int, int, str]
 """(start, end, id)"""
@@ -27,7 +27,7 @@ def is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def references_in(body: bytes) -> list[Reference]:
-    """Of a body that `Responses.parse` has taken, in their order. Raises GatewayError 400. O(length)."""
+    """The references in a body that `Responses.parse` has accepted, in order. Raises GatewayError 400. O(length)."""
     found = list[Reference]()
     span = read_object(body).spans.get("input")
     if span is None or body[span[0] : span[0] + 1] != b"[":
@@ -44,7 +44,7 @@ def references_in(body: bytes) -> list[Reference]:
 
 
 def replaced(references: Sequence[Reference], items: Mapping[str, bytes]) -> list[Edit]:
-    """items: JSON, by id; all that are referred to."""
+    """The edits that replace the references. items: JSON of all of them, by id."""
     return [(start, end, items[id_]) for start, end, id_ in references]
 
 

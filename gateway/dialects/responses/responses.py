@@ -44,7 +44,7 @@ class Responses(Dialect):
         return api
 
     def may_store(self, api: ApiRequest, path: str) -> bool:
-        """What runs in the background would run a second time. (A stored response whose id nobody has learned does no harm.)"""
+        """True for background responses, which would run twice. (A stored response whose id nobody knows does no harm.)"""
         return bool(api.stores)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
@@ -70,7 +70,7 @@ class Responses(Dialect):
 
 
 def _require_flags(body: Mapping[str, Any]) -> None:
-    """Raises GatewayError 400: a text "false" would be kept."""
+    """Raises GatewayError 400 if a flag is no boolean: the text "false" would be true."""
     for name in ("store", "background"):
         value = body.get(name)
         if not (value is None or isinstance(value, bool)):
@@ -78,7 +78,7 @@ def _require_flags(body: Mapping[str, Any]) -> None:
 
 
 class CompactResponses(Responses):
-    """POST /v1/responses/compact. Its answer is not kept: the client sends the items in it itself."""
+    """POST /v1/responses/compact. Its answer is not stored: the client sends its items itself."""
 
     name: ClassVar[str] = "compact_responses"
     translatable: ClassVar[bool] = False
@@ -96,7 +96,7 @@ class CompactResponses(Responses):
 
 
 class CountResponseTokens(Responses):
-    """POST /v1/responses/input_tokens: nothing is generated, and nothing remains in a cache."""
+    """POST /v1/responses/input_tokens: generates nothing, and puts nothing into a cache."""
 
     name: ClassVar[str] = "count_response_tokens"
     translatable: ClassVar[bool] = False
@@ -111,7 +111,7 @@ class CountResponseTokens(Responses):
 
 
 class StoredResponses(PassThrough):
-    """Paths below /v1/responses: GET, DELETE, cancel, input_items, and what has no dialect yet."""
+    """Paths below /v1/responses: GET, DELETE, cancel, input_items, and paths without a dialect of their own."""
 
     name: ClassVar[str] = "stored_responses"
     kept_here: ClassVar[bool] = True
@@ -137,7 +137,7 @@ class Conversations(PassThrough):
 
 
 def _error_event(error: GatewayError, reader: StreamReader | None) -> bytes:
-    """`error` is what OpenAI's servers send and its clients raise; the flat fields are those of its documentation."""
+    """OpenAI's servers send `error`, and its clients raise at it; the flat fields are from OpenAI's documentation."""
     number = reader.last_number + 1 if reader else 0
     data: dict[str, Any] = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
     data |= {"sequence_number": number, **error_of(error)}

@@ -1,9 +1,9 @@
-"""The streams of OpenAI's Responses: a reader that passes them on and notes their usage, their numbers, and how they end.
+"""The reader of OpenAI's Responses streams: passes events on, and notes their usage, numbers and end.
 
     response.created, response.in_progress, then the output's events, then response.completed, .incomplete or .failed
 
 Each event has a number. The last one repeats the whole response, with the usage near its end; clients such as Codex close the
-connection as soon as they have it. Pure.
+connection once they have it. Pure.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gateway.dialects.excerpt import one_line
 from gateway.dialects.responses.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
-QUIET: Final = frozenset(["response.created", "response.queued", "response.in_progress"])  # they come before the first token
+QUIET: Final = frozenset(["response.created", "response.queued", "response.in_progress"])  # events before the first token
 
 _COMPLETE: Final = frozenset(["response.completed", "response.incomplete"])
 _READ: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"event: error", b"event:error", b'"error"')
-# Codes and types of errors that a client has caused.
+# Codes and types of errors that the client caused.
 _CLIENTS: Final = frozenset(["invalid_prompt", "rate_limit_exceeded", "invalid_request_error", "context_length_exceeded"])
 _DELTA: Final = b'.delta"'  # the end of an event's type; within a text the quotes are escaped
 _NUMBER_NAME: Final = b'"sequence_number"'
@@ -31,13 +31,13 @@ _NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
 
 class ResponseReader(NamedReader):
-    """One stream."""
+    """Reads one stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self._number = -1
         self._deltas = 0
-        self._ending = False  # the last event is too long to be held, and goes on unread
+        self._ending = False  # the last event is too long to be held, and passes unread
         self._tail = bytearray()  # its last bytes
 
     @property
@@ -79,11 +79,11 @@ class ResponseReader(NamedReader):
         return True
 
     def _ended(self, event: bytes) -> bool:
-        """Whether it has the response that it is to repeat. Without one it is no end, and does not go on."""
+        """True if the last event has its response. Without one it is no valid end, and is dropped."""
         if len(event) > MAX_PARSED_EVENT:
             self.usage = usage_in(event[-TAIL:], parse_usage)
         else:
-            data = object_of(event)  # {}: not JSON that we read, which may be the client's matter
+            data = object_of(event)  # {}: not parsed; the event passes
             response = data.get("response")
             if isinstance(response, dict):
                 self.usage = parse_usage(response)
@@ -94,14 +94,14 @@ class ResponseReader(NamedReader):
 
 
 def number_in(events: bytes, before: int) -> int:
-    """The number of the last of these events that has one, else `before`. Within a text the quotes are escaped. O(length)."""
+    """The number of the last numbered event, else `before`. Within a text the quotes are escaped. O(length)."""
     at = events.rfind(_NUMBER_NAME)
     found = _NUMBER.match(events, at) if at >= 0 else None
     return int(found[1]) if found else before
 
 
 def failure_of(event: bytes) -> ReplicaFailure | None:
-    """The failure that an engine's event reports, if the error is the engine's own and not the client's."""
+    """The failure that an engine's event reports; None if the client caused the error."""
     if name_of(event) not in ERRORS:
         return None
     data = object_of(event)

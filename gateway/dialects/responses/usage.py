@@ -9,7 +9,7 @@ from gateway.dialects.usage import Usage, token_count, written_tokens
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
-    """The usage of a response, None if it has none that makes sense. Cached tokens beyond the prompt are cut to it."""
+    """The usage of a response; None if it is missing or malformed. Cached tokens beyond the prompt are cut to it."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
-from gateway.dialects.responses.kept import ClientHistory, KeptReader, StoredAnswer, kept_of
+from gateway.dialects.responses.kept import ClientHistory, KeptReader, StoredAnswer, stored_answer
 from gateway.errors import GatewayError
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import (
@@ -215,7 +215,7 @@ class Histories:
         """See `Turn.keep`."""
         if turn.own is None:
             return False
-        found = kept_of(response)
+        found = stored_answer(response)
         if found is None:
             self._kept.add(("unfit",))
             return False

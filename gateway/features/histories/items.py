@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from gateway.dialects.json_structure import is_quick
-from gateway.dialects.responses.conversation import ConversationFields, given
+from gateway.dialects.responses.conversation import ConversationFields, parse_fields
 from gateway.dialects.responses.items import input_items, listed, picked
 from gateway.parser import wire
 from gateway.parser.parsing import Parsing
@@ -33,7 +33,7 @@ class KeptItems:
     async def given(self, body: bytes, client: str) -> ConversationFields:
         """What a request to `/v1/conversations` says. Raises GatewayError 400 as well."""
         if is_quick(body):
-            return await self._parsing.turns.take(partial(given, body))
+            return await self._parsing.turns.take(partial(parse_fields, body))
         return ConversationFields(*await self._parsing.process.run((wire.GIVEN,), body, client))
 
     async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None:

@@ -19,7 +19,7 @@ from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
 from gateway.dialects.responses.history import History, written_out
-from gateway.dialects.responses.kept import kept_of
+from gateway.dialects.responses.kept import stored_answer
 from gateway.errors import bad_request, over_budget
 from gateway.features.histories.histories import Histories, Turn, too_large
 from gateway.features.histories.recent import Lane
@@ -214,7 +214,7 @@ def _watch(request: ClientRequest, history: History, turn: Turn, lane: Lane) -> 
 
 
 def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes) -> None:
-    found = kept_of(response)
+    found = stored_answer(response)
     if found is not None:
         output = b"" if lane.warms else found.output
         lane.remember(found.id, b",".join([piece for piece in (*before, own, output) if piece]))

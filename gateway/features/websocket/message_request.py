@@ -19,7 +19,7 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.sse import data_of
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
-from gateway.dialects.responses.create_message import CreateMessage, warmed
+from gateway.dialects.responses.create_message import CreateMessage, prewarm_events
 from gateway.errors import GatewayError
 from gateway.features.histories.recent import Lane, NewestResponses
 from gateway.features.websocket.frames import text_frame
@@ -179,7 +179,7 @@ class MessageReply(ClientReply):
 
     def _send(self, events: Sequence[bytes]) -> None:
         if self._warms:
-            events = warmed(events)
+            events = prewarm_events(events)
         messages = [text_frame(text) for event in events if (text := self._message(data_of(event)))]
         if messages:
             self._socket.send(b"".join(messages))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.anthropic.diagnosis import FIELD, asked_of, compared, cut_of
+from gateway.dialects.anthropic.diagnosis import FIELD, compared, field_removal, previous_message
 from gateway.dialects.anthropic.messages import Messages
 from gateway.dialects.api_request import router_prompt
 from gateway.dialects.diagnosis import MAX_KEYS, Fingerprint
@@ -99,14 +99,14 @@ def test_an_unknown_message() -> None:
 )
 def test_a_wrong_question_is_refused(asked: Any) -> None:
     with pytest.raises(GatewayError, match="diagnostics") as caught:
-        asked_of({FIELD: asked})
+        previous_message({FIELD: asked})
     assert caught.value.status == 400
 
 
 def test_who_asks_nothing() -> None:
-    assert asked_of({}) is None
-    assert asked_of({FIELD: None}) is None
-    assert asked_of({FIELD: {}}) == asked_of({FIELD: {"previous_message_id": None}}) == ""
+    assert previous_message({}) is None
+    assert previous_message({FIELD: None}) is None
+    assert previous_message({FIELD: {}}) == previous_message({FIELD: {"previous_message_id": None}}) == ""
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_who_asks_nothing() -> None:
     ],
 )
 def test_it_is_cut_out_of_the_body(raw: bytes, left: bytes) -> None:
-    assert apply(raw, cut_of(raw)) == left
+    assert apply(raw, field_removal(raw)) == left
 
 
 def test_twice_is_refused_unless_both_can_be_cut() -> None:
     with pytest.raises(GatewayError, match="twice"):
-        cut_of(b'{"diagnostics": 1, "a": 2, "diagnostics": {}}')
+        field_removal(b'{"diagnostics": 1, "a": 2, "diagnostics": {}}')
     both = b'{"a": 1, "diagnostics": 1, "diagnostics": {}, "b": 2}'
-    assert apply(both, cut_of(both)) == b'{"a": 1, "b": 2}'
+    assert apply(both, field_removal(both)) == b'{"a": 1, "b": 2}'

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES, ClientHistory, KeptReader, kept_of
+from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES, ClientHistory, KeptReader, stored_answer
 from gateway.dialects.responses.stream import ResponseReader
 
 OUTPUT = [
@@ -142,11 +142,11 @@ def test_many_values_go_on_unread() -> None:
     data = event("response.completed", response={**RESPONSE, "x": [[]] * MAX_VALUES})
     out, reader = read(data, [], ClientHistory(), stored=True)
     assert (out, reader.response) == (data, b"")
-    assert kept_of(orjson.dumps({**RESPONSE, "x": [[]] * MAX_VALUES})) is None
+    assert stored_answer(orjson.dumps({**RESPONSE, "x": [[]] * MAX_VALUES})) is None
 
 
 def test_what_is_kept_of_an_answer() -> None:
-    kept = kept_of(orjson.dumps(RESPONSE))
+    kept = stored_answer(orjson.dumps(RESPONSE))
     assert kept is not None
     assert (kept.id, kept.status) == ("resp_1", "completed")
     assert orjson.loads(b"[" + kept.output + b"]") == [
@@ -159,7 +159,7 @@ def test_what_is_kept_of_an_answer() -> None:
     "answer", [b"", b"[]", b"{", b'{"id":"r"}', b'{"output":[]}', b'{"id":"","output":[]}', b'{"id":7,"output":[]}']
 )
 def test_what_is_no_response_is_not_kept(answer: bytes) -> None:
-    assert kept_of(answer) is None
+    assert stored_answer(answer) is None
 
 
 @given(
