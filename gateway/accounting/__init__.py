@@ -1,1 +1,1 @@
-"""What requests cost: prices, and the meter that counts tokens and money."""
+"""Costs of requests: prices, and the meter that counts tokens and money."""

@@ -1,12 +1,12 @@
-"""What a request has consumed: what its engine reported, and estimates in the place of what it did not.
+"""The tokens consumed by a request: as its engine reported them, with estimates for missing counts.
 
-    reported                               counted
-    all of it                              as reported                                                     estimated: ""
-    no cached tokens                       those that the router predicted, as their share of the prompt   CACHED
-    the answer not to its end, or early    the tokens of it that passed                                    OUTPUT
-    both of these, or nothing at all       the prompt as reported, else as the router estimated it         TOKENS
+    the engine reported                    counted                                                         estimated
+    everything                             as reported                                                     ""
+    no cached tokens                       the router's prediction, as a share of the prompt               CACHED
+    usage before the end of the answer     the tokens of the answer that passed                            OUTPUT
+    no cached tokens, and early; nothing   the prompt as reported, else as the router estimated it         TOKENS
 
-An engine that is known to have no prefix cache has cached nothing, which is no estimate. A prompt is never cached whole: its
+For an engine without a prefix cache, zero cached tokens are certain and no estimate. A prompt is never cached completely: its
 last token has to be computed. Pure.
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.dialects.usage import Usage
 
-BYTES_PER_TOKEN: Final = 4  # of a plain answer that says nothing of its tokens
+BYTES_PER_TOKEN: Final = 4  # of a plain answer without a count of its tokens
 
 CACHED: Final = "cached"
 OUTPUT: Final = "output"
@@ -24,7 +24,7 @@ TOKENS: Final = "tokens"
 
 
 class Consumption:
-    """usage: its `cached` is a number. images: in the prompt. estimated: see the top; "": nothing is."""
+    """usage: with a number in `cached`. images: in the prompt. estimated: see the module; "": nothing."""
 
     __slots__ = ("cached", "estimated", "images", "usage")
 
@@ -39,7 +39,7 @@ class Consumption:
 
 
 class Prediction:
-    """What the router believed of a prompt, in tokens. caches: whether the replica has a prefix cache, as far as is known."""
+    """The router's prediction for a prompt, in tokens. caches: the replica has a prefix cache, as far as known."""
 
     __slots__ = ("cached", "caches", "prompt")
 
@@ -49,7 +49,7 @@ class Prediction:
         self.caches = caches
 
     def cached_of(self, prompt: int) -> int:
-        """The cached tokens of a prompt that has this many."""
+        """The predicted cached tokens of a prompt with this many tokens."""
         if not self.caches or self.cached <= 0 or prompt <= 1:
             return 0
         share = self.cached if self.prompt <= 0 else self.cached * prompt // self.prompt
@@ -60,12 +60,14 @@ NOTHING_PREDICTED: Final = Prediction(0, 0)
 
 
 def consumed(reported: Usage | None, predicted: Prediction, passed: int, *, whole: bool, images: int = 0) -> Consumption:
-    """reported: by the engine, None: nothing. passed: tokens of the answer that went by. whole: the answer came to its end."""
+    """The consumption of a request. reported: by the engine, or None. passed: tokens of the answer that passed. whole: the
+    answer reached its end.
+    """
     if reported is None:
         prompt = max(predicted.prompt, 0)
         return Consumption(Usage(prompt, passed, predicted.cached_of(prompt)), images, TOKENS)
     completion, cached, estimated = reported.completion, reported.cached, ""
-    if not whole and passed > completion:  # the last count has not come
+    if not whole and passed > completion:  # the last count is missing
         completion, estimated = passed, OUTPUT
     if cached is None and predicted.caches:
         cached = min(predicted.cached_of(reported.prompt), reported.prompt - reported.written)

@@ -1,7 +1,7 @@
 """Consumed tokens -> money -> counters.
 
-Tokens that the engine reports as written to its cache have prices of their own where these are configured, as providers do
-that. A model without a price costs nothing: its answers are counted, and one line in the log names it.
+Tokens that the engine reports as written to its cache have their own price if it is configured, as with providers. A model
+without a price costs nothing: its answers are counted, and one line in the log names it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gateway.telemetry.metrics import TENANTS, Metrics
 
 log = logging.getLogger("warmroute.meter")
 
-MAX_WARNED: Final = 1024  # models without a price that are named in the log
+MAX_WARNED: Final = 1024  # names of models without a price in the log
 
 _UNSURE: Final = (CACHED, TOKENS)  # the cached tokens are a prediction
 
 
 class Bill:
-    """Picodollars (`money.py`). saved: what the cached tokens would have cost more as uncached ones, 0 where a
-    price list is upside down: counters only rise, and the ledger says the same as they.
+    """The price of one answer, in picodollars (`money.py`). saved: what the cached tokens would have cost more as uncached
+    ones; 0 if cached tokens are more expensive, because counters only rise, and the ledger must agree with them.
 
-    Not to be changed. A plain class, as `Usage` is.
+    Immutable by convention. A plain class, as `Usage` is.
     """
 
     __slots__ = ("cache_write", "cached_input", "image", "input", "output", "saved")
@@ -51,19 +51,19 @@ class Bill:
 
 
 class Meter:
-    """See the top of this file. now: Unix seconds, for prices that change."""
+    """Counts tokens and money (see the module). now: Unix seconds, for prices that change."""
 
     def __init__(self, live: Live, metrics: Metrics, now: Callable[[], float]) -> None:
         self._live = live
         self._now = now
-        self._prices: Mapping[str, tuple[PriceConfig, ...]] = live.prices  # those that are in the book
+        self._prices: Mapping[str, tuple[PriceConfig, ...]] = live.prices  # the prices in the book
         self._book = PriceBook(live.prices)
         self._metrics = metrics
         self._tenants = FirstValues(TENANTS)
         self._warned = set[str]()
 
     def bill(self, model: str, used: Consumption) -> Bill | None:
-        """At the prices of this moment. None when none is configured for the model."""
+        """The bill at the present prices. None if the model has no price."""
         usage, cached = used.usage, used.cached
         rates = self._rates(model, usage.prompt)
         if rates is None:
@@ -81,12 +81,12 @@ class Meter:
         )
 
     def token_savings(self, model: str, prompt: int) -> int:
-        """What one cached token of a prompt of this length saves now; 0 without a price."""
+        """The present saving by one cached token of a prompt of this length; 0 without a price."""
         rates = self._rates(model, prompt)
         return 0 if rates is None else max(0, rates.input - rates.cached_input)
 
     def _rates(self, model: str, prompt: int) -> Rates | None:
-        """Of this moment."""
+        """The present prices."""
         prices = self._live.prices
         if prices is not self._prices:
             self._prices, self._book = prices, PriceBook(prices)

@@ -1,9 +1,9 @@
-"""What a model's tokens cost now: the price list, by model name, date, hour and length of the prompt.
+"""The present price of a model's tokens: the price list, by model name, date, hour and length of the prompt.
 
-    model ──► longest matching prefix ──► the price of that date ──► x factor of the hour ──► Rates, and those of longer prompts
+    model ──► longest matching prefix ──► the price of that date ──► x factor of the hour ──► Rates, also for longer prompts
 
-What was found for a model holds for a while (`Terms.begin` to `end`): until the list's next date, or where it has peak hours to
-the end of the minute. So a bill costs a look into a dict and two comparisons. A clock that jumps is seen by the same two.
+A result for a model is valid for a while (`Terms.begin` to `end`): until the list's next date, or for a model with peak hours
+to the end of the minute. So a bill costs a lookup in a dict and two comparisons, which also notice a clock that jumps.
 
 Pure: the time is an argument, Unix seconds.
 """
@@ -45,7 +45,7 @@ class Rates:
 
 
 class Terms:
-    """What a model costs from `begin` to `end`. tiers: (prompt tokens, rates of prompts with more), the longest first."""
+    """The rates of a model from `begin` to `end`. tiers: (prompt tokens, rates of longer prompts), the longest first."""
 
     __slots__ = ("begin", "end", "rates", "tiers")
 
@@ -56,7 +56,7 @@ class Terms:
         self.tiers = tiers
 
     def of(self, prompt: int) -> Rates | None:
-        """For a prompt of this many tokens. None: there is no price."""
+        """The rates for a prompt of this many tokens. None: there is no price."""
         for above, rates in self.tiers:
             if prompt > above:
                 return rates
@@ -64,7 +64,7 @@ class Terms:
 
 
 class PriceBook:
-    """The price list. prices: as configured, each model's in the order of their dates."""
+    """The price list. prices: from the configuration, each model's in the order of their dates."""
 
     def __init__(self, prices: Mapping[str, Sequence[PriceConfig]]) -> None:
         self._trie: Any = pygtrie.CharTrie()
@@ -73,14 +73,14 @@ class PriceBook:
         self._known: dict[str, Terms] = {}
 
     def at(self, model: str, now: float) -> Terms:
-        """O(1) mostly, O(length of the name) the first time, and when they have changed."""
+        """The terms of a model. O(1) mostly; O(length of the name) the first time, and after they end."""
         terms = self._known.get(model)
         if terms is not None and terms.begin <= now < terms.end:
             return terms
         match = self._trie.longest_prefix(model)
         terms = _terms(match.value, now) if match else Terms(-math.inf, math.inf, None)
         if len(self._known) >= MAX_KNOWN:
-            self._known.clear()  # any name may be one that a prefix takes
+            self._known.clear()  # a prefix may match any number of names
         self._known[model] = terms
         return terms
 
@@ -89,8 +89,8 @@ class PriceBook:
 
 
 class _Version:
-    """A model's prices from a date on. week: of each minute of the week, from Monday 00:00 UTC, which peak it is in, from 1;
-    0: none.
+    """A model's prices from a date on. week: the number of the peak for each minute of the week, from Monday 00:00 UTC; 0: no
+    peak.
     """
 
     __slots__ = ("price", "since", "week")
@@ -101,7 +101,7 @@ class _Version:
         self.week = _week(price.peak)
 
     def factor(self, minute: int) -> float:
-        """On all prices, in this minute since the epoch."""
+        """The factor of all prices, in this minute since the epoch."""
         if not self.week:
             return 1.0
         peak = self.week[(minute + _EPOCH) % _WEEK]
@@ -112,7 +112,7 @@ def _week(peaks: Sequence[PeakConfig]) -> bytes:
     if not peaks:
         return b""
     week = bytearray(_WEEK)
-    for number, peak in reversed(list(enumerate(peaks, 1))):  # where two overlap, the first holds
+    for number, peak in reversed(list(enumerate(peaks, 1))):  # if two overlap, the first one counts
         begin, end = map(_minute, peak.hours.split("-"))
         if end <= begin:
             end += _DAY
@@ -154,7 +154,7 @@ def _above(tier: tuple[int, Rates]) -> int:
 
 
 def _tier_rates(price: PriceConfig, tier: Any, factor: float) -> Rates:
-    """Prices of the cache that a tier does not name stay in proportion to its input."""
+    """The rates of a tier. Cache prices that it does not set stay in proportion to its input price."""
     scale = tier.input / price.input if price.input else 1.0
     cache = [
         base * scale if own is None else own
@@ -168,6 +168,6 @@ def _tier_rates(price: PriceConfig, tier: Any, factor: float) -> Rates:
 
 
 def _rates(million: tuple[float | None, ...], image: float, factor: float) -> Rates:
-    """million: USD for a million tokens each. image: USD."""
+    """Rates from configured prices. million: USD for a million tokens of each kind. image: USD."""
     a, b, c, d, e = (round((each or 0.0) * factor * PER_MILLION) for each in million)
     return Rates(a, b, c, d, e, round(image * factor * DOLLAR))

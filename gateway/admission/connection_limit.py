@@ -20,8 +20,8 @@ SHARE: Final = 9
 
 
 class ConnectionLimit:
-    """See the top of this file. limit: may be changed at any time, open connections stay; open: their number; refused: the
-    number not admitted.
+    """The connection limit (see the module). limit: may change at any time; open connections stay. open: their number. refused:
+    number of refused connections.
     """
 
     __slots__ = ("_by_client", "limit", "open", "refused")
@@ -33,7 +33,7 @@ class ConnectionLimit:
         self._by_client: dict[str, int] = {}
 
     def admit(self, client: str) -> bool:
-        """Count a connection of this client, if it may have one more; `release` it once."""
+        """Count a connection of this client, if it may have one more; the caller must `release` it once."""
         count = self._by_client.get(client, 0)
         if count >= SHARE * (self.limit - self.open):
             self.refused += 1
@@ -52,7 +52,7 @@ class ConnectionLimit:
         self.open -= 1
 
     def replace(self, evicted: str, admitted: str) -> None:
-        """Close a connection of the client `evicted` in favour of one that `admit` has just refused to `admitted`."""
+        """Replace a connection of the client `evicted` by the connection that `admit` has just refused to `admitted`."""
         self.release(evicted)
         self.refused -= 1
         self._by_client[admitted] = self._by_client.get(admitted, 0) + 1

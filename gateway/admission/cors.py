@@ -1,8 +1,8 @@
-"""Which web pages may read answers (CORS): those of the configured origins, `*` for all; none by default.
+"""CORS: web pages of the configured origins (`*` for all; none by default) may read answers.
 
-A browser asks first (a preflight: OPTIONS, with the method and the headers to come), and then looks at the headers of the
-answer. Requests carry their key in a header, not in a cookie, so credentials are not allowed, and any header may be sent.
-What a replica says about origins is dropped (`upstream/headers.py`): it does not know the gateway's clients.
+A browser asks first (a preflight: OPTIONS, with the method and headers of the request), and then checks the headers of the
+answer. Requests carry their key in a header, not in a cookie, so credentials are not allowed, and any header may be sent. A
+replica's CORS headers are dropped (`upstream/headers.py`), because it does not know the gateway's clients.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ EXPOSED: Final = (  # headers that a page may read
     "X-Request-Id, Request-Id, Retry-After, X-Warmroute-Replica, X-Warmroute-Cached-Tokens,"
     " OpenAI-Processing-Ms, X-Should-Retry"
 )
-MAX_AGE_S: Final = 600  # for which a browser need not ask again
-_NAMES: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z, -]{1,2000}")  # of headers, with commas
+MAX_AGE_S: Final = 600  # for which a browser may cache a preflight
+_NAMES: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z, -]{1,2000}")  # names of headers, with commas
 
 
 def answer_headers(origins: Collection[str], origin: str | None) -> list[tuple[str, str]]:
-    """What an answer to a request of this origin (None: it names none) has for the browser."""
+    """The CORS headers of an answer to a request of this origin (None: it names none)."""
     vary = [] if ANY in origins else [("Vary", "Origin")]
     allowed = _allowed(origins, origin)
     if not allowed:
@@ -34,12 +34,14 @@ def answer_headers(origins: Collection[str], origin: str | None) -> list[tuple[s
 
 
 def answer_lines(origins: Collection[str], origin: str | None) -> bytes:
-    """The same as lines of a head."""
+    """`answer_headers` as lines of a head."""
     return "".join(f"{name}: {value}\r\n" for name, value in answer_headers(origins, origin)).encode("ascii")
 
 
 def preflight_headers(origins: Collection[str], origin: str, headers: str) -> list[tuple[str, str]]:
-    """What a preflight is answered. headers: the names of those to come. Raises GatewayError 403 for another origin."""
+    """The headers that answer a preflight. headers: names requested by the browser. Raises GatewayError 403 for another
+    origin.
+    """
     allowed = _allowed(origins, origin)
     if not allowed:
         raise origin_not_allowed()
@@ -51,8 +53,8 @@ def preflight_headers(origins: Collection[str], origin: str, headers: str) -> li
 
 
 def require_origin(origins: Collection[str], origin: str | None) -> None:
-    """For what browsers do not apply CORS to, WebSockets: any web page that a user looks at can open one, from the user's place
-    in the network. Raises GatewayError 403 if a request names another origin, as browsers' do; programs name none.
+    """Checks the origin of a WebSocket, to which browsers do not apply CORS: any web page that a user visits could open one,
+    from the user's network. Raises GatewayError 403 for an origin that is not allowed. Programs send no origin.
     """
     if origin is not None and not _allowed(origins, origin):
         raise origin_not_allowed()
@@ -63,7 +65,7 @@ def origin_not_allowed() -> GatewayError:
 
 
 def _allowed(origins: Collection[str], origin: str | None) -> str:
-    """The value that allows it; "" if nothing does."""
+    """The value of the header that allows this origin; "" if it is not allowed."""
     if not origin:
         return ""
     if ANY in origins:

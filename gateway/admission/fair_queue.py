@@ -1,7 +1,7 @@
-"""Fair queue of requests that wait for a slot of a pool, and an estimate of their waiting time. Pure.
+"""Fair queue of requests waiting for a slot of a pool, and an estimate of their waiting time. Pure.
 
-Order: by priority, highest first; round robin over tenants within a priority; FIFO within a tenant. A tenant who sends a
-thousand requests delays only his own.
+Order: by priority, highest first; round robin over tenants within a priority; FIFO within a tenant. A tenant with a thousand
+requests delays only its own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-_WINDOW = 64  # releases over which the rate is averaged, about
+_WINDOW = 64  # number of releases over which the rate is averaged, roughly
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
-    """One queued request. result: carries the outcome to it; opaque to the queue."""
+    """One queued request. result: receives the outcome; the queue does not use it."""
 
     tenant: str
     priority: int
@@ -26,10 +26,10 @@ class Waiter(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """See the top of this file. Operations are O(1), except `last`: O(tenants in the queue)."""
+    """Fair queue (see the module). Operations are O(1), except `last`: O(tenants in the queue)."""
 
     def __init__(self) -> None:
-        # priority -> tenant (next to be served first) -> its waiters, oldest first; no part is ever empty
+        # priority -> tenant (next to be served first) -> its waiters, oldest first; no level or tenant is empty
         self._levels: dict[int, OrderedDict[str, OrderedDict[Waiter[T], None]]] = {}
         self._priorities: list[int] = []  # of the levels, ascending
         self._size = 0
@@ -51,7 +51,7 @@ class FairQueue(Generic[T]):
         return next(iter(level[next(iter(level))]))
 
     def served(self, waiter: Waiter[T]) -> None:
-        """Remove a waiter that gets a slot; its tenant moves behind all others."""
+        """Remove a waiter that gets a slot; its tenant moves behind all other tenants."""
         self.remove(waiter)
         level = self._levels.get(waiter.priority)
         if level is not None and waiter.tenant in level:
@@ -73,8 +73,8 @@ class FairQueue(Generic[T]):
         return True
 
     def last(self) -> Waiter[T] | None:
-        """The first waiter to go when the queue is made smaller: lowest priority, there the tenant with the most waiters (of
-        several, the one served last), of these the newest.
+        """The waiter to be removed when the queue shrinks: of the lowest priority the tenant with the most waiters (if there
+        are several, the one served last), of this tenant the newest.
         """
         if not self._priorities:
             return None
@@ -106,7 +106,9 @@ class FairQueue(Generic[T]):
 
 
 class ReleaseRate:
-    """How fast slots come free, measured while all are taken. Prior: one slot per second, with the weight of one release."""
+    """Rate at which slots come free, measured while all are taken. Prior: one slot per second, with the weight of one
+    release.
+    """
 
     __slots__ = ("_releases", "_seconds", "_since")
 

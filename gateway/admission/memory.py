@@ -1,8 +1,8 @@
-"""Limit on the memory that clients' requests hold, in total and per client. Pure.
+"""Limit on the memory of clients' requests, in total and per client. Pure.
 
-Every byte that a client sends is charged when it arrives and released when it is dropped: partial heads, bodies, pipelined
-bytes. A client (a remote address) may hold at most SHARE times the free bytes at that moment (dynamic thresholds, Choudhury
-and Hahne, 1998), so
+Every byte from a client is charged when it arrives and released when it is dropped: partial heads, bodies, pipelined bytes. A
+client (a remote address) may hold at most SHARE times the free bytes at that moment (dynamic thresholds, Choudhury and Hahne,
+1998), so
 
 - a single client may hold SHARE / (1 + SHARE) of the limit;
 - n greedy clients hold SHARE / (1 + n * SHARE) of it each, and 1 / (1 + n * SHARE) stays free for the next one;
@@ -11,7 +11,7 @@ and Hahne, 1998), so
     Budget ─┬─ Account (one client) ─┬─ MemoryLease (one request, one connection): grow, shrink, close
             └─ Account               └─ MemoryLease
 
-Invariants: a lease holds what was granted and not released; an account, the sum of its leases; the budget, the sum of its
+Invariants: a lease holds its granted and not yet released bytes; an account, the sum of its leases; the budget, the sum of its
 accounts, at most its limit; exactly the clients with an open lease have an account. All operations O(1).
 """
 
@@ -30,8 +30,8 @@ PARSE_COPIES: Final = 2  # of a large body while it is parsed: one in the parser
 
 
 class Budget:
-    """See the top of this file. limit: in bytes, may be changed at any time; held: bytes that are charged now; refused:
-    leases that were not granted all they needed.
+    """The budget of all clients (see the module). limit: in bytes; may change at any time. held: bytes charged now. refused:
+    number of leases that were refused a part of their bytes.
     """
 
     __slots__ = ("_accounts", "held", "limit", "refused")
@@ -51,12 +51,12 @@ class Budget:
 
     @property
     def largest(self) -> int:
-        """Bytes that a single client can hold."""
+        """Maximum bytes of a single client."""
         return largest_of(self.limit)
 
     @property
     def clients(self) -> int:
-        """Clients with an open lease."""
+        """Number of clients with an open lease."""
         return len(self._accounts)
 
     def _keep(self, account: ClientAccount) -> None:
@@ -96,7 +96,7 @@ class ClientAccount:
         return MemoryLease(self)
 
     def grants(self, size: int) -> bool:
-        """Whether the client may hold `size` bytes more now. This and the methods below are for leases only."""
+        """True if the client may hold `size` more bytes now. This and the methods below are for leases only."""
         held, free = self.held + size, self._budget.limit - self._budget.held - size
         return held <= free or held <= SHARE * free  # the first test is cheaper and mostly decides
 
@@ -104,7 +104,7 @@ class ClientAccount:
         self._budget.refused += 1
 
     def add(self, size: int) -> None:
-        """Book a change."""
+        """Book a change in bytes."""
         self.held += size
         self._budget.held += size
 
@@ -117,7 +117,7 @@ class ClientAccount:
 
     @property
     def largest(self) -> int:
-        """Bytes that this client could hold if it were the only one."""
+        """Maximum bytes of this client if it were the only one."""
         return self._budget.largest
 
     def __repr__(self) -> str:
@@ -127,8 +127,8 @@ class ClientAccount:
 class MemoryLease:
     """Bytes held by one request or connection of a client. After `close`, all methods do nothing.
 
-    head: the bytes of the request's head, which stay when its body is dropped. refused: its size including the first bytes that
-    were not granted; 0: all were.
+    head: bytes of the request's head, which stay when its body is dropped. refused: size of the request at the first refusal,
+    including the refused bytes; 0: none.
     """
 
     __slots__ = ("account", "head", "held", "open", "refused")
@@ -141,7 +141,7 @@ class MemoryLease:
         self.refused = 0
 
     def grow(self, size: int) -> bool:
-        """Charge `size` bytes more. False, without a charge, if the client may not hold them."""
+        """Charge `size` more bytes. False, without a charge, if the client may not hold them."""
         if not self.open:
             return True
         if not self.fits(size):
@@ -151,7 +151,7 @@ class MemoryLease:
         return True
 
     def fits(self, size: int) -> bool:
-        """Whether `grow` would charge them. False counts as a refusal."""
+        """True if `grow` would charge the bytes. False counts as a refusal."""
         if self.account.grants(size):
             return True
         if not self.refused:
@@ -160,7 +160,7 @@ class MemoryLease:
         return False
 
     def shrink(self, size: int) -> None:
-        """Release `size` bytes, at most those held."""
+        """Release `size` bytes, at most the held ones."""
         size = min(size, self.held)
         if size > 0 and self.open:
             self.held -= size
@@ -189,17 +189,17 @@ class MemoryLease:
 
 
 def largest_of(limit: int) -> int:
-    """Bytes that a single client can hold of a budget of `limit` bytes."""
+    """Maximum bytes of a single client in a budget of `limit` bytes."""
     return limit * SHARE // (1 + SHARE)
 
 
 def limit_for(size: int) -> int:
-    """The smallest limit with which a client can hold `size` bytes."""
+    """The smallest limit that lets a client hold `size` bytes."""
     return -(-size * (1 + SHARE) // SHARE)
 
 
 def peak_of(size: int) -> int:
-    """Peak memory of a request of `size` bytes: while it is parsed."""
+    """Peak memory of a request of `size` bytes, reached while it is parsed."""
     return size * (1 + PARSE_COPIES) if size >= LARGE_BODY else size
 
 
@@ -222,7 +222,7 @@ def client_of(peer: object) -> str:
 def holding(lease: MemoryLease, size: int, body: int = 0) -> Iterator[None]:
     """Charge `size` bytes within the context. Raises GatewayError 503 or 413 if there is no room.
 
-    body: size of the body that they are needed for, if known.
+    body: size of the body that needs them, if known.
     """
     if not lease.grow(size):
         raise over_budget(lease.held + size, lease.account.largest, body)

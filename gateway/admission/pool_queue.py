@@ -5,16 +5,16 @@
                              └──► queue full, or `queue_s` over ──► 429, Retry-After
 
 A pool has `max_inflight` slots and a queue of `max_queue`. While there are waiters, all slots are taken; so a request that
-finds a free slot overtakes none, and the usual request costs one comparison. A released slot goes directly to the next waiter
+finds a free slot overtakes nobody, and most requests cost one comparison. A released slot goes directly to the next waiter
 (`fair_queue.py`). A `Permit` is released in a `finally`; `release` is idempotent.
 
-A waiter gets its outcome through a future. If its client disconnects, it leaves the queue, or passes on the slot that it has
-just been given.
+A waiter gets its outcome through a future. If its client disconnects, it leaves the queue, or releases the slot that it has
+just received.
 
-Retry-After is the expected waiting time behind the present queue, from the rate at which slots came free lately.
+Retry-After is the expected waiting time behind the present queue, from the latest rate at which slots came free.
 
-Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`).
-During that delay the bound may be exceeded by what was admitted concurrently.
+Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
+bound may be exceeded by the requests admitted concurrently during that delay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _WHOLE = re.compile(r"[-+]?[0-9]{1,3}", re.ASCII)
 
 
 def priority_of(header: str | None) -> int:
-    """The value of a request's priority header: -100 to 100, higher goes first; 0 without one. Raises GatewayError 400."""
+    """The value of a request's priority header: -100 to 100, higher values are served first; 0 without one. Raises GatewayError
+    400.
+    """
     if header is None:
         return 0
     text = header.strip()
@@ -70,7 +72,7 @@ _Waiter = Waiter[asyncio.Future[Permit | GatewayError]]
 
 
 class Admission:
-    """See the top of this file. inflight: slots taken. refused: requests rejected so far, by reason."""
+    """Admission of requests to a pool (see the module). inflight: taken slots. refused: requests rejected so far, by reason."""
 
     def __init__(
         self, *, max_inflight: int, max_queue: int, queue_s: float, clock: Callable[[], float] = time.monotonic
@@ -93,7 +95,7 @@ class Admission:
 
     @property
     def taken(self) -> int:
-        """Slots that are taken, by this process and by others."""
+        """Slots taken by all processes."""
         return self.inflight + self._remote_inflight
 
     def try_admit(self) -> Permit | None:
@@ -137,7 +139,7 @@ class Admission:
             self._reject(last, QUEUE_FULL)
 
     def set_remote_inflight(self, taken: int) -> None:
-        """taken: slots that other processes have taken now."""
+        """taken: slots that other processes have taken."""
         was_full = self._full
         if was_full and taken < self._remote_inflight:
             self._rate.released(self._clock())
@@ -148,7 +150,7 @@ class Admission:
 
     @property
     def refuses(self) -> bool:
-        """Whether a request has neither a slot nor a place in the queue now."""
+        """True if a request would find neither a slot nor a place in the queue."""
         return self._full and len(self._queue) >= self._max_queue
 
     @property
@@ -166,7 +168,7 @@ class Admission:
             waiter.result.set_result(self._rejection(reason))
 
     def _abandon(self, waiter: _Waiter) -> None:
-        """Its client is gone: leave the queue, or release the slot that it was given meanwhile."""
+        """Handle a disconnected client: leave the queue, or release the slot received meanwhile."""
         if not self._queue.remove(waiter) and waiter.result.done() and not waiter.result.cancelled():
             answer = waiter.result.result()
             if isinstance(answer, Permit):
@@ -181,7 +183,7 @@ class Admission:
     def _dispatch(self) -> None:
         """Give free slots to waiters."""
         while not self._full and (waiter := self._queue.first()):
-            if waiter.result.done():  # cancelled in this tick: keeps its tenant's turn
+            if waiter.result.done():  # cancelled in this turn of the loop: keeps its tenant's turn
                 self._queue.remove(waiter)
                 continue
             self._queue.served(waiter)

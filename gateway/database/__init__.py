@@ -1,1 +1,1 @@
-"""Databases by URL: SQLite in threads, Postgres in the event loop. What is in them is their users' (`Tables`)."""
+"""Databases by URL: SQLite in threads, Postgres in the event loop. Features define their own tables (`Tables`)."""

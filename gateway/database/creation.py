@@ -1,4 +1,4 @@
-"""Creates missing tables, and migrates those of an earlier version.
+"""Creates missing tables, and migrates tables of an earlier version.
 
 Several gateways may open one database at the same moment. On Postgres the first gateway holds an advisory lock meanwhile (two
 CREATE TABLE IF NOT EXISTS at once fail there); on SQLite the write transaction is the lock. The second gateway finds the tables

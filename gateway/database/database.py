@@ -33,14 +33,14 @@ OPERATION_S: Final = 10.0
 STALL_S: Final = 5.0
 MAX_BATCH: Final = 100  # writes in one transaction
 MAX_WAITING: Final = 10_000  # writes
-_TRIES: Final = 5  # of a write that others are in the way of
+_TRIES: Final = 5  # of a write that conflicts with other transactions
 
 T = TypeVar("T")
 Write = tuple[Work[Any], asyncio.Future[Any]]
 
 
 class Database:
-    """See the top of this file. url: in SQLAlchemy's form, without a driver. operation_s: time limit of an operation. clock:
+    """A database (see the module). url: in SQLAlchemy's form, without a driver. operation_s: time limit of an operation. clock:
     monotonic seconds. lost: called once if SQLite's file was deleted or replaced. read_only: no table is created or changed,
     and tables of another version are refused.
     """
@@ -55,7 +55,7 @@ class Database:
         *,
         read_only: bool = False,
     ) -> None:
-        """Raises StoreFailed if the URL cannot be used. Connects to nothing yet."""
+        """Raises StoreFailed if the URL cannot be used. Does not connect yet."""
         self._url = parsed(url, tables.key)
         self._tables = tables
         self._read_only = read_only
@@ -74,7 +74,7 @@ class Database:
             async with self._bounded():
                 self._driver = made(self._url, self._tables, self._operation_s, self._lost, read_only=self._read_only)
                 await self._driver.open()
-        except (TypeError, ValueError) as error:  # the driver's, of a part of the URL
+        except (TypeError, ValueError) as error:  # raised by the driver for a part of the URL
             await self.close()
             raise StoreFailed(f"{self._tables.key}: {reason_of(error)}") from error
         except BaseException:
@@ -180,8 +180,8 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
-        """Limit an operation in time. Raises StoreFailed for all errors of the database, and during a stall. After a stall, one
-        operation tries the database again, and the others still fail until it has succeeded.
+        """Limit the time of an operation. Raises StoreFailed for all errors of the database, and during a stall. After a stall,
+        one operation tries the database again, and the others still fail until it has succeeded.
         """
         again = self._stalled_until > 0.0
         if again:
@@ -198,7 +198,7 @@ class Database:
         except (SQLAlchemyError, OSError) as error:
             self._stalled_until = 0.0
             raise failed(shown(self._url), error) from error
-        except asyncio.CancelledError:  # it does not show whether the database answers: the next operation tries it
+        except asyncio.CancelledError:  # shows nothing about the database: the next operation tries it
             if again:
                 self._stalled_until = self._clock()
             raise

@@ -1,7 +1,7 @@
 """The interface of a database driver.
 
-The callers' work is plain functions of a SQLAlchemy connection. With SQLite they run in threads, a whole transaction at a time:
-that changes threads once for a transaction (aiosqlite: once for a statement). With Postgres the driver (asyncpg) is
+The callers' operations are plain functions of a SQLAlchemy connection. With SQLite they run in threads, a whole transaction at
+a time: that changes threads once for a transaction (aiosqlite: once for a statement). With Postgres the driver (asyncpg) is
 asynchronous: they run in the event loop, in a greenlet that pauses at each statement. The functions are the same for both.
 """
 
@@ -71,12 +71,12 @@ def _parameters(connection: Connection) -> int:
 
 
 def is_of_a_value(error: BaseException) -> bool:
-    """Tell whether the database refuses a value: a repetition would fail as well."""
+    """True if the database refuses a value: a repetition would fail as well."""
     return isinstance(error, DataError) or (isinstance(error, DBAPIError) and str(_state(error)).startswith(_VALUES))
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Tell whether another transaction was in conflict: a repetition may succeed."""
+    """True if another transaction was in conflict: a repetition may succeed."""
     return isinstance(error, DBAPIError) and _state(error) in _CONFLICTS
 
 

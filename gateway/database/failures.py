@@ -1,4 +1,4 @@
-"""Errors of the database, in words: which database, what failed, what to do. Without I/O."""
+"""Messages for errors of the database: the database, the error, advice. Without I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OTHER_FILE: Final = "it is something else, or damaged: name another file, or mo
 _NO_ACCESS: Final = "this process may not use it so: change its rights, or name another path"
 _WHERE: Final = "is it running, and are host and port right?"
 _LOGIN: Final = "set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass"
-ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the first one that fits
+ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the first match counts
     ("not a database", _OTHER_FILE),
     ("malformed", _OTHER_FILE),
     ("disk is full", "make room there"),
@@ -44,7 +44,7 @@ class StoreError(Exception):
 
 
 class StoreFailed(StoreError):
-    """The database is unreachable, too slow, full, or refuses the operation. The text says what to look at."""
+    """The database is unreachable, too slow, full, or refuses the operation. The text includes advice."""
 
 
 def failed(where: str, error: Exception) -> StoreFailed:

@@ -21,5 +21,5 @@ def state_folder() -> Path:
 
 
 def with_path(url: str, name: str) -> str:
-    """The URL; if it has no path, that of the file with this name in the state folder."""
+    """The URL; `sqlite` without a path becomes the file of this name in the state folder."""
     return f"sqlite:///{state_folder() / name}" if url == SQLITE else url

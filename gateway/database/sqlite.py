@@ -1,4 +1,4 @@
-"""SQLite: one thread writes, some read. A file that is deleted or replaced meanwhile is given up until a restart.
+"""SQLite driver: one thread writes, some read. A file that is deleted or replaced while open is not used until a restart.
 
 write, read ──► a thread ──► statements ──► does the path still lead to the open file? ── yes ──► result
                                               └── no: FileLostError, now and for every later operation; logged once

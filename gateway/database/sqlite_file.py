@@ -1,8 +1,8 @@
 """SQLite's file with its connections.
 
-A file that is deleted or replaced stays open: SQLite would go on writing where nobody reads. `check_place` compares the file at
-the path with the open one (device and inode). SQLite would also read the log (`-wal`) of the earlier file into its replacement:
-`close` removes that log.
+A file that is deleted or replaced stays open: SQLite would go on writing to a file without a name. `check_place` compares the
+file at the path with the open one (device and inode). SQLite would also read the log (`-wal`) of the earlier file into its
+replacement: `close` removes that log.
 
 WAL mode with synchronous=FULL: an acknowledged write survives a crash, of the machine as well. Several processes may share the
 file. The pool keeps its connections open, because SQLite removes the log with the last one.
@@ -43,9 +43,9 @@ class FileLostError(OSError):
 
 
 class SqliteFile:
-    """See the top of this file. Opens the file, and makes it if it is missing, with its tables. Several objects may have the
-    same file open: the ledger's and that of keys. Methods may be called in any thread. read_only: neither the file nor its
-    tables are made or changed.
+    """SQLite's file (see the module). Opens the file, and creates it with its tables if it is missing. Several objects may have
+    the same file open: the ledger's and that of keys. Methods may be called in any thread. read_only: neither the file nor its
+    tables are created or changed.
 
     Raises OSError, errors of SQLAlchemy and StoreFailed.
     """
@@ -86,18 +86,18 @@ class SqliteFile:
     def transaction(self) -> Iterator[Connection]:
         """Open a transaction that writes; the end commits it. One at a time."""
         with self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two that read before they write cannot both go on
+            connection.exec_driver_sql("BEGIN IMMEDIATE")  # else two transactions that read before they write would deadlock
             yield connection
             connection.commit()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Without a transaction: a read would wait for the writers of all gateways."""
+        """A connection without a transaction, in which a read would wait for the writers of all gateways."""
         with self._engine.connect() as connection:
             try:
                 yield connection
             except BaseException:
-                connection.invalidate()  # rows that were not fetched would hold the read lock: no write could begin on it
+                connection.invalidate()  # unfetched rows would hold the read lock, which blocks the next write on it
                 raise
 
     def close(self) -> None:
@@ -110,10 +110,10 @@ class SqliteFile:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file for this user alone: it will contain prompts, money and digests of keys.
+    """Creates the file with access for this user only: it will contain prompts, money and digests of keys.
 
-    An existing file is not opened here: to close it would drop all locks that this process has on it, also those of other
-    objects' connections (POSIX). Another process that leaves the file would then take it for unused and remove its log.
+    An existing file is not opened here: closing it would drop all locks that this process has on it, including locks of other
+    objects' connections (POSIX). Another process that leaves the file would then remove its log.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -131,7 +131,7 @@ def _require(path: Path, mode: int = os.R_OK) -> None:
 
 
 def _existing(url: URL, mode: str) -> URL:
-    """The URL for connections that make no file: SQLite's would be readable by everybody."""
+    """The URL for connections that create no file: SQLite's would be readable by all users."""
     path = quote(os.fsencode(os.path.abspath(url.database or "")))
     return url.set(database=f"file:{path}").update_query_dict({"mode": mode, "uri": "true"})
 
@@ -145,7 +145,7 @@ def _identity(path: str) -> Identity | None:
 
 
 def _tune_reader(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where we say so
+    connection.isolation_level = None  # transactions begin explicitly
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
     cursor.close()
@@ -160,7 +160,7 @@ def _tune(connection: Any, record: object) -> None:
 
 
 def _use_wal(cursor: Any) -> None:
-    """Switch to WAL mode. While another process makes the file, SQLite does not wait with this statement, but fails.
+    """Switch to WAL mode. While another process creates the file, this statement fails instead of waiting.
 
     Raises sqlite3.OperationalError if the file is busy for longer than _BUSY_MS.
     """

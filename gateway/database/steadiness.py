@@ -8,22 +8,22 @@ from __future__ import annotations
 from typing import Final
 
 STEADY_S: Final = 3600.0
-JUMP_S: Final = 60.0  # between two checks; less is a correction
+JUMP_S: Final = 60.0  # between two checks; a smaller difference is a correction
 
 
 class Steadiness:
-    """See the top of this file."""
+    """Steadiness of the wall clock (see the module)."""
 
     __slots__ = ("_ahead", "_since")
 
     def __init__(self) -> None:
-        self._ahead: float | None = None  # of the monotonic clock, in seconds
+        self._ahead: float | None = None  # seconds between wall clock and monotonic clock
         self._since = 0.0
 
     def steady(self, wall: float, monotonic: float) -> bool:
-        """Tell whether the clock is steady. Call it from time to time: each call notices a jump since the last one. O(1)."""
+        """True if the clock is steady. Call it from time to time: each call notices a jump since the last one. O(1)."""
         ahead = wall - monotonic
-        if self._ahead is None or not abs(ahead - self._ahead) <= JUMP_S:  # it may be no number
+        if self._ahead is None or not abs(ahead - self._ahead) <= JUMP_S:  # `<=` is False for NaN
             self._since = monotonic
         self._ahead = ahead
         return monotonic - self._since >= STEADY_S

@@ -1,1 +1,1 @@
-"""Who the replicas are, and how they are."""
+"""The replicas of the gateway: members, health, models, pools."""

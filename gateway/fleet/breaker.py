@@ -5,19 +5,19 @@
       │                                                                           └──── the probe failed ◄──────┤
       └──────────────────────────────────────────────────────── `needed` probes in a row succeeded ◄────────────┘
 
-Half open, it lets one request through at a time, the probe. Each failed probe doubles the back-off; closing forgets it all.
-The probe's slot is free again as soon as the replica begins to answer, and at the latest after about the back-off: one long
-or silent answer must not keep a replica out that is well again. Each probe that stays without an answer doubles that time, so
-that a replica that answers nothing does not collect requests.
+Half open, it lets one request through at a time, the probe. Each failed probe doubles the back-off; closing resets everything.
+The probe's slot is free again once the replica begins to answer, and at the latest after about the back-off: one long or silent
+answer must not exclude a recovered replica. Each probe without an answer doubles that time, so that a silent replica does not
+collect requests.
 
-An answer is judged at its beginning. If it breaks off later, the last success becomes a failure (its own one may be out of the
-window), which counts for the share, not for the row: it may be the request that breaks answers off. If it was the probe that
-closed the breaker, and fewer than `least` others have been judged since, the breaker opens again as if the probe had failed:
-until then it alone spoke for the replica, and later the share does.
+An answer is judged at its beginning. If it breaks off later, the last recorded success becomes a failure (the answer's own may
+have left the window). It counts for the share, not for the row, because the request itself may cause the break. There is one
+exception: if the broken answer was the probe that closed the breaker, and fewer than `least` other outcomes followed, the
+breaker opens again as if the probe had failed, because that probe was the only evidence.
 
-`begin` returns a `Trial`: it is judged once, and an attempt without a verdict (its client went away) frees the probe's slot
-by `abandoned`. Only attempts that began in the present state count: those sent before the breaker opened are no news, or each
-of a hundred requests that die together would double the back-off.
+`begin` returns a `Trial`: it is judged once, and an attempt without a verdict (its client disconnected) frees the probe's slot
+by `abandoned`. Only attempts that began in the present state count. Otherwise each of a hundred requests that fail together
+would double the back-off.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from random import Random
 from typing import Final
 
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half_open"
-IGNORED: Final = -1  # the era of attempts that do not count
+IGNORED: Final = -1  # the era of attempts that are not counted
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerRules:
-    """failures: so many in a row open it; so does a failure when more than `failed_share` of the last `window` outcomes are
-    failures, once there are `least` outcomes. needed: good probes in a row that close it. back_off_s: how long it stays open
-    at first, most_s: after any number of failed probes; a random part of up to a quarter is taken off.
+    """failures: this many in a row open the breaker. failed_share: a failure also opens it if more than this share of the last
+    `window` outcomes, of at least `least`, are failures. needed: successful probes in a row that close it. back_off_s, most_s:
+    first and longest time for which it stays open; a random part of up to a quarter is subtracted.
     """
 
     failures: int = 5
@@ -47,7 +47,7 @@ class BreakerRules:
 
 
 class Trial:
-    """One request on its way to a replica, since `begun`. Made by `Breaker.begin`; the first verdict counts."""
+    """One attempt at a replica, made by `Breaker.begin`. begun: its start. Only the first verdict counts."""
 
     __slots__ = ("_breaker", "_closed", "_era", "_good", "begun")
 
@@ -55,23 +55,23 @@ class Trial:
         self.begun = begun
         self._breaker: Breaker | None = breaker
         self._era = era
-        self._good: Breaker | None = None  # the breaker that has counted it as a success
-        self._closed = False  # whether that success closed it
+        self._good: Breaker | None = None  # the breaker that counted this attempt as a success
+        self._closed = False  # True if that success closed the breaker
 
     def answers(self) -> None:
-        """The replica begins to answer. No verdict yet, but if this is the probe, another one may be sent."""
+        """The replica begins to answer. This is no verdict yet, but frees the probe's slot."""
         breaker = self._breaker
         if breaker is not None and breaker._probe is self:
             breaker._probe = None
 
     def success(self) -> None:
-        """The replica answers as it should; to be called at the answer's beginning, for a stream is long."""
+        """The replica answers well. Called at the answer's beginning, because a stream takes long."""
         if breaker := self._judged():
             self._closed = breaker._succeeded()
             self._good, self._era = breaker, breaker._era
 
     def broke_off(self, now: float) -> None:
-        """The answer that had begun well did not come to its end, by the replica's fault."""
+        """An answer that had begun well did not reach its end, through the replica's fault."""
         breaker, self._good = self._good, None
         if breaker is not None and breaker._era == self._era:
             breaker._broke_off(now, closed=self._closed)
@@ -81,11 +81,11 @@ class Trial:
             breaker._failed(now)
 
     def abandoned(self) -> None:
-        """It shows nothing about the replica."""
+        """End the attempt without a verdict."""
         self._judged()
 
     def _judged(self) -> Breaker | None:
-        """The breaker, if the verdict counts: not a second one, nor one of an attempt that began in another state."""
+        """The breaker, if this verdict counts: the first one, in the state in which the attempt began."""
         breaker, self._breaker = self._breaker, None
         if breaker is None or breaker._era != self._era:
             return None
@@ -98,7 +98,7 @@ class Trial:
 
 
 class Breaker:
-    """See the top of this file. All operations O(1). retry_at: before then no request is let through."""
+    """Circuit breaker of one replica (see the module). All operations O(1). retry_at: no request is allowed before."""
 
     __slots__ = (
         "_chance",
@@ -119,11 +119,11 @@ class Breaker:
     def __init__(self, chance: Random, rules: BreakerRules | None = None) -> None:
         self._chance = chance
         self._rules = rules or BreakerRules()
-        self._era = 0  # how often it has opened or closed
+        self._era = 0  # number of times it has opened or closed
         self.retry_at = float("-inf")
-        self._probe: Trial | None = None  # half open: the one that is out
-        self._unanswered = 0  # half open: probes that were out for longer than they hold the slot
-        self._opened_before = 0  # times in a row before it closed
+        self._probe: Trial | None = None  # half open: the running probe
+        self._unanswered = 0  # half open: probes that lost their slot before an answer
+        self._opened_before = 0  # value of `_opened` when it last closed
         self._close()
 
     def state(self, now: float) -> str:
@@ -132,11 +132,13 @@ class Breaker:
         return OPEN if now < self.retry_at else HALF_OPEN
 
     def allows(self, now: float) -> bool:
-        """Whether a request may be sent. Changes nothing."""
+        """True if a request may be sent. Changes nothing."""
         return not self._opened or (now >= self.retry_at and (self._probe is None or now >= self._probe_until))
 
     def begin(self, now: float) -> Trial:
-        """A request is sent: half open it takes the probe's slot. One that is not allowed may be sent, but does not count."""
+        """Count a request; half open it takes the probe's slot. A request without permission may be sent, but is not
+        counted.
+        """
         if not self._opened:
             return Trial(self, self._era, now)
         if not self.allows(now):
@@ -147,7 +149,7 @@ class Breaker:
         return probe
 
     def _doubled(self, times: int) -> float:
-        """The first back-off, doubled so many times, in seconds."""
+        """The first back-off, doubled this many times, in seconds."""
         return min(self._rules.most_s, self._rules.back_off_s * 2.0 ** min(times, 30))
 
     def _open(self, now: float) -> None:
@@ -157,20 +159,20 @@ class Breaker:
         self._no_probe()
 
     def _close(self) -> None:
-        self._opened = 0  # times in a row
+        self._opened = 0  # number of times it opened in a row; 0: closed
         self._no_probe()
-        self._outcomes = 0  # closed: the last ones, as bits; 1 is a failure
-        self._seen = 0  # closed: how many they are
+        self._outcomes = 0  # closed: latest outcomes as bits; 1 is a failure
+        self._seen = 0  # closed: number of outcomes
         self._row = 0  # closed: failures in a row
 
     def _no_probe(self) -> None:
         self._probe = None
-        self._probe_until = float("-inf")  # then another one may be sent
+        self._probe_until = float("-inf")  # end of the probe's slot
         self._unanswered = 0
-        self._good = 0  # half open: good ones in a row
+        self._good = 0  # half open: successful probes in a row
 
     def _succeeded(self) -> bool:
-        """Whether that closes it."""
+        """Count a success. True if it closes the breaker."""
         if self._opened:
             self._good += 1
             if self._good < self._rules.needed:
@@ -184,7 +186,7 @@ class Breaker:
         return False
 
     def _broke_off(self, now: float, *, closed: bool) -> None:
-        """One of the present state's successes was none. closed: the one that closed it."""
+        """Turn the latest success into a failure. closed: it was the one with which the breaker closed."""
         if closed and self._seen < self._rules.least:
             self._opened = self._opened_before
         if self._opened:
@@ -210,13 +212,13 @@ class Breaker:
 
     def _count(self, failed: int) -> None:
         window = self._rules.window
-        if failed or self._outcomes:  # mostly there are no failures to be moved along
+        if failed or self._outcomes:  # mostly there are no failures to be shifted
             self._outcomes = (self._outcomes << 1 | failed) & ((1 << window) - 1)
         if self._seen < window:
             self._seen += 1
 
     def check(self) -> None:
-        """Assert that each state has only what belongs to it."""
+        """Raises AssertionError if a value does not fit the state."""
         assert self._opened or not (self._probe or self._good or self._unanswered)
         assert 0 <= self._good < self._rules.needed
         assert 0 <= self._seen <= self._rules.window

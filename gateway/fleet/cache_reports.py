@@ -1,12 +1,12 @@
-"""Does what we predict overlap with what the engine reports? One `Overlap` per replica is fed with every metered answer.
+"""Compares predicted cached tokens with the engine's reports. One `Overlap` per replica takes every metered answer.
 
-A prefix that was sent to a replica before should be cached there. If request after request the engine reports no cached token
-at all, its prefix cache is off or cannot match, and routing by prefix is in vain: worth one warning, until the first hit. An
-engine that reports nothing is another case, for missing is not zero: the cache may work, only the savings cannot be seen.
+A prefix that was sent to a replica before should be cached there. If the engine reports zero cached tokens for request after
+request, its prefix cache is off or cannot match, and routing by prefix is useless. This is logged once as a warning, until the
+first hit. An engine without reports is another case, because missing is not zero: the cache may work, but savings are unknown.
 
-Only answers count for which cached tokens were predicted. Evidence is enough requests and enough tokens in a row; a hit starts
-the row anew, and so does a restart, after which zero is to be expected. SILENT is reported once, ZERO once until a hit,
-HIT once after each ZERO.
+Only answers with predicted cached tokens count. Evidence is a minimum number of requests and of tokens in a row. A hit resets
+the row, and so does a restart, after which zero is expected. SILENT is reported once, ZERO once until a hit, HIT once after
+each ZERO.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENOUGH_TOKENS = 20_000
 
 
 class CacheFinding(enum.Enum):
-    """What an answer has just shown."""
+    """Result of an answer."""
 
     ZERO = "cached tokens are reported, and always zero"
     SILENT = "cached tokens are not reported at all"
@@ -28,7 +28,9 @@ class CacheFinding(enum.Enum):
 
 @dataclass(slots=True)
 class Overlap:
-    """The row so far: requests with predicted cached tokens, and those tokens. zero, silent: findings that were reported."""
+    """The present row of answers with predicted cached tokens: their number and those tokens. zero, silent: findings already
+    reported.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -40,7 +42,7 @@ class Overlap:
         """One answer's cached tokens, as predicted and as reported (None: not reported). Returns a new finding. O(1)."""
         if reported is not None and not self.reports:
             self.reports = True
-            self.restart()  # the row so far was one of silence
+            self.restart()  # until now no report came
         if reported:
             was_zero, self.zero = self.zero, False
             self.restart()
@@ -54,7 +56,7 @@ class Overlap:
         return self._once()
 
     def restart(self) -> None:
-        """Start the row anew, as after a restart of the replica."""
+        """Reset the row, as after a restart of the replica."""
         self.requests = self.tokens = 0
 
     def _once(self) -> CacheFinding | None:

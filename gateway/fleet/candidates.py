@@ -1,17 +1,17 @@
-"""Which of a model's replicas may be sent a request now. Pure.
+"""Selects the replicas of a model to which a request may be sent now. Pure.
 
     left:    live replicas that the request has not tried
-    rested:  those of `left` whose Retry-After is over                     none: all of `left`
-    allowed: those of `rested` whose breaker lets a request through        none, or too many are open: all of `rested`
-    warmed:  those of `allowed` that are up for a while and have the       none: all of `allowed`
-             whole weight, and a random part of the others
+    rested:  in `left`, and past their Retry-After                         if empty: all of `left`
+    allowed: in `rested`, with a breaker that allows a request             if empty, or too many are open: all of `rested`
+    chosen:  in `allowed`: all replicas of full weight that have been up   if empty: all of `allowed`
+             for a while, and a random part of the others
 
-Each step may narrow the choice and never empties it: a replica in doubt is better than no replica. Tried replicas are left out
-first, so that one that cannot be used any more does not decide about the others.
+Each step may narrow the choice and never empties it: a doubtful replica is better than none. Tried replicas are left out first,
+so that an unusable replica does not affect the rules for the others.
 
-Open breakers exclude at most half of the replicas (as Envoy's max_ejection_percent). If more are open, the reason is more
-likely in the requests than in the replicas, and the rest would get the load of all: then the breakers are disregarded. A retry
-goes to a replica with a closed breaker all the same, if there is one: retries are few.
+Open breakers exclude at most half of the replicas (as Envoy's max_ejection_percent). If more are open, the requests are a more
+likely cause than the replicas, and the remaining replicas would get the whole load: so breakers are ignored. A retry still goes
+to a replica with a closed breaker if there is one, because retries are few.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def eligible(
     *,
     resting: bool = True,
 ) -> list[str]:
-    """See the top of this file. suspects: the only ones that may be restricted. resting: whether a replica that asked for rest
-    is used when there is no other. Empty only if all were tried (or rest, without `resting`). O(replicas).
+    """Names of the selected replicas (see the module). suspects: the only replicas that may be restricted. resting: use a
+    resting replica if there is no other. Empty only if all were tried (or rest, without `resting`). O(replicas).
     """
     left = [(name, state) for name, state in replicas.items() if name not in tried]
     rested = [(name, state) for name, state in left if state not in suspects or now >= state.rests_until]
@@ -46,7 +46,7 @@ def eligible(
 
 
 def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
-    """Whether one of them is live, does not rest, and its breaker lets a request through. O(1) if the first one is."""
+    """True if a replica is live, does not rest, and its breaker allows a request. O(1) if the first one does."""
     return any(
         state.live and (state not in suspects or (now >= state.rests_until and state.breaker.allows(now)))
         for state in replicas.values()
@@ -54,6 +54,6 @@ def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], 
 
 
 def too_many_open(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:
-    """Whether the breakers of more than half of the replicas let no request through. O(suspects)."""
+    """True if the breakers of more than half of the replicas allow no request. O(suspects)."""
     open_ones = sum(not state.breaker.allows(now) for state in suspects if replicas.get(state.name) is state)
     return open_ones * 2 > len(replicas)

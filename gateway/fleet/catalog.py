@@ -1,13 +1,14 @@
-"""The models that clients see: the union of what the replicas list. Those of a pool that is down are among them as long as its
-fallback takes their requests.
+"""The models shown to clients: the union of the replicas' model lists. The models of a pool that is down stay listed while a
+fallback takes its requests.
 
-Where several replicas of a pool list the same id, it has the first one's entry. Each model is shown by the pool that serves it
-(as far as lists are looked at: see _MAX_LISTED).
+If several replicas of a pool list the same id, the first one's entry is shown. Each model is shown by the pool that serves it
+(within the bounds of _MAX_LISTED).
 
-The list is made in one go, and replicas choose how long theirs are, so all of it is bounded; the pools take turns, so that no
-long list of one keeps another's models out before half of the room is used. What is not shown is served all the same.
+The list is built in one step, and replicas choose the length of theirs, so all of it is bounded. The pools take turns, so that
+a long list of one pool leaves at least half of the room to the others. Models beyond the bounds are served although they are
+not shown.
 
-A replica whose models are all others' than its pool's is most likely configured wrongly: `warn_of_misfits`.
+A replica whose models all belong to other pools is most likely misconfigured: `warn_of_misfits`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from gateway.telemetry.logs import first_of
 log = logging.getLogger("warmroute.replicas")
 
 MAX_SHOWN: Final = 8192  # models
-MAX_SHOWN_BYTES: Final = 8 << 20  # of their entries
-_MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # of models whose pool is asked for: another one may serve them
+MAX_SHOWN_BYTES: Final = 8 << 20  # of all entries together
+_MAX_LOOKUPS: Final = 2 * MAX_SHOWN  # models whose serving pool is looked up
 _MAX_LOGGED: Final = 20  # models that a log line names
 _MAX_COMPARED: Final = 2_000  # models, of all replicas together: some 6 ms, with long prefixes 20
 _MAX_WARNINGS: Final = 100  # at once
-_MAX_LISTED: Final = 100_000  # entries of replicas' lists that are looked at: most replicas list what the others do
+_MAX_LISTED: Final = 100_000  # entries of replicas' lists that are read: most replicas list the same models
 
 
 class Catalog:
-    """See the top of this file. entries: by id, as JSON; names: sorted; answer: the one to GET /v1/models."""
+    """The models shown to clients (see the module). entries: JSON by id. names: sorted. answer: to GET /v1/models."""
 
     __slots__ = ("answer", "entries", "names")
 
@@ -48,7 +49,9 @@ class Catalog:
 
 
 def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> dict[str, bytes]:
-    """In turns: a part of one replica's list of each pool, at most an equal share of all that is shown."""
+    """The entries by id. Pools take turns; each turn adds a part of one replica's list, at most an equal share of the
+    maximum.
+    """
     union: dict[str, bytes] = {}
     first = _first_to_list([pool for pool in pools if not pool.models])
     share = max(1, MAX_SHOWN // max(1, len(pools)))
@@ -64,7 +67,7 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
         listed_left -= looked_at
         lookups_left -= len(entries)
         for name, shown in entries:
-            # A pool with prefixes serves nothing else, and no other pool serves what has one of them.
+            # A pool with prefixes serves only models with them, and no other pool serves these.
             home = by_prefix(name) or (None if pool.models else first.get(name, pool))
             if home is pool and name not in union and len(shown) <= bytes_left and len(union) < MAX_SHOWN:
                 bytes_left -= len(shown)
@@ -73,7 +76,7 @@ def _union(pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> di
 
 
 def _turns(replicas: Sequence[ReplicaState], share: int) -> Iterator[tuple[int, list[tuple[str, bytes]]]]:
-    """What a pool's replicas list, each model once: (entries that are looked at next, at most `share` of what was found)."""
+    """Yields a pool's models once each, in steps: (number of entries to be read next, [] or at most `share` new entries)."""
     seen: set[str] = set()
     for state in replicas:
         yield len(state.models), []
@@ -84,7 +87,7 @@ def _turns(replicas: Sequence[ReplicaState], share: int) -> Iterator[tuple[int, 
 
 
 def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
-    """By model: the first of these pools that has a replica which lists it, up or down. Empty for one pool: it has them all."""
+    """The first of these pools with a replica, up or down, that lists the model. Empty for one pool, which has all models."""
     first: dict[str, Pool] = {}
     left = _MAX_LISTED if len(pools) > 1 else 0
     for pool in pools:
@@ -96,9 +99,9 @@ def _first_to_list(pools: Sequence[Pool]) -> dict[str, Pool]:
 
 
 def warn_of_misfits(states: Container[ReplicaState], pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
-    """Log each of these replicas that is up, if it lists models and its pool serves none of them. O(all replicas).
+    """Logs each of these replicas that is up and lists models, none of which its pool serves. O(all replicas).
 
-    No more than _MAX_WARNINGS are logged, nor more than _MAX_COMPARED models looked at.
+    At most _MAX_WARNINGS are logged, and at most _MAX_COMPARED models compared.
     """
     comparisons, warnings = _MAX_COMPARED, _MAX_WARNINGS
     for pool in pools:
@@ -121,5 +124,5 @@ def warn_of_misfits(states: Container[ReplicaState], pools: Sequence[Pool], by_p
 
 
 def _fits(pool: Pool, named: Pool | None) -> bool:
-    """Whether the pool serves a model. named: the pool whose configuration names that."""
+    """True if the pool serves a model. named: the pool whose configuration names the model."""
     return named is pool or (named is None and not pool.models)

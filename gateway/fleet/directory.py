@@ -1,13 +1,13 @@
-"""The fleet: which replicas there are, which models they serve, which pool takes a model, where a request may go.
+"""The fleet: the replicas, their models, the pool of a model, and the replicas that may get a request.
 
-The prober decides which replicas are up (`prober.py`); here is decided which may answer a request (`candidates.py` narrows it
-down for each). Where no replica of a model is live, those are tried that are down by failed probes only.
+The prober decides which replicas are up (`prober.py`); this module decides which may answer a request (`candidates.py` narrows
+the choice for each request). If no replica of a model is live, replicas that are down by failed probes only are tried.
 
-Members and configuration may change while requests run. `probe_joining` asks the replicas that will join, which takes a while;
-`apply` then changes everything in one step, so that a request sees all of the change or nothing of it. A replica is the same if
-its name, its URL and its instance are: it keeps all that it has. One that leaves gets no new request; what runs there goes on,
-and `forget_departed` forgets it when that is over. (If its name goes to another replica, it is forgotten at once: what runs
-there still counts, for the name.) A request that fails over after a change gets the present candidates from `renewed`.
+Members and configuration may change while requests run. `probe_joining` asks the joining replicas, which takes a while; `apply`
+then changes everything in one step, so that a request sees either the old or the new state. A replica is the same if its name,
+its URL and its instance are: it keeps its state. A leaving replica gets no new request; its running requests continue, and
+`forget_departed` removes it when they are over. (If another replica takes its name, it is removed at once; its running requests
+still count for the name.) A request that fails over after a change gets the present candidates from `renewed`.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ log = logging.getLogger("warmroute.replicas")
 
 MAX_TARGETS = 1024
 MAX_LABELS = 1024
-FIRST_PROBES_S = 2.0  # starts, reloads and additions wait for them at most that long; later ones are made meanwhile
-LOGGED = 100  # replicas that join or leave at once
+FIRST_PROBES_S = 2.0  # longest wait of starts, reloads and additions for the first probes; unfinished ones continue
+LOGGED = 100  # lines for replicas that join or leave in one change
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a model's requests may go. label: the model's bounded name for metrics; replicas: the live ones, or the doubtful
-    ones if there are none; down: the replicas that would serve it but are not live, with the reasons; draining: some of these
-    are up, but drain. pool: whose they are; fallback: where the requests go that it cannot serve. named: the pool was named, by
-    another one's fallback, and not found by the model.
+    """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
+    ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
+    pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
+    fallback, and not found by the model.
     """
 
     model: str
@@ -68,16 +68,16 @@ class Target:
     replicas: Mapping[str, ReplicaState]
     down: str
     admission: Admission
-    resume_streams: bool = False  # broken streams are finished by other replicas
-    strip_billing_header: bool = True  # what clients write for their provider's bill does not go to replicas
+    resume_streams: bool = False  # broken streams are continued at other replicas
+    strip_billing_header: bool = True  # the client's billing line is removed from requests
     draining: bool = False
     pool: str = ""
     fallback: FallbackConfig | None = None
     named: bool = False
 
     async def wait(self, tenant: str, priority: str | None, most: int | None = None) -> Permit:
-        """For a slot at the replicas. priority: the client's header. most: that it may ask for, and gets if it asks for none;
-        None: any. Raises GatewayError 400 or 429.
+        """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
+        a header; None: no maximum. Raises GatewayError 400 or 429.
         """
         wanted = priority_of(priority)
         if most is not None:
@@ -85,7 +85,7 @@ class Target:
         return await self.admission.wait(tenant, wanted)
 
     def require(self) -> None:
-        """Raises GatewayError 503 if there is no replica to try."""
+        """Raises GatewayError 503 without a replica to try."""
         if not self.replicas:
             public = "No replica that serves this model is up"
             if self.draining:
@@ -96,22 +96,22 @@ class Target:
 
 
 class Fleet:
-    """See the top of this file. `run`, `probe_all` and `probe_joining` send requests; everything else is synchronous."""
+    """The fleet (see the module). `run`, `probe_all` and `probe_joining` send requests; everything else is synchronous."""
 
     def __init__(
         self, config: Config, router: Router, metrics: Metrics, chance: random.Random, clock: Callable[[], float]
     ) -> None:
-        self._targets: dict[str, Target] = {}  # by model, until a replica comes, goes or changes its models
-        self._named_targets: dict[tuple[str, str], Target] = {}  # by pool and model, likewise
-        self._catalog: Catalog | None = None  # likewise
+        self._targets: dict[str, Target] = {}  # by model; cleared when a replica comes, goes or changes its models
+        self._named_targets: dict[tuple[str, str], Target] = {}  # by pool and model; cleared likewise
+        self._catalog: Catalog | None = None  # cleared likewise
         self._router = router
         self._clock = clock
         self._prober = Prober(config.health, router, metrics, self._models_changed, clock)
         self._chance = chance
-        self._labels = FirstValues(MAX_LABELS)  # replicas may list other models at every probe
-        self._suspects: set[ReplicaState] = set()  # the only ones that may be restricted: few, mostly none
-        self._by_name: dict[str, ReplicaState] = {}  # those that are leaving too
-        self._unused_urls: list[str] = []  # URLs of replicas that were forgotten
+        self._labels = FirstValues(MAX_LABELS)  # replicas may list new models at every probe
+        self._suspects: set[ReplicaState] = set()  # replicas that may be restricted: few, mostly none
+        self._by_name: dict[str, ReplicaState] = {}  # including leaving replicas
+        self._unused_urls: list[str] = []  # URLs of removed replicas
         self._metrics = metrics
         keep_s = SHOWN_S if config.workers == 1 else 2 * SHOWN_S
         self._departed, self._departed_pools = DepartedNames(keep_s), DepartedNames(keep_s)
@@ -135,18 +135,18 @@ class Fleet:
 
     @property
     def leaving(self) -> Sequence[ReplicaState]:
-        """Those that no source names any more, while requests are running there."""
+        """Replicas without a source that still have running requests."""
         return [state for state in self._by_name.values() if state.leaving]
 
     @property
     def catalog(self) -> Catalog:
-        """The union of the models that can be asked for. O(1) until a replica comes, goes or changes its models."""
+        """The models shown to clients. O(1) until a replica comes, goes or changes its models."""
         if self._catalog is None:
             self._catalog = Catalog(self.pools, self._by_prefix)
         return self._catalog
 
     def entry(self, model: str, alias: str = "") -> bytes:
-        """The model as GET /v1/models has it, or would if it were long enough. alias: as for `target`.
+        """The model's entry in GET /v1/models, even if the list has no room for it. alias: as for `target`.
 
         Raises GatewayError 404 or 503.
         """
@@ -157,22 +157,22 @@ class Fleet:
             self.target(model).require()
         raise self._unknown(model, alias)
 
-    # -- where a request may go
+    # -- the replicas of a request
 
     def target(self, model: str, alias: str = "") -> Target:
-        """The live candidates for a model ("": the request names none), maybe none. alias: what the client wrote in its place,
+        """The target of a model ("": the request names none), maybe without replicas. alias: the client's name for the model,
         for errors. Raises GatewayError 400, 404 or 503.
         """
         if known := self._targets.get(model):
             return known
         target = self._target(model, alias)
         if len(self._targets) >= MAX_TARGETS:
-            self._targets.clear()  # any name may be one that a prefix takes
+            self._targets.clear()  # a prefix may match any number of names
         self._targets[model] = target
         return target
 
     def target_in(self, pool: str, model: str, label: str) -> Target | None:
-        """The same in a pool that a fallback names; None: it is no longer there. label: a bounded name of the model."""
+        """The target in a pool that a fallback names; None: the pool does not exist. label: a bounded name of the model."""
         if known := self._named_targets.get((pool, model)):
             return known
         found = next((each for each in self.pools if each.name == pool), None)
@@ -189,18 +189,18 @@ class Fleet:
         return _target_of(pool, model, self._labels.label(name))
 
     def renewed(self, target: Target) -> Target:
-        """The target as it is now, for a request that has had it for a while. O(1) if nothing has changed."""
+        """The present state of an earlier target. O(1) if nothing has changed."""
         if self._targets.get(target.model) is target:
             return target
         if target.named:
             return self.target_in(target.pool, target.model, target.label) or replace(target, replicas={})
         try:
             return self.target(target.model)
-        except GatewayError:  # nobody serves the model any more
+        except GatewayError:  # no pool serves the model now
             return replace(target, replicas={})
 
     def candidates(self, target: Target, now: float, tried: Collection[str] = (), *, resting: bool = True) -> Collection[str]:
-        """Which of a target's replicas may be sent a request now: see `eligible`. O(1) while all of them are well."""
+        """The target's replicas to which a request may be sent now: see `eligible`. O(1) while no replica is restricted."""
         if not self._suspects and not tried:
             return target.replicas
         self._suspects = {state for state in self._suspects if state.restricted(now)}
@@ -209,12 +209,14 @@ class Fleet:
     def able(
         self, target: Target, dialect: str, now: float, tried: Collection[str] = (), *, resting: bool = True
     ) -> Collection[str]:
-        """Those of `candidates` that are not known to lack the dialect: known ones are left out first, as tried ones are."""
+        """`candidates` without replicas that are known to lack the dialect; these are left out first, like tried ones."""
         lacking = {name for name, state in target.replicas.items() if not state.speaks(dialect, now)}
         return self.candidates(target, now, lacking.union(tried), resting=resting)
 
     def lacking(self, target: Target, dialect: str, text: str, now: float) -> GatewayError:
-        """No replica that is up has the endpoint: 404, or 503 if one that is down may have it. text: for the client."""
+        """The error if no replica that is up has the endpoint: 404, or 503 if a replica that is down may have it. text: for
+        clients.
+        """
         pool = next((pool for pool in self.pools if pool.name == target.pool), None)
         down = [state for state in pool.replicas if not (state.up or state.draining or state.leaving)] if pool else []
         if any(state.speaks(dialect, now) and (target.model in state.models or not target.model) for state in down):
@@ -222,7 +224,9 @@ class Fleet:
         return GatewayError(404, "not_supported", text)
 
     def is_well(self, target: Target, now: float) -> bool:
-        """Whether a replica of the target is live, with a closed circuit, and does not rest. O(1) while all are well."""
+        """True if a replica of the target is live, with a closed breaker, and does not rest. O(1) while no replica is
+        restricted.
+        """
         return any_well(target.replicas, self._suspects, now)
 
     def _pool_of(self, model: str, alias: str) -> tuple[str, Pool]:
@@ -235,8 +239,8 @@ class Fleet:
         raise self._unknown(model, alias)
 
     def _home(self, model: str) -> tuple[str, Pool] | None:
-        """(the model's bounded name, its pool): by the longest prefix, else by whose replicas list it, else by whose models are
-        unknown. A pool with prefixes serves nothing else, whatever its replicas list.
+        """(the model's bounded name, its pool): found by the longest prefix, else by the replicas' lists, else a pool with
+        replicas whose models are unknown. A pool with prefixes serves only models with them, even if its replicas list others.
         """
         if match := self._prefixes.longest_prefix(model):
             prefix, pool = match.value
@@ -269,59 +273,61 @@ class Fleet:
         listed = any(state.models for state in self.replicas if state.up)
         return unknown_model(model, self.catalog.names, listed=listed, alias=alias)
 
-    # -- what requests show
+    # -- observations of requests
 
     def suspect(self, state: ReplicaState) -> None:
-        """It may be restricted from now on: a request has failed there, for example. One that was forgotten is no suspect, and
-        would always be one: no request is sent there that could close its breaker.
+        """The replica may be restricted from now on: a request has failed there, for example. A removed replica is ignored: no
+        request is sent there, so it would stay a suspect for ever.
         """
         if self._by_name.get(state.name) is state:
             self._suspects.add(state)
 
     def rests(self, state: ReplicaState, seconds: float, now: float) -> None:
-        """It answered with Retry-After, of which a minute counts at most."""
+        """The replica answered with Retry-After; at most a minute of it counts."""
         state.rests_until = max(state.rests_until, now + min(seconds, REST_MOST_S))
         self.suspect(state)
 
     def refused(self, state: ReplicaState, client: int, seconds: float, now: float) -> None:
-        """It refused a client (by hash) for that time. It rests only if that does not seem to be about this client."""
+        """The replica refused a client (by hash) for that time. It rests unless the refusal seems to concern this
+        client only.
+        """
         if rest_s := state.refusals.refused(client, seconds, now):
             self.rests(state, rest_s, now)
 
     def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
-        """A request's attempt failed on this replica. One that is forgotten meanwhile is passed over."""
+        """A request's attempt failed on this replica. A replica removed meanwhile is ignored."""
         if self._by_name.get(state.name) is state:
             self._prober.failed(state, failure)
 
     def doubt(self, name: str) -> None:
-        """Another process has seen this replica fail."""
+        """Another process has seen a failure of this replica."""
         if state := self._by_name.get(name):
             self._prober.doubt(state)
 
     def connection_closed(self, url: str, idle_s: float) -> None:
-        """The replica there has closed a connection that had been idle for idle_s. O(replicas)."""
+        """The replica at this URL has closed a connection that had been idle for idle_s. O(replicas)."""
         for state in self._by_name.values():
             if state.url == url:
                 self._prober.connection_closed(state, idle_s)
 
     def lacks(self, state: ReplicaState, dialect: str, now: float) -> None:
-        """It did not know the path of this dialect: for a while such requests go there in chat, or to others."""
+        """The replica did not know the path of this dialect. For a while such requests are sent to it as chat, or to others."""
         if dialect not in state.lacks:
             log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
 
     def zero_hits(self, name: str) -> None:
-        """The router has forgotten what this replica held, for the engine reported zero hits again and again."""
+        """The router has forgotten the cached prefixes of this replica, because the engine reported zero hits repeatedly."""
         if state := self._by_name.get(name):
             self._prober.zero_hits(state)
 
     def metered(self, name: str, predicted: int, reported: int | None) -> None:
-        """An answer's cached tokens, as the router predicted them and as the engine reported them (None: it did not)."""
+        """An answer's cached tokens, as the router predicted and as the engine reported them (None: no report)."""
         if state := self._by_name.get(name):
             self._prober.metered(state, predicted, reported)
 
     def siblings(self, name: str) -> Sequence[str]:
-        """The replicas that may get what this one may, itself among them. O(replicas)."""
+        """The replicas that may get this one's requests, itself included. O(replicas)."""
         state = self._by_name.get(name)
         pool = next((pool for pool in self.pools if state and pool.name == state.member.pool), None)
         return [each.name for each in pool.serving] if pool else []
@@ -332,27 +338,27 @@ class Fleet:
         return self._by_name.get(name)
 
     def drain(self, state: ReplicaState, *, on: bool) -> None:
-        """Send it no new requests, or some again; what runs there goes on."""
+        """Stop or resume sending new requests; running requests continue."""
         if state.drained != on:
             state.drained = on
             self._changed(state)
             log.info("replica is draining" if on else "replica is no longer draining", extra={"replica": state.name})
 
-    # -- other members, or another configuration
+    # -- changes of members and configuration
 
     async def probe_joining(self, wanted: Members, upstream: UpstreamClient, within_s: float) -> Mapping[str, ProbeResult]:
-        """Ask the replicas that would join, side by side, so that they can be up from their first moment. Changes nothing.
+        """Ask the joining replicas concurrently, so that they can be up from the start. Changes nothing.
 
         within_s: a limit for all together. Returns the answers by URL.
         """
-        # One that is leaving may be gone before it is wanted back.
+        # A leaving replica may be removed before it is needed again.
         urls = [each.url for each in wanted.values() if (state := self._same(each)) is None or state.leaving]
         return await self._prober.request_models_of_all(urls, upstream, within_s)
 
     def apply(self, config: Config, wanted: Members, probed: Mapping[str, ProbeResult]) -> None:
-        """From now on these are the members, in the pools of this configuration. probed: what `probe_joining` returned.
+        """Set the members, in the pools of this configuration. probed: the result of `probe_joining`.
 
-        A replica keeps all that it has if it is the same.
+        A replica that stays the same keeps its state.
         """
         known = set(self._by_name.values())
         served, prefixes = {state: pool.models for pool in self.pools for state in pool.replicas}, self._prefixes_by_pool
@@ -362,12 +368,12 @@ class Fleet:
         _log_each("replica leaves", "more replicas leave", left)
         joined = self._begin_slowly(known)
         _log_each("replica joins", "more replicas join", joined)
-        others = self._prefixes_by_pool != prefixes  # then one pool may take what another one served
+        others = self._prefixes_by_pool != prefixes  # then a pool may take another one's models
         changed = {state for pool in self.pools for state in pool.replicas if others or served.get(state) != pool.models}
         warn_of_misfits(changed, self.pools, self._by_prefix)
 
     def _change_members(self, wanted: Members, probed: Mapping[str, ProbeResult]) -> Sequence[ReplicaState]:
-        """Returns the replicas that leave."""
+        """Apply the changes of members. Returns the leaving replicas."""
         changes = reconcile(self._members, wanted)
         left = [self._by_name[member.name] for member in changes.left]
         for state in left:
@@ -377,7 +383,7 @@ class Fleet:
             state = self._by_name[member.name]
             moved, state.member = member.addresses != state.member.addresses, member
             self._prober.set_bounds(state)
-            self.suspect(state)  # its weight may be another
+            self.suspect(state)  # its weight may have changed
             if moved:
                 self._prober.moved(state)
         for member in changes.joined:
@@ -389,24 +395,24 @@ class Fleet:
         return left
 
     def _begin_slowly(self, known: Collection[ReplicaState]) -> Sequence[ReplicaState]:
-        """The replicas that were not `known` begin with part of the load, where others can take the rest. Returns them."""
+        """Replicas not in `known` begin with part of the load, if others can take the rest. Returns them."""
         joining: list[ReplicaState] = []
         for pool in self.pools:
             joined = [state for state in pool.replicas if state not in known]
             for state in joined:
-                if len(joined) < len(pool.replicas):  # else no other replica can take what it does not get at first
+                if len(joined) < len(pool.replicas):  # else no other replica could take the rest of the load
                     state.up_since = self._clock()
             joining += joined
         return joining
 
     def uses(self, url: str) -> bool:
-        """Whether a replica has this URL, one that is leaving included. O(replicas)."""
+        """True if a replica has this URL, leaving ones included. O(replicas)."""
         return any(state.url == url for state in self._by_name.values())
 
     def forget_departed(self) -> Sequence[str]:
-        """Forget replicas that have left and run nothing any more, and counters of those that left long ago.
+        """Remove leaving replicas without running requests, and the counters of replicas that left long ago.
 
-        Returns the URLs that no replica has any more. O(replicas).
+        Returns the URLs that became unused. O(replicas).
         """
         for state in self.leaving:
             if not self._router.ledger.of(state.name).inflight:
@@ -424,7 +430,7 @@ class Fleet:
         return urls
 
     def _build(self, config: Config) -> None:
-        """The pools of this configuration, with the members that there are."""
+        """Build the pools of this configuration from the present members."""
         members: dict[str, list[ReplicaState]] = {pool.name: [] for pool in config.pools}
         for member in self._members.values():
             members[member.pool].append(self._by_name[member.name])
@@ -446,12 +452,12 @@ class Fleet:
         self._catalog = None
 
     def _same(self, member: Member) -> ReplicaState | None:
-        """The replica of this member, if it is here already."""
+        """The state of this member's replica, if it exists."""
         state = self._by_name.get(member.name)
         return state if state and state.member.is_same(member) else None
 
     def _join(self, member: Member, probed: Mapping[str, ProbeResult]) -> None:
-        """The replica gets a state, or goes on with the one that it still has. It is not drained any more."""
+        """Give the replica a state, or its earlier one; draining ends."""
         if state := self._same(member):
             known, state.member, state.leaving, state.drained = state.member, member, False, False
             if known != member:
@@ -463,7 +469,7 @@ class Fleet:
         self._departed.back(member.name)
         state = self._by_name[member.name] = ReplicaState(member, Breaker(self._chance))
         self._prober.add(state)
-        if self.pools:  # else all begin together, and are probed before anything else happens
+        if self.pools:  # else all replicas begin together, and are probed before anything else
             if member.url in probed:
                 self._prober.apply_probe(state, probed[member.url])
             state.probe_now.set()  # its engine was not asked yet
@@ -480,16 +486,16 @@ class Fleet:
     # -- for metrics
 
     def hide_departed(self, instruments: Instruments) -> None:
-        """Drop from a page of all processes what is about replicas and pools that left a while ago."""
+        """Drop the series of replicas and pools that left a while ago, from a page of all processes."""
         now = self._clock()
         instruments.drop("replica", self._departed.hidden(now))
         for label in ("pool", "to"):
             instruments.drop(label, self._departed_pools.hidden(now))
 
     def set_gauges(self, metrics: Metrics, now: float) -> None:
-        """Set the gauges that mirror the fleet's state; called at each scrape."""
+        """Set the gauges of the fleet's state; called at each scrape."""
         for gauge in metrics.by_pool:
-            gauge.values.clear()  # of pools that are no more
+            gauge.values.clear()  # removes pools that do not exist now
         metrics.replica_circuit_open.values.clear()
         for pool in self.pools:
             name = (pool.name,)
@@ -506,20 +512,20 @@ class Fleet:
                 metrics.replica_circuit_open.set((state.name,), now < state.rests_until or state.breaker.state(now) != CLOSED)
 
     def _backlog_s(self, pool: Pool, now: float) -> float:
-        """Prefill work that was booked here at all replicas of the pool, in seconds of one of them. O(replicas)."""
+        """Prefill work booked by this process at all replicas of the pool, in seconds of one replica. O(replicas)."""
         known = self._router.ledger.loads
-        loads = [known[state.name] for state in pool.replicas if state.name in known]  # no other one has bookings
+        loads = [known[state.name] for state in pool.replicas if state.name in known]  # the others have no bookings
         return sum([load.own_remaining_tokens(now) / load.rate.value for load in loads])
 
     def _changed(self, state: ReplicaState) -> None:
-        """A replica came, went, or serves other models than before."""
+        """A replica came, went, or changed its models."""
         self._forget_lists()
         self.suspect(state)
 
     def _models_changed(self, state: ReplicaState) -> None:
-        """Its prober has found such a change."""
+        """The prober has found new models of a replica."""
         self._changed(state)
-        if state.up and state.models:  # mostly a replica that joins is neither, and looking at all others takes a while
+        if state.up and state.models:  # mostly False for a joining replica; comparing all others takes a while
             warn_of_misfits((state,), self.pools, self._by_prefix)
 
     # -- probing
@@ -529,12 +535,12 @@ class Fleet:
         await self._prober.run(upstream)
 
     async def probe_all(self, upstream: UpstreamClient) -> None:
-        """One round, so that the first requests find their replicas."""
+        """Probe every replica once, so that the first requests find their replicas."""
         await asyncio.gather(*(self._prober.probe(state, upstream) for state in self.replicas))
 
 
 def _target_of(pool: Pool, model: str, label: str) -> Target:
-    # Engines answer 404 for what they do not serve; those that list the model know best.
+    # Engines answer 404 for models that they do not serve; replicas that list the model are preferred.
     members = [state for state in pool.replicas if model in state.models] or pool.replicas
     serving = [state for state in members if state.live] or [state for state in members if state.doubtful]
     return Target(
@@ -552,7 +558,7 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
 
 
 def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:
-    """A line for each of the first LOGGED replicas, and one for the number of the rest: writing 1,000 lines holds requests."""
+    """Logs the first LOGGED replicas one by one, and the number of the rest: 1,000 lines would delay requests."""
     for state in islice(states, LOGGED):
         log.info(one, extra={"replica": state.name, "url": state.url, "up": state.up})
     if len(states) > LOGGED:
@@ -560,5 +566,5 @@ def _log_each(one: str, more: str, states: Collection[ReplicaState]) -> None:
 
 
 def _lists(pool: Pool, model: str) -> bool:
-    """Whether a replica of the pool lists the model."""
+    """True if a replica of the pool lists the model."""
     return any(model in state.models for state in pool.replicas)

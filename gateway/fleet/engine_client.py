@@ -1,4 +1,4 @@
-"""Requests to a replica: its model list, which decides whether it is up, and its engine's facts, if it has any."""
+"""Requests to a replica: its model list, which decides if it is up, and its engine's facts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gateway.upstream.loop_guard import LOOP_DETECTED
 class ModelEntry(NamedTuple):
     """One entry of a replica's model list.
 
-    shown: as JSON, for clients. whole: that is all of it; else it is too large or too deep, and only the fields are left that
-    OpenAI defines. owner: `owned_by`, "" where there is none. context_tokens: `max_model_len`, likewise None.
+    shown: JSON for clients. whole: False if the entry is too large or too deep, and `shown` has only the fields that OpenAI
+    defines. owner: `owned_by`, "" without one. context_tokens: `max_model_len`, None without one.
     """
 
     shown: bytes
@@ -35,7 +35,7 @@ class ModelEntry(NamedTuple):
 Models = Mapping[str, ModelEntry]
 """The entries of a replica's model list, by id."""
 
-# A model list is kept, shown to clients and searched: what a replica can put into it is bounded.
+# A model list is stored, shown to clients and searched, so its size is bounded.
 MAX_MODELS = 4096
 MAX_ENTRY_BYTES: Final = 16 << 10  # vLLM's have 500 bytes
 _MAX_OWNER_CHARS: Final = 256
@@ -46,9 +46,9 @@ _ENTRIES_AT_ONCE: Final = 128  # read without giving the event loop back: 1 ms
 
 
 async def models_of(upstream: UpstreamClient, url: str, timeout_s: float) -> Models | None:
-    """Its models, the first MAX_MODELS of them; None where they need a key that we do not have.
+    """The replica's models, at most MAX_MODELS; None if the list needs a key that the gateway does not have.
 
-    An id that is longer than requests may name is left out. Raises ReplicaFailure, or GatewayError if we lack resources.
+    Ids longer than MAX_MODEL_CHARS are omitted. Raises ReplicaFailure, or GatewayError if the gateway lacks resources.
     """
     answer = await upstream.open(url, _call("/v1/models"), timeout_s)
     try:
@@ -85,7 +85,7 @@ def _listed(body: bytes) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> ModelEntry:
-    """Never raises, whatever the replica has put into it."""
+    """One entry. Never raises, for any content."""
     owner, context, created = entry.get("owned_by"), entry.get("max_model_len"), entry.get("created")
     owner = owner if isinstance(owner, str) and len(owner) <= _MAX_OWNER_CHARS else ""
     context_tokens = context if type(context) is int and context > 0 else None
@@ -98,7 +98,7 @@ def _entry(name: str, entry: Mapping[str, Any]) -> ModelEntry:
 
 
 def _dumped(entry: Mapping[str, Any]) -> bytes | None:
-    """None: it is nested too deeply."""
+    """The entry as JSON; None: it is nested too deeply."""
     try:
         return orjson.dumps(entry)
     except orjson.JSONEncodeError:
@@ -106,7 +106,7 @@ def _dumped(entry: Mapping[str, Any]) -> bytes | None:
 
 
 def _bounded(body: bytes) -> bytes:
-    """JSON that can be parsed in a short time. Raises ReplicaFailure if this one cannot."""
+    """The body, if it can be parsed in a short time. Raises ReplicaFailure otherwise."""
     if 6 * body.count(b"{") + body.count(b"[") + body.count(b",") > _MAX_STRUCTURE:
         raise ReplicaFailure("garbage", "an answer to a probe has too many brackets and commas")
     return body
@@ -122,11 +122,10 @@ async def facts_of(
     *,
     inquire: bool,
 ) -> tuple[Facts, bool]:
-    """(its engine's facts, whether it has a page of metrics). Never raises for what the replica does.
+    """(its engine's facts, True if the engine has a page of metrics). Raises nothing for an error of the replica.
 
-    known: its earlier facts; of these the KV size is kept, which cannot change while it is up. named: its engine, if that need
-    not be recognised.
-    inquire: send further requests where its page does not have that size.
+    known: its earlier facts; their KV size is kept, because it cannot change while the replica is up. named: the configured
+    engine, which need not be recognised. inquire: send further requests if the page does not have that size.
     """
     page: Page = {}
     facts = Facts(named or known.engine, known.kv_tokens)
@@ -147,7 +146,7 @@ async def facts_of(
 
 
 async def _page_of(text: bytes) -> Page:
-    """A page of metrics, read while the event loop turns."""
+    """Parses a page of metrics, in steps between which the event loop runs."""
     reader = engines.PageReader()
     for lines in engines.slices(text):
         reader.feed(lines)
@@ -160,7 +159,7 @@ def _call(path: str) -> ReplicaCall:
 
 
 async def _get(upstream: UpstreamClient, url: str, path: str) -> bytes:
-    """The body of a good answer of a reasonable size, else b""."""
+    """The body of a successful answer of reasonable size, else b""."""
     try:
         answer = await upstream.open(url, _call(path))
         try:

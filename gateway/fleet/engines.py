@@ -1,13 +1,13 @@
-"""What engines report of themselves: one table of facts, and pure functions that read their answers.
+"""Facts that engines report about themselves: one table of engines, and pure functions that parse their answers.
 
-A probe passes in what an engine answered: its model list, its Prometheus page, for some a JSON answer. `recognise` returns
-which engine it is, `read` its facts. Nothing here raises or believes nonsense, whatever was answered: an impossible number
-(NaN, negative, a KV cache of 10^15 tokens) counts as missing, and None always means "missing".
+A probe passes in the engine's answers: its model list, its Prometheus page, for some a JSON answer. `recognise` returns the
+engine, `read` its facts. Nothing here raises. Impossible values (NaN, negative, a KV cache of 10^15 tokens) count as missing,
+and None always means "missing".
 
-An engine that runs several ranks (data parallel) has a cache in each: within a rank the largest sample counts, over the ranks
-the sum. The page is read by one regular expression made from the table, in a quarter of a millisecond for vLLM's 60 kB: a
-complete parser takes thirty times as long, on the event loop, for each replica at every probe. It is read in slices of whole
-lines (`slices`, `PageReader`), so that the event loop can turn in between: the largest page takes 80 ms of CPU time.
+An engine with several ranks (data parallel) has a cache in each: within a rank the largest sample counts, and the ranks are
+added. The page is parsed by one regular expression made from the table, in a quarter of a millisecond for vLLM's 60 kB: a
+complete parser takes thirty times as long, in the event loop, for each replica at every probe. It is parsed in slices of whole
+lines (`slices`, `PageReader`), between which the event loop can run: the largest page takes 80 ms of CPU time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-MAX_PAGE_BYTES = 2 << 20  # of any answer that is read here; vLLM's page has 60 kB for each of its ranks
-SLICE_BYTES = 64 << 10  # of a page that is read at once: up to 3 ms. A longer line is skipped; vLLM's longest has 3 kB
-_MAX_SAMPLES = 2048  # of all metrics that the table names together: one of each for each rank
-_MAX_LABEL_BYTES = 256 << 10  # of all of these
+MAX_PAGE_BYTES = 2 << 20  # of any answer that is parsed here; vLLM's page has 60 kB for each of its ranks
+SLICE_BYTES = 64 << 10  # parsed at once: up to 3 ms. A longer line is skipped; vLLM's longest has 3 kB
+_MAX_SAMPLES = 2048  # of all metrics in the table together: one of each for each rank
+_MAX_LABEL_BYTES = 256 << 10  # of all samples together
 
 _MAX_KV_TOKENS = 10_000_000_000
 _MAX_SEQUENCES = 1_000_000
@@ -43,17 +43,16 @@ Page = Mapping[str, Sequence[Sample]]
 class EngineProfile:
     """One row of the table.
 
-    owner: `owned_by` in its model list. running, waiting: its gauges, "" where it has none. rank: the label that distinguishes
-    its ranks. page_kv, answer_kv: the size of its KV cache in tokens, read from its page, or from the JSON answer to one of
-    `inquiries` (paths, tried in turn). kv_metrics: the names of all metrics that page_kv reads; a `Page` has only the metrics
-    that the table names. bounded: what leaves the KV cache is lost; else its size bounds nothing. salts: it keeps prefixes with
-    different `cache_salt` apart. prewarms: it takes `max_tokens: 0`, and
-    generates nothing. lacks: names of dialects that it does not speak; what is not here is found out. silent, zero:
-    what to do when it does not report cached tokens, or reports none though a prefix was sent before. counts_cached: what it
-    reports of cached tokens is true; else it is not believed. pages: it has something to answer about itself beside its models.
-    fragile: it crashes at requests that it does not expect, and serves one at a time: the only endpoints that it is sent
-    requests to. plain_chat: it takes chat requests of texts only, and streams in a form of its own (`translation/adaptation/`).
-    one_conversation: its cache has only what the last request left.
+    owner: `owned_by` in its model list. running, waiting: names of its gauges, or "". rank: the label that distinguishes its
+    ranks. page_kv, answer_kv: read the size of its KV cache in tokens from its page, or from the JSON answer to one of
+    `inquiries` (paths, tried in turn). kv_metrics: names of the metrics that page_kv reads; a `Page` has only metrics of the
+    table. bounded: prefixes that leave the KV cache are lost; else its size is no bound. salts: it separates prefixes by
+    `cache_salt`. prewarms: it accepts `max_tokens: 0`, and generates nothing. lacks: dialects that it is known not to speak;
+    others are found out. silent, zero: advice if it does not report cached tokens, or reports none for known prefixes.
+    counts_cached: its reports of cached tokens are reliable; else they are ignored. pages: it has pages about itself beside its
+    models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
+    takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
+    holds only the last request.
     """
 
     name: str
@@ -80,9 +79,9 @@ class EngineProfile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one engine reports of itself.
+    """Facts that one engine reports about itself.
 
-    started: of its process, in seconds since 1970. running, waiting: sequences. caching: whether its prefix cache is on.
+    started: start of its process, in seconds since 1970. running, waiting: sequences. caching: its prefix cache is on.
     """
 
     engine: EngineProfile = field(default_factory=lambda: UNKNOWN)
@@ -94,13 +93,13 @@ class Facts:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """The most that it can have cached."""
+        """Maximum number of cached tokens; None: unknown or unbounded."""
         return self.kv_tokens if self.engine.bounded else None
 
 
 def recognise(owners: Iterable[object], page: Page) -> EngineProfile:
-    """By the `owned_by` of its models; where no engine has that (a proxy, a list that needs a key), by the names of its metrics
-    of running and waiting requests.
+    """The engine, by the `owned_by` of its models; else (a proxy, a list that needs a key) by its metrics of running and
+    waiting requests.
     """
     by_owner = {engine.owner: engine for engine in ENGINES if engine.owner}
     for owner in owners:
@@ -111,12 +110,12 @@ def recognise(owners: Iterable[object], page: Page) -> EngineProfile:
 
 
 def named(name: str) -> EngineProfile | None:
-    """The engine that the configuration names; None: it is to be recognised. O(1)."""
+    """The engine with this configured name; None: the engine is to be recognised. O(1)."""
     return _BY_NAME.get(name)
 
 
 def read(engine: EngineProfile, page: Page) -> Facts:
-    """The facts on the page; `kv_of` may add one."""
+    """The facts on the page; `kv_of` may add the KV size."""
     return Facts(
         engine=engine,
         kv_tokens=engine.page_kv(page, engine.rank),
@@ -133,8 +132,8 @@ def kv_of(engine: EngineProfile, answer: Any) -> int | None:
 
 
 class PageReader:
-    """Reads a page in Prometheus' text format slice by slice. page: the samples so far that the table names, up to bounds that
-    no engine reaches.
+    """Parses a page in Prometheus' text format slice by slice. page: the samples of the table's metrics so far, up to bounds
+    that no engine reaches.
     """
 
     def __init__(self) -> None:
@@ -147,7 +146,7 @@ class PageReader:
         return self._samples
 
     def feed(self, lines: bytes) -> None:
-        """The next slice, of whole lines. O(bytes)."""
+        """Parse the next slice, which has whole lines. O(bytes)."""
         for match in itertools.islice(_SAMPLE.finditer(lines), self._samples_left):
             self._samples_left -= 1
             labels = (match["labels"] or b"")[: self._label_bytes_left].decode("utf-8", "replace")
@@ -157,7 +156,7 @@ class PageReader:
 
 
 def slices(text: bytes) -> Iterator[bytes]:
-    """A page's whole lines, at most SLICE_BYTES at a time. Lines that are longer are left out."""
+    """A page's whole lines, at most SLICE_BYTES at a time. Longer lines are skipped."""
     at, end = 0, min(len(text), MAX_PAGE_BYTES)
     while end - at > SLICE_BYTES:
         cut = text.rfind(b"\n", at, at + SLICE_BYTES) + 1
@@ -169,11 +168,11 @@ def slices(text: bytes) -> Iterator[bytes]:
     yield text[at:end]
 
 
-# -- numbers, with doubt
+# -- numbers, with checks
 
 
 def _number(text: object) -> float | None:
-    """A number that is not negative (nor NaN); the caller checks how large it may be."""
+    """A number that is not negative and not NaN; the caller checks its upper bound."""
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         return None
     try:
@@ -215,11 +214,11 @@ def _over_ranks(samples: Sequence[Sample], rank: str, value: Callable[[Sample], 
     return sum(largest.values()) if largest else None
 
 
-# -- what is particular
+# -- single engines
 
 
 def _vllm_kv(page: Page, rank: str) -> int | None:
-    # Its own count of tokens is right for models with several kinds of layers too, where blocks times length is not.
+    # Its own count of tokens is also right for models with several kinds of layers; blocks times length is not.
     def size(sample: Sample) -> int | None:
         labels = sample.labels
         return _tokens(labels.get("kv_cache_size_tokens")) or _product(labels.get("num_gpu_blocks"), labels.get("block_size"))
@@ -228,7 +227,7 @@ def _vllm_kv(page: Page, rank: str) -> int | None:
 
 
 def _caching(page: Page) -> bool | None:
-    """Whether vLLM's prefix cache is on."""
+    """True if vLLM's prefix cache is on; None: unknown."""
     values = {sample.labels.get("enable_prefix_caching", "") for sample in page.get("vllm:cache_config_info", ())}
     return {"True": True, "False": False}.get(values.pop()) if len(values) == 1 else None
 
@@ -244,7 +243,7 @@ def _sglang_kv(page: Page, rank: str) -> int | None:
 
 
 def _sglang_answer_kv(answer: Any) -> int | None:
-    """From /v1/loads (each rank's), or from the older /server_info."""
+    """The KV size from /v1/loads (of all ranks), or from the older /server_info."""
     if not isinstance(answer, dict):
         return None
     loads = answer.get("loads")
@@ -255,7 +254,7 @@ def _sglang_answer_kv(answer: Any) -> int | None:
 
 
 def _llamacpp_answer_kv(answer: Any) -> int | None:
-    """From /props: the context of one slot, and how many slots there are."""
+    """The KV size from /props: the context of one slot, times the number of slots."""
     settings = answer.get("default_generation_settings") if isinstance(answer, dict) else None
     return _product(settings.get("n_ctx"), answer.get("total_slots")) if isinstance(settings, dict) else None
 
@@ -273,7 +272,7 @@ VLLM = EngineProfile(
     salts=True,
 )
 
-# It has vLLM's metric names; without owned_by its page is therefore taken for vLLM's, which comes first.
+# It has vLLM's metric names; without owned_by its page would be taken for vLLM's, which comes first.
 OURS = replace(
     VLLM,
     name="warmroute",
@@ -297,7 +296,8 @@ SGLANG = EngineProfile(
     inquiries=("/v1/loads", "/server_info", "/get_server_info"),
 )
 
-# What a slot loses goes to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not report.
+# Prefixes evicted from a slot go to a cache in the host's memory (--cache-ram, 8 GiB by default), whose size it does not
+# report.
 LLAMACPP = EngineProfile(
     name="llamacpp",
     owner="llamacpp",
@@ -322,7 +322,7 @@ TGI = EngineProfile(
     lacks=frozenset(["messages", "responses"]),
 )
 
-# Its list has the namespace of each model as owned_by: "library", but for models that somebody has pushed.
+# Its list has the namespace of each model as owned_by: "library", except for models pushed by a user.
 OLLAMA = EngineProfile(
     name="ollama",
     owner="library",
@@ -335,8 +335,8 @@ OLLAMA = EngineProfile(
     pages=False,
 )
 
-# It crashes at a connection that closes before a whole request was there, at JSON of other types than it expects, and at
-# bodies that are no JSON; to paths that it does not know it answers half a head, for ever. So it is never guessed.
+# It crashes if a connection closes before a whole request, at JSON of unexpected types, and at bodies that are no JSON; to
+# unknown paths it answers half a head, and never the rest. So it is never guessed.
 DISTRIBUTED_LLAMA = EngineProfile(
     name="distributed-llama",
     owner="",
@@ -368,12 +368,12 @@ ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)
 _BY_NAME: Mapping[str, EngineProfile] = {engine.name: engine for engine in ENGINES}
 
 _NAMES = frozenset([_START, *(name for each in ENGINES for name in (each.running, each.waiting, *each.kv_metrics) if name)])
-# Some builds of SGLang write sglang_ for sglang:, as every exporter does that cannot have colons.
+# Some builds of SGLang write sglang_ for sglang:, as all exporters do that cannot have colons.
 _CANONICAL: Mapping[bytes, str] = {name.replace(":", "_").encode(): name for name in sorted(_NAMES)}
 
 
 def samples_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Finds the samples of these metrics, whose names have "_" for ":"."""
+    """A pattern for samples of these metrics, whose names have "_" for ":"."""
     return re.compile(
         rb"^(?P<name>%s)" % b"|".join(re.escape(name).replace(b"_", b"[_:]") for name in names)
         + rb'(?:\{(?P<labels>(?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?[ \t]++(?P<value>[^\s#]\S*)',
@@ -382,5 +382,5 @@ def samples_of(names: Iterable[bytes]) -> re.Pattern[bytes]:
 
 
 _SAMPLE = samples_of(_CANONICAL)
-# Linear, whatever the text is: a search does not begin again within a word that no `=` follows.
+# Linear for any text: a search does not begin again within a word that no `=` follows.
 _LABEL = re.compile(r'\b(\w++)="((?:[^"\\]|\\.)*+)"')

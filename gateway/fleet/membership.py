@@ -1,11 +1,11 @@
-"""Who the replicas of the fleet are: what several sources name, merged, and what changes from one set to the next.
+"""Members of the fleet: the replicas named by several sources, merged, and the changes from one set to the next.
 
     configuration ──┐
     operators ──────┼──► merge ──► members ──► reconcile(now, wanted) ──► changes: joined, left, changed
     other sources ──┘      └──► rejected, with the reason
 
-Pure: values in, values out. A name belongs to the first source that names it, and so does a URL; that the member drains, any of
-them may say. A member is the same as before if its name, its URL and its instance are: all that was learned of it stays true.
+Pure: values in, values out. A name belongs to the first source that names it, and so does a URL; any source may say that the
+member drains. A member is the same as before if its name, its URL and its instance are: then its learned state stays valid.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from gateway.upstream.access.options import ConnectionOptions
 
 CONFIGURATION: Final = "configuration"
 OPERATORS: Final = "operators"
-KEPT: Final = "before the last reload"  # stands for the source of replicas that a reload could not replace yet
-COMMANDED: Final = (CONFIGURATION, OPERATORS)  # what these name, all processes know
-SHOWN_S: Final = 900.0  # the counters of a replica that has left
+KEPT: Final = "before the last reload"  # source of replicas that a reload could not replace yet
+COMMANDED: Final = (CONFIGURATION, OPERATORS)  # sources that all processes share
+SHOWN_S: Final = 900.0  # for which the counters of a replica that has left are shown
 MAX_DEPARTED: Final = 4 * MAX_REPLICAS
 MAX_WEIGHT: Final = 100
 _MAX_NAME: Final = 100  # characters of a replica's name
@@ -45,13 +45,12 @@ _MAX_NAME: Final = 100  # characters of a replica's name
 class Member:
     """A replica, as a source names it.
 
-    url: its base URL, without the /v1 at the end. pool: the name of its pool; empty: that which takes its model, else that of
-    its source. model: what it serves; empty: unknown. weight: percent of its share of requests that it gets. capacity_tokens:
-    size of its KV cache; None: what its engine says. draining: its source wants no new requests there. instance: differs from
-    that of another one which had the same name and URL before (a pod's uid); empty: its source has no such thing. key: where
-    the key is that the gateway sends to it; None: it sends the client's. tls: for an https URL; None: as the system trusts.
-    engine: as the table of engines names it, or AUTO_ENGINE. addresses: of its URL's host, if its source knows them; (): it is
-    looked up.
+    url: its base URL, without the /v1 at the end. pool: the name of its pool; "": the pool of its model, else of its source.
+    model: its model; "": unknown. weight: percent of its share of requests. capacity_tokens: size of its KV cache; None:
+    reported by its engine. draining: its source wants no new requests there. instance: distinguishes it from an earlier replica
+    of the same name and URL (a pod's uid); "": its source has no such id. key: the key that the gateway sends to it; None: the
+    client's key. tls: for an https URL; None: the system's defaults. engine: a name of the table of engines, or AUTO_ENGINE.
+    addresses: of its URL's host, if its source knows them; (): they are looked up.
     """
 
     name: str
@@ -69,22 +68,22 @@ class Member:
 
     @property
     def connection_options(self) -> ConnectionOptions:
-        """How it is connected to."""
+        """The options of connections to it."""
         engine = engines.named(self.engine)
         return ConnectionOptions(self.key, self.tls, engine.fragile if engine else None, self.addresses)
 
     @property
     def connection(self) -> tuple[object, ...]:
-        """What connections to its URL depend on: all members of one URL have the same."""
+        """The values that determine connections to its URL: all members of one URL have the same."""
         return self.key, self.tls, self.engine
 
     def is_same(self, other: Member) -> bool:
-        """Whether it is the same replica: what was learned of it stays true."""
+        """True if it is the same replica, so that its learned state stays valid."""
         return (self.name, self.url, self.instance) == (other.name, other.url, other.instance)
 
 
 def fitting(name: str) -> str:
-    """A name that a source has found, or so much of it as a replica's name may have, and a hash of it."""
+    """The name, if a replica may have it; a longer one is cut, and ends with a hash of the whole."""
     if len(name) <= _MAX_NAME:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
@@ -92,7 +91,7 @@ def fitting(name: str) -> str:
 
 
 def member_of(replica: AddedReplica, pool: str) -> Member:
-    """Of a replica that an operator adds."""
+    """The member for a replica that an operator adds."""
     return Member(replica.name, replica.url, pool, replica.capacity_tokens, engine=replica.engine)
 
 
@@ -103,24 +102,24 @@ def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
 
 
 def connected_as(member: Member, source: DiscoveryConfig) -> Member:
-    """A member that a source has found, with what the source says of all of its members."""
+    """A discovered member with the options that its source sets for all of its members."""
     tls = source.tls if isinstance(source.tls, TlsConfig) and member.url.startswith("https:") else None
     engine = source.engine if member.engine == AUTO_ENGINE else member.engine
     return member if (source.key, tls, engine) == member.connection else replace(member, key=source.key, tls=tls, engine=engine)
 
 
 def configured(config: Config) -> tuple[Member, ...]:
-    """The members that the configuration lists, in its order."""
+    """The members in the configuration, in its order."""
     return tuple([_listed(replica, pool) for pool in config.pools for replica in pool.replicas])
 
 
 Members = Mapping[str, Member]
-"""By name, in the order of their sources."""
+"""Members by name, in the order of their sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedMember:
-    """A member that a source names, but that cannot be one. why: for logs."""
+    """A member named by a source that is invalid or a duplicate. why: for logs."""
 
     member: Member
     source: str
@@ -129,7 +128,7 @@ class RejectedMember:
 
 @dataclass(frozen=True, slots=True)
 class MergedMembers:
-    """sources: the name of each member's source, by the member's name."""
+    """The members of all sources. sources: the source of each member, by its name."""
 
     members: Members
     sources: Mapping[str, str]
@@ -137,9 +136,9 @@ class MergedMembers:
 
 
 def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> MergedMembers:
-    """All sources together, by their names; an earlier one goes first. pools: the names that there are. O(members).
+    """Merges all sources, by their names; earlier ones take precedence. pools: existing names. O(members).
 
-    A watched source brings no second member at a URL: it would be the same replica, counted twice. Only that it drains counts
+    A watched source adds no second member at a URL: it would be the same replica, counted twice. Only its draining counts
     (unless it is known to be another instance, which had the address before).
     """
     members: dict[str, Member] = {}
@@ -148,7 +147,7 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
     rejected: list[RejectedMember] = []
     for source, named in sources.items():
         for member in named:
-            why = "" if source == CONFIGURATION else problem_of(member, pools)  # which is checked when it is read
+            why = "" if source == CONFIGURATION else problem_of(member, pools)  # the configuration is already checked
             known = members.get(urls.get(member.url, ""))
             if known and source not in COMMANDED and member.draining and _may_be(known, member):
                 members[known.name] = replace(known, draining=True)
@@ -168,12 +167,12 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
 
 
 def _may_be(known: Member, other: Member) -> bool:
-    """Whether two members at one URL may be the same replica."""
+    """True if two members at one URL may be the same replica."""
     return known.instance == other.instance or not (known.instance and other.instance)
 
 
 def _bounded(merged: MergedMembers) -> MergedMembers:
-    """At most MAX_REPLICAS: those that drain are left out first, then the last ones."""
+    """At most MAX_REPLICAS members: draining ones are left out first, then the last ones."""
     surplus = len(merged.members) - MAX_REPLICAS
     if surplus <= 0:
         return merged
@@ -190,7 +189,7 @@ def _bounded(merged: MergedMembers) -> MergedMembers:
 
 
 def problem_of(member: Member, pools: Collection[str]) -> str:
-    """What keeps it from being a member, whatever the others are; empty: nothing."""
+    """The reason why this member is invalid by itself; "": it is valid."""
     if not is_name(member.name):
         return "its name is not 1 to 100 printable ASCII characters without spaces and quotes"
     if member.pool not in pools:
@@ -207,15 +206,15 @@ def problem_of(member: Member, pools: Collection[str]) -> str:
 
 
 class DepartedNames:
-    """Names of replicas, or of pools, that have left: their counters are shown for SHOWN_S, and forgotten after keep_s.
+    """Names of replicas, or of pools, that have left: their counters are shown for SHOWN_S, and dropped after keep_s.
 
-    Several processes forget at slightly different times, and a sum that only some of them still count in looks like a reset. So
-    they keep the counters for longer, and the process that makes the page of all hides them.
+    Several processes drop them at slightly different times, and a sum over only some of the processes would look like a reset.
+    So they keep the counters for longer, and the process that makes the common page hides them.
     """
 
     def __init__(self, keep_s: float) -> None:
         self._keep_s = keep_s
-        self._since: dict[str, float] = {}  # in the order in which they left
+        self._since: dict[str, float] = {}  # in order of leaving
 
     def leave(self, name: str, now: float) -> None:
         self._since.pop(name, None)
@@ -225,11 +224,11 @@ class DepartedNames:
         self._since.pop(name, None)
 
     def hidden(self, now: float) -> set[str]:
-        """Names whose counters are not shown any more. O(names)."""
+        """Names whose counters are hidden now. O(names)."""
         return {name for name, since in self._since.items() if now - since >= SHOWN_S}
 
     def pop_expired(self, now: float) -> set[str]:
-        """Names that are to be forgotten now, the oldest also if there are more than MAX_DEPARTED. O(1) if there are none."""
+        """Remove and return names to be dropped now, beyond MAX_DEPARTED the oldest ones. O(1) if there are none."""
         expired = set[str]()
         while self._since:
             name, since = next(iter(self._since.items()))
@@ -242,7 +241,9 @@ class DepartedNames:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChanges:
-    """joined, left: also a member that is not the same one now, as both. changed: others of which anything is another now."""
+    """joined, left: a member that is replaced by another instance is in both. changed: members that are the same, with new
+    values.
+    """
 
     joined: Sequence[Member]
     left: Sequence[Member]
@@ -250,7 +251,7 @@ class MembershipChanges:
 
 
 def reconcile(now: Members, wanted: Members) -> MembershipChanges:
-    """What has to happen so that the wanted members are those of the fleet. O(members)."""
+    """The changes that lead from the present members to the wanted ones. O(members)."""
     joined, changed = list[Member](), list[Member]()
     for name, member in wanted.items():
         known = now.get(name)

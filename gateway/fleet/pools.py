@@ -1,7 +1,6 @@
 """A pool: replicas that serve the same models, and the queue of requests in front of them.
 
-Under a new configuration a pool goes on from the old one of the same name: it takes over its queue and its count of running
-requests. A pool with a new name begins anew.
+A reload keeps the queue and the count of running requests of a pool with the same name. A pool with a new name begins empty.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from gateway.fleet.state import ReplicaState
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """name: unique. models: the prefixes that the configuration gives it ("*" for any). resume_streams: what a replica of it
-    breaks off is finished by others. strip_billing_header: what clients write for their provider's bill does not go to them.
-    fallback: where the requests go that it cannot serve.
+    """name: unique. models: the prefixes in the configuration ("*" for any). resume_streams: broken streams are continued at
+    other replicas. strip_billing_header: the client's billing line is removed from requests. fallback: target of requests that
+    the pool cannot serve.
     """
 
     name: str
@@ -35,19 +34,19 @@ class Pool:
 
     @property
     def serving(self) -> Sequence[ReplicaState]:
-        """Those that may get requests: who is up; if nobody is, those that are down by their probes alone."""
+        """Replicas that may get requests: the live ones, or else replicas that are down only by failed probes."""
         return [state for state in self.replicas if state.live] or [state for state in self.replicas if state.doubtful]
 
     @property
     def ready(self) -> bool:
-        """Whether requests can be expected to be answered: also by a replica that was up until its probes failed."""
+        """True if requests will probably be answered, perhaps by a replica that was up until its probes failed."""
         return any(replica.live or (replica.doubtful and replica.warm) for replica in self.replicas)
 
 
 def succeed(
     configs: Sequence[PoolConfig], members: Sequence[tuple[ReplicaState, ...]], old: Sequence[Pool]
 ) -> tuple[Pool, ...]:
-    """The pools of these configurations, with these replicas each, after the old ones. O(pools)."""
+    """The pools of these configurations, with these replicas each; queues come from the old pools. O(pools)."""
     former = {pool.name: pool for pool in old}
     return tuple(
         Pool(
@@ -64,8 +63,8 @@ def succeed(
 
 
 def listed_by(pool: Pool, named: Mapping[str, Pool]) -> Sequence[ReplicaState]:
-    """The replicas whose models clients are shown: those that may get requests. If nobody does, all of them, as they were last
-    seen, where a fallback can take what they are asked for. named: all pools, by name. O(replicas of the chain of fallbacks).
+    """The replicas whose models are shown to clients: the replicas that may get requests. If there are none, but a fallback can
+    serve requests, all replicas with their last known models. named: all pools, by name. O(replicas of the chain of fallbacks).
     """
     if serving := pool.serving:
         return serving
@@ -73,7 +72,7 @@ def listed_by(pool: Pool, named: Mapping[str, Pool]) -> Sequence[ReplicaState]:
 
 
 def unserved(pools: Sequence[Pool]) -> Sequence[str]:
-    """The names of the pools whose requests nobody can be expected to answer: neither their replicas nor any fallback's.
+    """The names of the pools whose requests will probably fail: neither their replicas nor any fallback can answer.
 
     A pool without replicas, whose sources have found none, does not count beside others that have some.
     """
@@ -83,7 +82,7 @@ def unserved(pools: Sequence[Pool]) -> Sequence[str]:
 
 
 def _fallbacks(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Pool]:
-    """The pools after it, each once."""
+    """The pools in the chain of fallbacks, each once."""
     passed = {pool.name}
     while pool.fallback is not None and (name := pool.fallback.pool) in named and name not in passed:
         pool = named[name]
@@ -92,8 +91,8 @@ def _fallbacks(pool: Pool, named: Mapping[str, Pool]) -> Iterator[Pool]:
 
 
 def _admission(config: PoolConfig, former: Pool | None, replicas: Sequence[ReplicaState]) -> Admission:
-    """The queue of the pool that it goes on from, within its new bounds, or a new one. Where each replica serves one at a time,
-    no more requests than these are sent to them.
+    """The queue of the pool of the same name with new bounds, or a new queue. If each replica serves one request at a time, the
+    bound is the number of replicas.
     """
     max_inflight, max_queue, queue_s = config.max_inflight, config.max_queue, config.queue_s
     if replicas and all(state.engine.fragile is not None for state in replicas):

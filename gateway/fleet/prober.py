@@ -1,26 +1,26 @@
-"""Probing the replicas: is each up, with which models, what does its engine report, and is its cache still there.
+"""Probes the replicas: health, models, the engine's facts, and signs of a lost cache.
 
-Each replica has one task, which requests `/v1/models`: every engine answers that, it costs the engine nothing, and it brings
-the models too. A replica is down after `failures` failed probes in a row, or at once when it refuses a connection, a probe's or
-a request's. One good probe brings it back.
+Each replica has one task, which requests `/v1/models`: every engine answers it, at no cost, and it brings the models too. A
+replica is down after `failures` failed probes in a row, or at once if it refuses the connection of a probe or a request. One
+successful probe brings it up again.
 
-Bytes of answers to requests are signs of life: while they come, a probe that times out takes no replica down, and one that is
-down is up again. A busy engine's model list is the first thing to become slow.
+Bytes of answers to requests are signs of life: while they arrive, a probe that times out takes no replica down, and a replica
+that is down is set up again. A busy engine's model list becomes slow first.
 
 Beside the regular probes there are extra ones: after a failed request, or when the replica closed an idle connection, it is
 probed at once, within a small budget (`state.ProbeBudget`). A process that ends closes its idle connections, and refuses new
-ones until its successor listens: a quick restart between two regular probes is seen by that. Engines also have idle timeouts; a
-replica that is up when it is probed for a closed connection has one, and is not probed for that again.
+ones until its successor listens: so a quick restart between two regular probes is noticed. Engines also have idle timeouts; if
+a probe for a closed connection finds the replica up, the idle time is stored as such a timeout, and causes no further probes.
 
-After a good probe the engine's own facts are read (`engines.py`). An engine without them has not failed; it is then asked
-rarely. The KV size among them bounds what the router believes it to hold, unless its source gives another one.
+After a successful probe the engine's own facts are read (`engines.py`). An engine without facts has not failed; it is asked
+rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
 
-A cache is taken for lost when nobody listens any more ("refused"), when the engine's process started later than any that was
-seen before ("start_time"), or when it reported zero hits on warm prefixes again and again ("zero_hits"). One
-restart counts once: whatever sign came first, the next start time is then only remembered.
+A cache counts as lost if the replica refuses connections ("refused"), if the engine's process has a later start time than any
+before ("start_time"), or if it repeatedly reported zero hits on known prefixes ("zero_hits"). One restart counts once: after
+another sign, the next start time is only stored.
 
-Replicas come and go while the gateway runs: `add` and `remove` take effect at once. `run` starts their tasks, and
-`remove` ends them.
+Replicas come and go while the gateway runs: `add` and `remove` take effect at once. `run` starts their tasks, and `remove` ends
+them.
 """
 
 from __future__ import annotations
@@ -49,23 +49,25 @@ RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
 
 # Failures of a probe that may only mean that the engine is busy.
 _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
-# Of a replica's idle timeout: its timer and ours are not exact.
+# Share of a replica's idle timeout: its timer and the gateway's are not exact.
 _IDLE_LIMIT_SHARE = 0.9
 
-AT_ONCE = 16  # probes that begin without giving the event loop back: some milliseconds
-LOGGED_MODELS = 20  # that a log line names
-RARELY = 30  # probes from one question to the next, where the engine had no answer to it
+AT_ONCE = 16  # probes that begin between two turns of the event loop: some milliseconds
+LOGGED_MODELS = 20  # names in a log line
+RARELY = 30  # probes between two questions to an engine that did not answer the first one
 
-# Start times are computed from the time of the boot, which drifts a little. Who lived for less had nothing cached.
+# Start times are computed from the time of the boot, which drifts a little. A process with a shorter life had nothing cached.
 START_TOLERANCE_S = 2.0
 
 
 ProbeResult = Models | ReplicaFailure | GatewayError | None
-"""What became of requesting a replica's models; None: they need a key."""
+"""Result of a request for a replica's models; None: they need a key."""
 
 
 class Prober:
-    """See the top of this file. `run`, `probe` and `request_models` send requests; everything else is synchronous."""
+    """Probes the replicas (see the module). `run`, `probe` and `request_models` send requests; everything else is
+    synchronous.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Prober:
         changed: Callable[[ReplicaState], None],
         clock: Callable[[], float],
     ) -> None:
-        """changed: called when a replica comes, goes, or serves other models than before."""
+        """changed: called when a replica comes, goes, or changes its models."""
         self._health = health
         self._router = router
         self._metrics = metrics
@@ -95,7 +97,7 @@ class Prober:
             self._metrics.replica_restarts.add((state.name, sign), 0)
 
     def remove(self, state: ReplicaState) -> None:
-        """It is gone: it is not probed any more, and its gauges end."""
+        """A replica has left: end its probes and its gauges."""
         if task := self._tasks.pop(state):
             task.cancel()
         state.probed.set()
@@ -105,19 +107,19 @@ class Prober:
         self._show_load(state.name, None, None)
 
     def retune(self, health: HealthConfig) -> None:
-        """Probe by these rules from now on."""
+        """Set the rules of probing."""
         if health != self._health:
             self._health = health
             for state in self._tasks:
-                state.probe_now.set()  # else the next probe would come when the old interval is over
+                state.probe_now.set()  # else the next probe would wait for the end of the old interval
 
     def set_bounds(self, state: ReplicaState) -> None:
-        """Give the router its KV size and its longest prompt; called when they may have changed."""
+        """Give the router the replica's KV size and longest prompt; called when they may have changed."""
         capacity = state.capacity_tokens
         self._router.add(Replica(state.name, capacity, state.context_tokens, state.engine.one_conversation))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
-    # -- what requests show
+    # -- observations of requests
 
     def failed(self, state: ReplicaState, failure: ReplicaFailure) -> None:
         """A request's attempt failed on this replica."""
@@ -127,7 +129,7 @@ class Prober:
             self._router.failing(state.name)
 
     def doubt(self, state: ReplicaState) -> None:
-        """Another process has seen it fail."""
+        """Another process has seen a failure of this replica."""
         if state.up:
             self._probe_soon(state)
 
@@ -141,14 +143,14 @@ class Prober:
             state.closed_after_s = min(idle_s, state.closed_after_s or math.inf)
 
     def _probe_soon(self, state: ReplicaState) -> bool:
-        """Probe it at once, if the budget allows it. False: the next regular probe has to do."""
+        """Probe it at once, if the budget allows. False: it waits for the next regular probe."""
         allowed = state.probe_now.is_set() or state.probe_budget.take(self._clock(), self._health.interval_s)
         if allowed:
             state.probe_now.set()
         return allowed
 
     def zero_hits(self, state: ReplicaState) -> None:
-        """The router has taken repeated zero hits for a restart, and forgotten what the replica held."""
+        """The router has treated repeated zero hits as a restart, and forgotten the replica's cached prefixes."""
         log.warning("replica restarted?", extra={"replica": state.name, "reason": ZERO_HITS})
         self._cache_lost(state, ZERO_HITS)
 
@@ -171,7 +173,7 @@ class Prober:
     # -- probing
 
     async def run(self, upstream: UpstreamClient) -> None:
-        """Probe every replica, those that join later too, until cancelled."""
+        """Probe every replica, including later members, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
@@ -179,7 +181,7 @@ class Prober:
                 for number, state in enumerate(new):
                     if number % AT_ONCE == 0:
                         await asyncio.sleep(0)
-                    if self._tasks.get(state, self) is None:  # it has not left meanwhile
+                    if self._tasks.get(state, self) is None:  # it is still a member
                         self._tasks[state] = group.create_task(self._keep_probing(state, upstream))
                 await self._news.wait()
 
@@ -191,15 +193,15 @@ class Prober:
             state.probe_now.clear()
             try:
                 await self.probe(state, upstream)
-            except Exception:  # a bug in one probe must not end the probing
+            except Exception:  # a bug in one probe must not stop the probing
                 log.exception("probe failed", extra={"replica": state.name})
 
     async def probe(self, state: ReplicaState, upstream: UpstreamClient) -> None:
         if state.engine.fragile is not None and (upstream.busy(state.url) or self._router.ledger.of(state.name).inflight):
-            return  # it serves one at a time: a probe would wait behind the request
+            return  # it serves one request at a time: a probe would wait behind the running one
         closed_after_s, state.closed_after_s = state.closed_after_s, None
         result = await self.request_models(state.url, upstream)
-        if state not in self._tasks:  # it has left meanwhile
+        if state not in self._tasks:  # it has left during the probe
             return
         if isinstance(result, ReplicaFailure) and result.reason == "timeout" and upstream.busy(state.url):
             return  # a request was faster
@@ -210,7 +212,7 @@ class Prober:
         await self._ask_engine(state, upstream)
 
     async def request_models(self, url: str, upstream: UpstreamClient) -> ProbeResult:
-        """The models there. Changes nothing: that is for `apply_probe`."""
+        """Request the models at this URL. Changes nothing; `apply_probe` applies the result."""
         try:
             return await models_of(upstream, url, self._health.timeout_s)
         except (ReplicaFailure, GatewayError) as error:
@@ -219,7 +221,7 @@ class Prober:
     async def request_models_of_all(
         self, urls: Iterable[str], upstream: UpstreamClient, within_s: float
     ) -> dict[str, ProbeResult]:
-        """`request_models` of each, all at the same time. Those that have not answered within within_s are left out."""
+        """`request_models` of all URLs concurrently. URLs without an answer within within_s are omitted."""
         asking: dict[str, asyncio.Future[ProbeResult]] = {}
         try:
             for number, url in enumerate(dict.fromkeys(urls)):
@@ -234,15 +236,15 @@ class Prober:
                 answer.cancel()
 
     def apply_probe(self, state: ReplicaState, result: ProbeResult, silence_s: float = math.inf) -> bool:
-        """Apply the result of a probe to the replica's state. Returns whether it was good.
+        """Apply the result of a probe to the replica's state. Returns True if the probe succeeded.
 
-        silence_s: since the last byte of its answers to requests.
+        silence_s: seconds since the last byte of its answers to requests.
         """
         state.probed.set()
         if isinstance(result, ReplicaFailure):
             self._probe_failed(state, result, silence_s)
             return False
-        if isinstance(result, GatewayError):  # our own lack of resources says nothing about the replica
+        if isinstance(result, GatewayError):  # the gateway's lack of resources shows nothing about the replica
             log.warning("cannot probe", extra={"replica": state.name, "error": result.message})
             return False
         keyed = result is None
@@ -270,7 +272,7 @@ class Prober:
         if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
             self._set_down(state, failure)
         elif failure.reason == "reset":
-            self._probe_soon(state)  # a process that ends may reset a connection before it refuses the next one
+            self._probe_soon(state)  # an ending process may reset a connection before it refuses the next one
 
     def _set_up(self, state: ReplicaState) -> None:
         state.failed_probes = 0
@@ -279,7 +281,7 @@ class Prober:
             return
         if state.needs_key:
             log.warning("replica needs a key for its model list; models unknown", extra={"replica": state.name})
-        if state.error != NOT_PROBED:  # else it has just joined, and `_begin_slowly` has decided
+        if state.error != NOT_PROBED:  # else it has just joined, and `_begin_slowly` has set its share
             state.up_since = self._clock()
         state.error = ""
         state.idle_limit_s = math.inf
@@ -318,11 +320,11 @@ class Prober:
         engine = named(state.member.engine)
         found = await facts_of(upstream, state.url, timeout_s, state.models, state.facts, engine, inquire=again)
         facts, state.has_metrics = found
-        if state.up and state in self._tasks:  # a request may have found it down meanwhile, or it has left
+        if state.up and state in self._tasks:  # it may have gone down or left during the question
             self._apply_facts(state, facts)
 
     def _apply_facts(self, state: ReplicaState, facts: Facts) -> None:
-        """The replica's engine reports these facts."""
+        """Apply the facts that the replica's engine reports."""
         state.facts = facts
         self._show_load(state.name, facts.running, facts.waiting)
         if facts.capacity_tokens is not None and facts.capacity_tokens != state.engine_capacity_tokens:
@@ -336,7 +338,7 @@ class Prober:
                 log.warning("replica restarted", extra={"replica": state.name, "reason": START_TIME})
                 self._router.restarted(state.name)
                 self._cache_lost(state, START_TIME)
-            # Several processes may answer under one address, by turns; only a start later than all of theirs is a restart.
+            # Several processes may answer at one address, by turns; only a start later than all of theirs is a restart.
             state.started = max(facts.started, state.started or 0.0)
 
     def _cache_lost(self, state: ReplicaState, sign: str) -> None:
@@ -357,7 +359,7 @@ def _zero_hint(state: ReplicaState) -> str:
 
 
 def _warn_of_bounds(replica: str, models: Models) -> None:
-    """A replica's new model list may not be kept as it is."""
+    """Logs a new model list that exceeds the bounds."""
     if len(models) >= MAX_MODELS:
         log.warning("model list is too long; the rest is ignored", extra={"replica": replica, "models": len(models)})
     cut = [name for name, entry in models.items() if not entry.whole]

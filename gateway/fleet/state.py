@@ -1,4 +1,4 @@
-"""The state of one replica. `prober.py` writes most of it, `directory.py` decides by it."""
+"""The state of one replica. `prober.py` writes most of it, `directory.py` reads it for its decisions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
-SLOW_START_S = 10.0  # a replica that came back gets less than its share for that long
+SLOW_START_S = 10.0  # for which a replica that came up gets less than its share
 FIRST_SHARE = 0.1
-LACKS_S = 600.0  # then it is asked again whether it speaks a dialect: it may have been upgraded
-LACKED_S = 10.0  # the same where no replica is known to speak it
-EXTRA_PROBES = 3  # beside the regular ones, at once
+LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
+LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
+EXTRA_PROBES = 3  # at once, beside the regular ones
 
 
 class ProbeBudget:
@@ -32,7 +32,7 @@ class ProbeBudget:
         self._since = float("-inf")
 
     def take(self, now: float, interval_s: float) -> bool:
-        """Whether one more is within the budget; if so, it is spent."""
+        """Spend one extra probe. False: the budget is used up."""
         self._left = min(EXTRA_PROBES, self._left + max(0.0, now - self._since) / interval_s)
         self._since = now
         if self._left < 1:
@@ -45,22 +45,22 @@ class ProbeBudget:
 
 
 def share(up_since: float, now: float, window_s: float) -> float:
-    """The part of its share of requests that a replica gets after it came up: a tenth at first, all of it after window_s."""
+    """The part of its share of requests that a replica gets after it came up: FIRST_SHARE at first, 1.0 after window_s."""
     age_s = max(0.0, now - up_since)
     return 1.0 if age_s >= window_s else FIRST_SHARE + (1 - FIRST_SHARE) * age_s / window_s
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaState:
-    """Kept while the replica is down. models: the entries of its model list, by id.
+    """The state of one replica, kept while it is down. models: the entries of its model list, by id.
 
     down_by: the reason of the last failure that took it down. rests_until: the end of its Retry-After. started: the latest
-    start of its process that was seen. warm: it was up since its cache was last taken for lost. engine_capacity_tokens: the
-    size of its KV cache, as its engine reports it. probes: good ones since it came up. has_metrics: it has a page of metrics.
-    drained: an operator wants no new requests there. leaving: no source names it any more; it is here until what runs there is
-    over. probed: its first probe is over, or it has left. closed_after_s: an extra probe is under way, because it closed a
-    connection that had been idle for that time. idle_limit_s: the shortest such time that was no sign of a restart.
-    lacks: names of dialects whose path it did not know, and when that was.
+    known start of its process. warm: it was up since its cache last counted as lost. engine_capacity_tokens: the size of its KV
+    cache, as its engine reports it. probes: successful ones since it came up. has_metrics: it has a page of metrics. drained:
+    an operator wants no new requests there. leaving: no source names it, but some of its requests are still running. probed:
+    set once its first probe is over, or it has left. closed_after_s: an extra probe is running because it closed a connection
+    after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
+    at which it did not know the path of a dialect, by the dialect's name.
     """
 
     member: Member
@@ -100,58 +100,58 @@ class ReplicaState:
 
     @property
     def engine(self) -> EngineProfile:
-        """As its source names it, else as it was recognised."""
+        """The engine: as its source names it, else as recognised."""
         return named(self.member.engine) or self.facts.engine
 
     @property
     def draining(self) -> bool:
-        """Whether an operator or its source wants no new requests there."""
+        """True if an operator or its source wants no new requests there."""
         return self.drained or self.member.draining
 
     @property
     def live(self) -> bool:
-        """Whether it may be sent new requests."""
+        """True if it may get new requests."""
         return self.up and not self.draining and not self.leaving
 
     @property
     def doubtful(self) -> bool:
-        """Whether nothing but failed probes keeps it from being live. It is used when no replica is live: a busy engine may
-        answer requests while its model list times out. A replica that refuses connections, or the gateway's key, answers no
-        request either.
+        """True if only failed probes keep it from being live. It is used when no replica is live: a busy engine may answer
+        requests while its model list times out. A replica that refuses connections, or the gateway's key, does not answer
+        requests either.
         """
         down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE, NO_ACCESS)
         return down_by_probes and not (self.up or self.draining or self.leaving)
 
     @property
     def down_reason(self) -> str:
-        """Why it is not live."""
+        """The reason why it is not live."""
         return self.error if not self.up else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:
-        """Whether requests of this dialect go to it as they are; else they are translated, or go to others."""
+        """True if requests of this dialect are sent to it unchanged; else they are translated, or sent to others."""
         at = self.lacks.get(dialect)
         return (at is None or now - at > LACKS_S) and dialect not in self.engine.lacks
 
     def lacked(self, dialect: str, now: float) -> bool:
-        """Whether it has just said so: to ask again would be in vain, also if no other one is left to be asked."""
+        """True if it has lacked the dialect only just now: asking again would be useless, even if no other replica is left."""
         at = self.lacks.get(dialect)
         return dialect in self.engine.lacks or (at is not None and now - at <= LACKED_S)
 
     def share(self, now: float) -> float:
-        """The part of its share of requests that it gets now: its weight, and less in the first seconds after it came up."""
+        """The part of its share of requests that it gets now: its weight, reduced in the first seconds after it came up."""
         return share(self.up_since, now, SLOW_START_S) * self.member.weight / MAX_WEIGHT
 
     def restricted(self, now: float) -> bool:
-        """Whether it gets less than others: its breaker is not closed, it rests, it has less weight, or it has just come up."""
+        """True if it gets less than others: its breaker is not closed, it rests, it has less weight, or it has just come up."""
         return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share(now) < 1
 
     @property
     def capacity_tokens(self) -> int | None:
-        """The size of its KV cache: its source's value, else its engine's. None: unknown."""
+        """The size of its KV cache: from its source, else from its engine. None: unknown."""
         return self.member.capacity_tokens or self.engine_capacity_tokens
 
     @property
     def context_tokens(self) -> int | None:
-        """The longest prompt that any of its models takes, where its model list has it (vLLM, SGLang)."""
+        """The longest prompt that any of its models accepts, if its model list has it (vLLM, SGLang)."""
         lengths = [entry.context_tokens for entry in self.models.values()]
         return max((length for length in lengths if length is not None), default=None)

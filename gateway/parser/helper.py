@@ -1,10 +1,10 @@
 """Main program of the parser process: reads a job, runs it, writes its result, until its socket is closed.
 
-It runs the dialects' functions that parse small bodies in the event loop, and computes the prompt's block keys. The cost of a
-body is bounded: its structure before it is parsed, the address space, the time.
+It runs the same functions of the dialects as the event loop does for small bodies, and computes the prompt's block keys. The
+cost of a body is bounded: its structure before it is parsed, the address space, the time.
 
-A process and not a thread, because parsing holds the GIL. Signals of a terminal or a service manager are ignored: a draining
-gateway still needs its parser.
+It is a process and not a thread, because parsing holds the GIL. Signals of a terminal or a service manager are ignored: a
+draining gateway still needs its parser.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gateway.parser import wire
 # body itself, the JSON parser's tree and the canonical prompt.
 _MEMORY_PER_BYTE: Final = 12
 _DIALECTS: Final = Dialects()
-_OUTLINER: Final = Outliner(2048, 1 << 14)  # turns come again with each request of a conversation: a few MiB
+_OUTLINER: Final = Outliner(2048, 1 << 14)  # each request of a conversation repeats its turns: a few MiB
 Operation = Callable[..., tuple[Any, ...]]
-MAX_ITEM_VALUES: Final = 4 * MAX_STRUCTURE  # of several turns that are kept, each of which had fewer than MAX_STRUCTURE
+MAX_ITEM_VALUES: Final = 4 * MAX_STRUCTURE  # of several stored turns, each with fewer than MAX_STRUCTURE values
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # the OOM killer takes this process before one that serves
+        file.write("1000")  # the OOM killer takes this process before a serving one
     operations = {**_OPERATIONS, **{name: _imported(path) for name, path in json.loads(arguments[3]).items()}}
     gc.disable()  # parsing makes no cycles
     with contextlib.suppress(ConnectionError), sock, sock.makefile("rb") as stream:
@@ -82,7 +82,7 @@ def _imported(path: str) -> Operation:
 
 
 def answer(job: tuple[Any, ...], body: bytes, operations: Mapping[str, Operation] | None = None) -> bytes:
-    """The encoded result of one job. operations: by name; default: those of the core."""
+    """The encoded result of one job. operations: by name; default: the core's."""
     operation, *arguments = job
     try:
         return wire.result(wire.DONE, *(operations or _OPERATIONS)[operation](body, *arguments))
@@ -110,7 +110,7 @@ def _parse(
     if outlined and isinstance(api.prompt, bytes):
         api.outline = _OUTLINER.outline(api.prompt)
     if api.prompt is not None:
-        router_prompt(api, (block_bytes, block_tokens), scope=scope)  # as `api.made`
+        router_prompt(api, (block_bytes, block_tokens), scope=scope)  # sets `api.made`
     return wire.parsed_body(api)
 
 

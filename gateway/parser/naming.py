@@ -1,6 +1,7 @@
-"""Requests whose model is not named in a JSON body: it is looked for in a form, then in the query.
+"""Finds the model of a request outside of a JSON body: in a form, then in the query.
 
-An alias is refused there. To pass it on would let a name through that the operator has taken for something else.
+An alias is refused there, because it cannot be replaced by the model's own name: the replica would get a name that the operator
+uses for another model.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gateway.errors import bad_request
 
 
 async def find_outside(api: ApiRequest, content_type: str, target: str, aliases: Aliases | None) -> None:
-    """Give the request the model's name. Large bodies are searched piece by piece. Raises GatewayError 400."""
+    """Sets the request's model. Large bodies are searched piece by piece. Raises GatewayError 400."""
     form = form_model(api.body, content_type)
     while form is not None and form.step():  # noqa: ASYNC110  (there is no event: other requests have their turns)
         await asyncio.sleep(0)

@@ -1,11 +1,11 @@
-"""Chooses where a body is parsed: in the event loop if that is quick, else in the parser process.
+"""Parses a body in the event loop if that is quick, else in the parser process.
 
 The cost of a body depends on its number of values more than on its length. A body is parsed in the loop if it is too short to
 have too many values (UNCOUNTED_BYTES: 0.5 ms; 10 to 20 ms if it consists of brackets), or if it has at most INLINE_BYTES and
 INLINE_STRUCTURE values. Counting takes 0.5 ms/MiB, parsing 1 to 3 ms/MiB of text, and 15 to 40 ms for the worst of such bodies
-(an object with 131,000 different names, 64,000 nested objects). When many bodies arrive at once, `Turns` spreads them over
-turns of the loop. Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are
-read: a body with more costs little more than its parsing.
+(an object with 131,000 different names, 64,000 nested objects). If many bodies arrive at once, `Turns` spreads them over turns
+of the loop. Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are read: a
+body with more parts costs little more than its parsing.
 
 Any other body is parsed by `process.py` while the loop runs, with a bound on its structure, and comes back as an ApiRequest
 with its block keys. Measurements: bench/gateway/parsing.py.
@@ -38,15 +38,15 @@ INLINE_BYTES: Final = 2 << 20
 INLINE_STRUCTURE: Final = (
     1 << 17
 )  # signs, as `json_structure.signs` counts them; `{` counts twice, for an object costs the most
-MAX_PARTS: Final = 8192  # of a prompt that is built in the loop: three per message, two per part of its content, ...
-OUTLINED_INLINE_BYTES: Final = 1 << 17  # of a body whose prompt is outlined in the loop: 10 ms, if all of it is new
+MAX_PARTS: Final = 8192  # of a prompt built in the loop: three per message, two per part of its content, ...
+OUTLINED_INLINE_BYTES: Final = 1 << 17  # of a body whose prompt is outlined in the loop: 10 ms, if nothing is cached
 _COPIED_AT_ONCE: Final = 1 << 20
-_CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is made in the event loop
+_CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is built in the event loop
 _SCANNED_INLINE_BYTES: Final = 1 << 17
 
 
 class Parsing:
-    """See the top of this file. block_bytes, block_tokens: the sizes of the router's blocks."""
+    """Parses bodies (see the module). block_bytes, block_tokens: the sizes of the router's blocks."""
 
     def __init__(self, process: ParserProcess, block_bytes: int, block_tokens: int) -> None:
         self.process = process
@@ -57,14 +57,14 @@ class Parsing:
 
     @property
     def turns(self) -> Turns:
-        """Spreads parsing in the event loop over its turns when many bodies arrive in one."""
+        """Spreads parsing over turns of the event loop when many bodies arrive in one turn."""
         if self._turns is None:
             self._turns = turns_of(asyncio.get_running_loop())
         return self._turns
 
     def at_once(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
-        """The request, if it can be parsed here; None: await `parse`. Raises GatewayError. While `turns` is not free, await
-        `in_turn` instead. aliases: of models; the request has the model's own name.
+        """The request, if the event loop can parse it; None: await `parse`. Raises GatewayError. While `turns` is not free,
+        await `in_turn` instead. aliases: of models; the request gets the model's own name.
         """
         begin = time.perf_counter()
         try:
@@ -108,9 +108,9 @@ class Parsing:
         return b"" if verdict == COMPLETE else await edited(body, edits)
 
     async def created(self, message: bytes, client: str = "") -> tuple[CreateMessage, bytes]:
-        """A message of Responses' WebSocket mode: what it says, and the body of its request. client: as for `parse`.
+        """A message of Responses' WebSocket mode: its parsed fields, and the body of its request. client: as for `parse`.
 
-        Raises GatewayError 400 for one that is no request; as `parse` if it could not be read.
+        Raises GatewayError 400 if it is no request, and the errors of `parse`.
         """
         if is_quick(message):
             found = await self.turns.take(partial(created, message))
@@ -119,13 +119,15 @@ class Parsing:
         return found, await edited(message, found.edits)
 
     async def members(self, body: bytes, client: str = "") -> Members:
-        """Where the members of an object that was parsed before are. client: as for `parse`. Raises GatewayError likewise."""
+        """The positions of the members of a valid JSON object. client: as for `parse`. Raises the errors of `parse`."""
         if len(body) <= _SCANNED_INLINE_BYTES:
             return read_object(body)
         return Members(body, *await self.process.run((wire.MEMBERS,), body, client))
 
     async def references(self, body: bytes, client: str = "") -> list[Reference]:
-        """Items that the body has by their ids alone. client: as for `parse`. Raises GatewayError 400, and likewise."""
+        """The references to stored items in a body. client: as for `parse`. Raises GatewayError 400, and the errors of
+        `parse`.
+        """
         if len(body) <= _SCANNED_INLINE_BYTES:
             return references_in(body)
         (found,) = await self.process.run((wire.REFERENCES,), body, client)
@@ -163,13 +165,13 @@ def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None, outliner: Outli
 
 
 def _has_many_values(raw: bytes) -> bool:
-    """Whether a body may have more values than INLINE_STRUCTURE. Objects are counted only if they decide."""
+    """True if a body may have more values than INLINE_STRUCTURE. Objects are counted only if they decide."""
     count = signs(raw)
     return 2 * count > INLINE_STRUCTURE and count + raw.count(b"{") > INLINE_STRUCTURE
 
 
 async def edited(raw: bytes, edits: Sequence[Edit]) -> bytes:
-    """The edited body, copied piece by piece while the loop runs."""
+    """The edited body, copied in pieces between which the loop runs."""
     if len(raw) <= _COPIED_AT_ONCE:
         return apply(raw, edits)
     if not edits:

@@ -4,11 +4,11 @@
        │                                      └────────────┴─────► the process exited, or took too long: it is killed, the job
        └─ the client left: dropped                                 fails, and the next job starts another process
 
-Jobs are FIFO within a client and round robin over clients: large bodies of one client do not keep those of others from being
-parsed. A client may have as many queued jobs as the queue has free slots.
+Jobs are FIFO within a client and round robin over clients: large bodies of one client do not block the other clients. A client
+may have as many queued jobs as the queue has free slots.
 
-A caller may be cancelled at any time: its running job goes on, so that both ends agree on which result comes next. The body is
-written by a non-blocking socket, while the event loop runs. The process is kept until `close`; if its parent dies, it exits.
+A caller may be cancelled at any time: its running job goes on, so that both ends agree on the next result. The body is written
+by a non-blocking socket, while the event loop runs. The process lives until `close`; if its parent dies, it exits.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ JOB_S: Final = 20.0
 WAIT_S: Final = 30.0
 MEMORY_MB: Final = 1024  # of address space, plus a share of the body's size (helper.py)
 MAX_WAITING: Final = 1024
-_NO_RESULT: Final = "no result"  # a job's status beside those of `wire`, with the GatewayError that says why
+_NO_RESULT: Final = "no result"  # a job's status, in addition to `wire`, with the GatewayError that caused it
 _NOT_STARTED: Final = OUT_OF_RESOURCES | {errno.EAGAIN}  # EAGAIN: the limit of processes is reached
 
-# The child uses the parent's module path, whatever its working directory is.
+# The child uses the parent's module path, in any working directory.
 BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.parser.helper import main; main(sys.argv[2:])"
 )
@@ -57,11 +57,11 @@ class _FairQueue:
     """Queued jobs: FIFO per client, round robin over clients. All operations are O(1), except `drop`."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, deque[_Job]] = {}  # by client, the next to be served first; none is empty
+        self._queues: dict[str, deque[_Job]] = {}  # by client, the next to be served first; no queue is empty
         self._size = 0
 
     def has_room(self, client: str) -> bool:
-        """Whether the client has fewer jobs here than there are free slots."""
+        """True if the client has fewer queued jobs than there are free slots."""
         return len(self._queues.get(client, ())) < MAX_WAITING - self._size
 
     def add(self, client: str, job: _Job) -> None:
@@ -79,7 +79,7 @@ class _FairQueue:
         return job
 
     def drop(self, client: str, job: _Job) -> None:
-        """Remove a job that is no longer wanted. O(the client's jobs)."""
+        """Remove a job whose caller is gone. O(the client's jobs)."""
         queue = self._queues.get(client)
         if queue and job in queue:
             queue.remove(job)
@@ -92,9 +92,9 @@ class _FairQueue:
 
 
 class ParserProcess:
-    """See the top of this file. job_s: time limit of a job; wait_s: of a job with its time in the queue; memory_mb: base
-    address space; boot: the program. operations: of features, by name, as "module:function"; they get the body and the job's
-    other arguments, and return a tuple of plain values. To be complete before the first job.
+    """Runs jobs in a parser process (see the module). job_s: time limit of a job. wait_s: time limit including the queue.
+    memory_mb: base address space. boot: the program. operations: of features, by name, as "module:function"; they get the body
+    and the job's other arguments, and return a tuple of plain values. They must be complete before the first job.
     """
 
     def __init__(self, *, job_s: float = JOB_S, wait_s: float = WAIT_S, memory_mb: int = MEMORY_MB, boot: str = BOOT) -> None:
@@ -113,11 +113,11 @@ class ParserProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process; None without one."""
+        """The id of the running process; None without one."""
         return self._process.pid if self._process else None
 
     async def run(self, arguments: tuple[Any, ...], body: bytes, client: str = "") -> tuple[Any, ...]:
-        """Run a job of this client; returns its result.
+        """Run a job of this client and return its result.
 
         Raises GatewayError: 400 or 413 for the body, 503 or 500 if it could not be parsed.
         """
@@ -204,7 +204,7 @@ class ParserProcess:
         limits = str(max(1, round(self._job_s))), str(self._memory_mb)
         arguments = [str(theirs.fileno()), *limits, json.dumps(self.operations)]
         try:
-            # In a new session: the terminal's signals are for the parent.
+            # In a new session, so that signals of the terminal reach only the parent.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", self._boot, json.dumps(sys.path), *arguments],
                 pass_fds=[theirs.fileno()],

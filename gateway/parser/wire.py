@@ -3,8 +3,8 @@
     job:     length of the arguments (4 bytes), length of the body (8), arguments, body
     result:  length of the result (4 bytes), result
 
-One job at a time: a job is written whole, then its result is read. Arguments and results are marshalled tuples of plain values:
-both ends are processes of this gateway, of the same Python, and no other process has the sockets.
+One job at a time: a job is written, then its result is read. Arguments and results are marshalled tuples of plain values: both
+ends are processes of this gateway with the same Python, and no other process has the sockets.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RESULT: Final = struct.Struct("<I")
 
 PARSE: Final = "parse"  # dialect, block_bytes, block_tokens, scope, aliases, outlined -> the fields of `ParsedBody`
 CONTINUE: Final = "continue"  # dialect, text, tokens -> verdict, edits (Continuation.request)
-CREATE: Final = "create"  # a message of a WebSocket -> the fields of `Created`
+CREATE: Final = "create"  # a message of a WebSocket -> the fields of `CreateMessage`
 MEMBERS: Final = "members"  # -> spans, end (json_edits.Members)
 REFERENCES: Final = "references"  # -> a list (responses.references)
-GIVEN: Final = "given"  # -> the fields of `Given` (responses.conversation)
-# About items, joined by commas.
+GIVEN: Final = "given"  # -> the fields of `ConversationFields` (responses.conversation)
+# Operations on items, joined by commas.
 PICK: Final = "pick"  # ids, places -> items by id (responses.items.picked)
 LIST: Final = "list"  # most -> a list of (id, item), or None (responses.items.listed)
 PAGE: Final = "page"  # ids, sizes, query -> a page (responses.items.input_items)
@@ -40,8 +40,8 @@ FAILED: Final = "failed"  # a bug, with its traceback
 
 
 class ParsedBody(NamedTuple):
-    """An ApiRequest without its body. edits: to be applied to the body, and billing and prewarm to that. prompt, breakpoints:
-    the fields of a router.Prompt.
+    """An ApiRequest without its body. edits: of the body. billing, prewarm: edits of the edited body. prompt, breakpoints: the
+    fields of a router.Prompt.
     """
 
     model: str
@@ -69,7 +69,7 @@ class ParsedBody(NamedTuple):
 
 
 def parsed_body(api: ApiRequest) -> ParsedBody:
-    """What the parser process returns. api: with its block keys."""
+    """The result of the parser process. api: with its block keys."""
     made, asked = api.made, api.diagnosis
     prompt = (made.keys, made.units, made.block_units, made.scale) if made else None
     return ParsedBody(
@@ -99,7 +99,7 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
 
 
 def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
-    """The request that the parser process has parsed. body: with the edits."""
+    """The request from the parser process's result. body: with the edits applied."""
     api = ApiRequest(parsed.model, None, parsed.salt, stream=parsed.stream, metered=parsed.metered, body=body)
     api.stores = parsed.stores
     api.strip_usage = parsed.strip_usage
