@@ -25,26 +25,32 @@ def test_the_list_of_compiled_modules_names_files_once() -> None:
     assert hatch_build.modules() == sorted(set(hatch_build.HOT), key=hatch_build.HOT.index) == list(hatch_build.HOT)
 
 
-def test_subclasses_of_compiled_classes_are_compiled() -> None:
-    """mypyc's classes cannot be subclassed in plain Python."""
+def test_bases_and_subclasses_of_compiled_classes_are_compiled() -> None:
+    """A class of mypyc has no subclass in plain Python, and one with slots no base."""
     trees = {
         path.relative_to(ROOT).as_posix(): ast.parse(path.read_text("utf-8"))
         for package in hatch_build.PACKAGES
         for path in (ROOT / package).rglob("*.py")
     }
-    compiled = {
+    modules = {file.removesuffix(".py").replace("/", "."): file for file in trees}
+    hot = set(hatch_build.modules())
+    closed = {
         (file.removesuffix(".py").replace("/", "."), node.name)
-        for file in hatch_build.modules()
+        for file in hot
         for node in trees[file].body
         if isinstance(node, ast.ClassDef) and not any(map(_is_interpreted, node.bases)) and not _is_open(node)
     }
-    for file in trees.keys() - set(hatch_build.modules()):
-        nodes = list(ast.walk(trees[file]))
+    for file, tree in trees.items():
+        nodes = list(ast.walk(tree))
         origins = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
-        bases = {
-            base.id for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases if isinstance(base, ast.Name)
-        }
-        assert not {name for name in bases if (origins.get(name), name) in compiled}, file
+        for node in nodes:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = {(origins[base.id], base.id) for base in node.bases if isinstance(base, ast.Name) and base.id in origins}
+            if file not in hot:
+                assert not bases & closed, (file, node.name)
+            elif any(ast.unparse(line).startswith("__slots__") for line in node.body):
+                assert all(modules.get(module or "", file) in hot for module, _ in bases), (file, node.name)
 
 
 def _name(base: ast.expr) -> str:
