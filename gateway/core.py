@@ -44,14 +44,14 @@ from gateway.request.callers import Callers
 from gateway.request.delivery import Delivery
 from gateway.request.extensions import Extensions
 from gateway.request.lifecycle import Lifecycle
-from gateway.request.phases.admitting import Admitting
-from gateway.request.phases.choosing import Choosing
-from gateway.request.phases.ending import Ending
+from gateway.request.phases.admitting import AdmitPhase
+from gateway.request.phases.choosing import ChoosePhase
+from gateway.request.phases.ending import EndPhase
 from gateway.request.phases.objects import ReplicaObjects
-from gateway.request.phases.reading import Reading
+from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
 from gateway.request.resumption import Resumption
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, observers_of
 from gateway.server.access import Access
 from gateway.server.endpoints import Endpoints, Pages, Sockets
@@ -126,7 +126,7 @@ class Core:
         self.fleet = Fleet(config, self.router, self.metrics, chance, self.clock)
         self.upstream = UpstreamClient(self.live, around.resolver, self.fleet.connection_closed, self.loops, around.dials)
         self.parsing = Parsing(ParserProcess(), routing.block_bytes, routing.block_tokens)
-        self.running, self.access = Running(), Access(self.live)
+        self.running, self.access = RunningRequests(), Access(self.live)
         self.memory, self.connections = Budget(budget_bytes(config)), ConnectionLimit(connection_limit(config))
         self.meter = Meter(self.live, self.metrics, self.wall_clock)
         self.objects = ReplicaObjects(self.live, self.router, self.clock)
@@ -190,9 +190,9 @@ def lifecycle_of(core: Core) -> Lifecycle:
         extensions=extensions,
         callers=core.callers,
         running=core.running,
-        reading=Reading(live, parsing, core.objects, core.callers, core.loops, clock),
-        admitting=Admitting(live, core.fleet, extensions, metrics, clock),
-        choosing=Choosing(live, core.fleet, core.router, core.objects, extensions, metrics, clock),
+        reading=ReadPhases(live, parsing, core.objects, core.callers, core.loops, clock),
+        admitting=AdmitPhase(live, core.fleet, extensions, metrics, clock),
+        choosing=ChoosePhase(live, core.fleet, core.router, core.objects, extensions, metrics, clock),
         attempts=core.attempts,
         delivery=Delivery(
             live=live,
@@ -203,7 +203,7 @@ def lifecycle_of(core: Core) -> Lifecycle:
             audience=core.access,
             clock=clock,
         ),
-        ending=Ending(core.attempts, core.objects, extensions, core.running, core.observers, clock),
+        ending=EndPhase(core.attempts, core.objects, extensions, core.running, core.observers, clock),
         replies=core.replies,
         clock=clock,
     )

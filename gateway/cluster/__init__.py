@@ -1,1 +1,1 @@
-"""Several processes that are one gateway: commands for all of them, reloads, start-up, workers."""
+"""One gateway of several processes: commands for all of them, reloads, start-up, workers."""

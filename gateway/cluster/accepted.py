@@ -1,4 +1,4 @@
-"""Accepted connections on their way into the event loop."""
+"""Passes accepted connections to the event loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class AcceptedConnections:
     """Gives accepted connections their transport and protocol."""
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Called within the event loop."""
+        """Must be called within the event loop."""
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, client: socket.socket) -> None:
-        """Give this connection a transport and a protocol, from now on its owners."""
+        """Give this connection a transport and a protocol, which own it from now on."""
         client.setblocking(False)
         task = self._loop.create_task(self._hand_over(client), name="accept")
         self._tasks.add(task)
@@ -26,14 +26,14 @@ class AcceptedConnections:
     async def _hand_over(self, client: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._make_protocol, client)
-        except OSError:  # it has left meanwhile
+        except OSError:  # the client has disconnected
             client.close()
         except BaseException:  # the gateway ends
             client.close()
             raise
 
     async def wait(self) -> None:
-        """Until all connections that were added have their transport."""
+        """Wait until all added connections have their transport."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Commands and questions for every process of this gateway, and /metrics merged over all of them.
 
-A gateway is one process (`SingleProcess`), or several workers: callers see a `ControlPlane`, whichever it is. Each process does
+A gateway is one process (`SingleProcess`), or several workers: callers see a `ControlPlane` in both cases. Each process does
 its own part as `LocalControl`. The commands: `messages.py`. Questions and messages of features: `topics.py`.
 """
 
@@ -21,11 +21,11 @@ from gateway.telemetry.counters import Instruments
 from gateway.telemetry.exposition import SingleFlight, render
 from gateway.telemetry.metrics import Metrics
 
-COUNT_S: Final = BATCH_S  # between two counts of the slots that others use
+COUNT_S: Final = BATCH_S  # between two counts of the slots in use by others
 
 
 class LocalControl:
-    """This process. topics: what its features do for other processes."""
+    """The control of this process. topics: its features' answers and receivers for other processes."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class LocalControl:
         topics: Topics,
         clock: Callable[[], float],
     ) -> None:
-        self.beginning = False  # snapshots are still to be taken in: the index's clock must not run before
+        self.beginning = False  # snapshots are still to be loaded: the index's clock must not run before
         self.live = live
         self.membership = membership
         self.reload = reload
@@ -51,10 +51,10 @@ class LocalControl:
         self.parts = parts
         self.before_page: Callable[[], None] = lambda: None  # sets further gauges
         self._unknown = UnknownReplicas(parts.router, metrics)
-        self._counted = self._count_again = False  # the slots that others use: within the last COUNT_S, and changed since
+        self._counted = self._count_again = False  # slots in use by others: counted within the last COUNT_S; changed since then
 
     async def execute(self, command: Command) -> None:
-        """Raises ConfigError if the command cannot be executed."""
+        """Execute the command in this process. Raises ConfigError if that is impossible."""
         match command:
             case Drain(name, on):
                 self.membership.drain(name, on=on)
@@ -91,7 +91,7 @@ class LocalControl:
             self._count_remote()
 
     def _count_remote(self) -> None:
-        """The slots that others use. O(replicas), so not for every batch, but at once where batches are rare."""
+        """Count the slots in use by others. O(replicas), so not for every batch, but at once if batches are rare."""
         ledger = self.router.ledger
         for pool in self.fleet.pools:
             pool.admission.set_remote_inflight(sum([ledger.of(state.name).remote_inflight for state in pool.replicas]))
@@ -104,7 +104,7 @@ class LocalControl:
             self._count_remote()
 
     async def probed(self, command: Command) -> None:
-        """Wait for what an executed command has begun: the first probe of a replica that was added. Bounded."""
+        """Wait for the work that an executed command has begun: the first probe of an added replica. Bounded."""
         if isinstance(command, Join):
             await self.membership.probed(command.replica.name)
 
@@ -115,7 +115,7 @@ class LocalControl:
             group.create_task(self.membership.run())
 
     def page(self) -> Instruments:
-        """The counters of this process, with gauges that are up to date."""
+        """The metrics of this process, with current gauges."""
         metrics, memory, connections = self.metrics, self.parts.memory, self.parts.connections
         metrics.set_router_gauges(self.router)
         metrics.set_memory_gauges(held=memory.held, limit=memory.limit, rejected=memory.refused)
@@ -128,24 +128,24 @@ class LocalControl:
 
 class ControlPlane(Protocol):
     async def execute(self, command: Command) -> None:
-        """In all processes. Returns when all have executed it, and have probed a replica that it adds.
+        """Execute the command in all processes. Returns when all have executed it, and have probed a replica that it adds.
 
-        Commands are executed in one order everywhere; a reload is one, and waits for the replicas that join for a bounded time.
-        Raises ConfigError if it cannot be executed.
+        Commands are executed in the same order everywhere. A reload is a command, and waits for the joining replicas for a
+        bounded time. Raises ConfigError if the command is impossible.
         """
 
     async def page(self) -> bytes:
         """The metrics of all processes together, in Prometheus' text format."""
 
     async def ask(self, topic: str, question: bytes = b"") -> dict[int, bytes]:
-        """The answers of all processes, this one too, by process; without those that are empty, or late."""
+        """The answers of all processes, this one included, by process; empty and late answers are omitted."""
 
     def publish(self, topic: str, message: bytes) -> None:
-        """To all other processes, in the order of this one's messages. Never blocks."""
+        """Send a message to all other processes, in the order of this process's messages. Never blocks."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that were published and not taken yet."""
+        """Bytes that were published and are still to be sent."""
 
     async def run(self) -> None:
         """Background work, until it is cancelled."""
@@ -154,35 +154,35 @@ class ControlPlane(Protocol):
         """Wait until this process can serve its first request."""
 
     async def stop(self) -> None:
-        """The requests are over: leave a snapshot for the next process."""
+        """Write a snapshot for the next process, after the requests are over."""
 
 
-class Lasting(Protocol):
-    """Knowledge of the prefix index that lasts longer than this process: in a file, at other gateways."""
+class IndexPersistence(Protocol):
+    """Stores the prefix index beyond the life of this process: in a file, at other gateways."""
 
     def __bool__(self) -> bool:
-        """True: there may be something to begin with."""
+        """True if there may be a stored index."""
 
     async def begin(self) -> None:
-        """Before the first request: take it in."""
+        """Load the index, before the first request."""
 
     async def run(self) -> None:
-        """From before `begin` until after `close`."""
+        """Background work, from before `begin` until after `close`."""
 
     async def keep(self) -> None:
-        """The requests are over: write a snapshot for the next start."""
+        """Write a snapshot for the next start, after the requests are over."""
 
     async def close(self) -> None:
-        """The last events were published."""
+        """Close, after the last events were published."""
 
 
 class SingleProcess:
     """The control plane of a gateway that is one process."""
 
     def __init__(
-        self, local: LocalControl, lasting: Lasting | None = None, transport: ReplicationTransport | None = None
+        self, local: LocalControl, lasting: IndexPersistence | None = None, transport: ReplicationTransport | None = None
     ) -> None:
-        """lasting: None: there is nothing to begin with. transport: to other gateways; None: there are none."""
+        """lasting: stores the prefix index; None: it is not stored. transport: to other gateways; None: there are none."""
         self._local = local
         self._pages = SingleFlight(lambda: render(local.page()))
         self._replicator: Replicator | None = None
@@ -232,7 +232,7 @@ class SingleProcess:
         self._ready = True
 
     async def stop(self) -> None:
-        if self._ready and self.lasting is not None:  # else the last snapshot is worth more
+        if self._ready and self.lasting is not None:  # before that, the last snapshot is better
             await self.lasting.keep()
         if self._replicator:
             self._replicator.flush()

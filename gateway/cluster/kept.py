@@ -1,9 +1,9 @@
-"""Replicas that a reload would take away before it is known what takes their place.
+"""Replicas that a reload would remove before their replacement is known.
 
-    reload: a new source does not answer in time ──► keep ──► the source answers: what it has found takes their place
-                                                      └────► one of their names or URLs is taken: that one leaves
+    reload: a new source does not answer in time ──► keep ──► the source answers: its members replace the kept ones
+                                                      └────► another member takes the name or the URL of one: that one leaves
 
-They stand beside the sources, as those of one more (KEPT). Pure: no I/O.
+They count as members of one more source (KEPT). Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ MembersBySource = Mapping[str, tuple[Member, ...]]
 
 
 class KeptReplicas:
-    """See the top of this file."""
+    """The kept replicas (see the module)."""
 
     def __init__(self) -> None:
         self._members: tuple[Member, ...] = ()
         self._awaited = frozenset[str]()  # names of the sources that are to replace them
 
     def awaits(self, watch: Watch) -> bool:
-        """True: they stay until this source answers."""
+        """True if the replicas are kept until this source answers."""
         return watch.name in self._awaited
 
     def keep(self, merged: MergedMembers, prepared: Mapping[str, Watch], silent: Mapping[str, str], only_pool: str) -> None:
-        """A reload goes on without the answers of new sources: silent, name -> pool. What these may be meant to replace is kept
-        until they answer: the replicas of their pools, and of the pools that former sources have brought replicas to.
+        """Keep replicas during a reload without the answers of new sources. silent: name -> pool of these sources. Replicas
+        that they may replace are kept until they answer: the replicas of their pools, and of all pools that former sources had
+        members in.
 
-        merged: the members so far. prepared: all sources from now on. only_pool: the only one, before and after ("" otherwise):
-        all are kept then, in this pool.
+        merged: the members so far. prepared: all sources from now on. only_pool: the only pool before and after the reload (""
+        otherwise): then all replicas are kept, in this pool.
         """
         before = {name for name in self._awaited if name in prepared and prepared[name].members is None}
         self._awaited = frozenset(before.union(silent))
         if not silent:
-            return  # what was kept before stays while it is waited for
+            return  # earlier kept replicas stay while their sources are awaited
         members = merged.members.values()
         if only_pool:
             self._members = tuple([replace(member, pool=only_pool) for member in members])
@@ -50,7 +51,7 @@ class KeptReplicas:
         self._members = tuple([member for member in members if member.pool in pools])
 
     def beside(self, others: MembersBySource, watches: Mapping[str, Watch]) -> tuple[Member, ...]:
-        """The kept members that count beside these others, while a source is waited for."""
+        """The kept members that no other member replaces, while a source is awaited."""
         if not any(name in watches and watches[name].members is None for name in self._awaited):
             return ()
         names = {member.name for members in others.values() for member in members}
@@ -58,15 +59,15 @@ class KeptReplicas:
         return tuple([member for member in self._members if member.name not in names and member.url not in urls])
 
     def reduce(self, left: tuple[Member, ...], merged: MergedMembers) -> bool:
-        """Only these are left: what something else has taken the name or the URL of does not come back. merged: the members so
-        far. Returns whether that is news for other processes.
+        """Drop the kept members that are not in `left`: another member has taken their name or URL. merged: the members so far.
+        Returns True if other processes must be told.
         """
         news = left != self._members or bool(left and merged.sources.get(left[0].name) != KEPT)
         self._members = left
         return news
 
     def seed(self, members: Iterable[Member], watches: Iterable[Watch]) -> None:
-        """Another process keeps these."""
+        """Set the replicas that another process keeps."""
         self._members = tuple(members)
         self._awaited = frozenset([watch.name for watch in watches if watch.members is None])
 

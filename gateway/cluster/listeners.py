@@ -1,8 +1,8 @@
-"""The sockets that connections are accepted on.
+"""Listening sockets for connections.
 
 A single process opens its own (`open_listeners`). Workers have one socket each, all on one port, over which the kernel spreads
-connections (SO_REUSEPORT). The supervisor opens them, and they stay open when a worker ends: clients in their queues wait for
-its successor.
+connections (SO_REUSEPORT). The supervisor opens them, and they stay open when a worker ends: connections in their queues wait
+for its successor.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Final
 
-# Connections that the kernel accepts on behalf of each socket. Beyond them it drops packets, and clients try again after
-# 1, 3 and 7 s. (Linux takes net.core.somaxconn instead if that is less.)
+# Connections that the kernel accepts on behalf of each socket. Beyond that it drops packets, and clients try again after 1, 3
+# and 7 s. (Linux uses net.core.somaxconn instead if that is less.)
 BACKLOG: Final = 1024
 
 
@@ -22,9 +22,9 @@ Address = tuple[Any, ...]
 
 
 def addresses_of(host: str, port: int) -> list[tuple[int, Address]]:
-    """(family, address) of each address of the host, all with one port that is free. Raises OSError if there is none.
+    """(family, address) of each address of the host, all with one free port. Raises OSError if there is none.
 
-    port 0: any. A process that listens there already is found here: with SO_REUSEPORT we would share the port without knowing.
+    port 0: any. Finds a process that listens there already; with SO_REUSEPORT alone the port would be shared with it unnoticed.
     """
     bound = _bind_all(host, port)
     found = [(int(sock.family), sock.getsockname()) for sock in bound]
@@ -34,7 +34,7 @@ def addresses_of(host: str, port: int) -> list[tuple[int, Address]]:
 
 
 def open_listeners(host: str, port: int) -> list[socket.socket]:
-    """A listening socket on each address of the host, of which no other process can accept. Raises OSError."""
+    """A listening socket for each address of the host, unshared with other processes. Raises OSError."""
     listeners = _bind_all(host, port)
     for sock in listeners:
         sock.listen(BACKLOG)
@@ -59,7 +59,7 @@ def _bind_all(host: str, port: int) -> list[socket.socket]:
 
 
 def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> list[socket.socket]:
-    """A socket that listens on each of the addresses. shared: others may listen on the same addresses. Raises OSError."""
+    """A listening socket for each of the addresses. shared: others may listen on the same addresses. Raises OSError."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(_bound(family, address, shared=shared)) for family, address in addresses]
         for sock in made:
@@ -69,7 +69,7 @@ def listen(addresses: Sequence[tuple[int, Address]], *, shared: bool = True) -> 
 
 
 def _bound(family: int, address: Address, *, shared: bool) -> socket.socket:
-    # asyncio sets TCP_NODELAY only where the protocol is named; the sockets that are accepted inherit it.
+    # asyncio sets TCP_NODELAY only if the protocol is named; accepted sockets inherit it.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

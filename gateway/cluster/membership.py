@@ -1,31 +1,32 @@
-"""The members of this process's fleet: every source's, merged, and brought into force one change at a time.
+"""The members of this process's fleet: merged from all sources, and changed in single steps.
 
-    reload: configuration ──► wait for new sources, probe what joins ──┐
-    command: add, remove, drain ───────────────────────────────────────┼──► merge ──► all changes in one step
-    watched sources ───────────────────────────────────────────────────┘
+    reload: configuration ──► wait for new sources, probe joining ones ──┐
+    command: add, remove, drain ─────────────────────────────────────────┼──► merge ──► all changes in one step
+    watched sources ─────────────────────────────────────────────────────┘
 
-The change itself has no await in it, so that every request sees the members either before it or after it. Each process of a
+The change itself has no await in it, so that every request sees the members either before or after it. Each process of a
 gateway does this for itself: reloads and commands reach all of them, and each watches the sources.
 
 A reload waits before it changes anything: for the first answers of sources that are new or have other settings, and then for
-the probes of the replicas that join, for `first_wait_s` at most each. Commands wait for it, for all processes execute them in
-one order. Where a source does not answer by then, the pool that it is for keeps the replicas that would leave until it answers
+the probes of the joining replicas, for `first_wait_s` at most each. Commands wait for it, because all processes execute them in
+the same order. If a source does not answer by then, its pool keeps the replicas that would leave until the source answers
 (`kept.py`).
 
-What a source finds does not wait for a reload: a replica that shuts down gets no further request. A replica that a source or an
-operator brings is down at first and probed at once (one that is still leaving goes on as it was); `probed` and `first_found`
-wait for that. Changes take a tenth of the time at most: where sources change often, several changes come into force together.
+Members from sources do not wait for a reload, so that a replica that shuts down gets no further request. A replica from a
+source or an operator is down at first and probed at once (a replica that is still leaving continues with its state); `probed`
+and `first_found` wait for that. Changes take a tenth of the time at most: if sources change often, several changes are applied
+together.
 
-A replica that an operator adds stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
-configuration names that replica itself, has its pool no more, or has so many replicas that there is no room for it: then the
-addition is forgotten.
+A replica added by an operator stays until it is removed or the gateway ends. A reload leaves it alone, unless the new
+configuration names that replica itself, lacks its pool, or has so many replicas that there is no room for it: then the addition
+is dropped.
 
-Commands are decided by what all processes know: what the configuration and operators name. What sources find, each process
-learns at another moment. So an addition takes its name from a found replica; the endpoint refuses it (409) if its own process
-knows that replica. A drain of a name that neither has is kept for the replica that a source may find.
+Commands are decided by data that all processes share: the members of the configuration and of operators. Members of sources
+reach each process at a different moment. So an addition takes its name from a found replica; the endpoint refuses it (409) if
+its own process knows that replica. A drain of a name that neither has is stored for a replica that a source may find.
 
-Only URLs of the configuration may lead to link-local addresses and metadata services: all others are guarded before they are
-probed; after a reload's probes again, for the guard ends with a former replica at the same URL that is forgotten meanwhile.
+Only URLs of the configuration may lead to link-local addresses and metadata services. All others are guarded before they are
+probed, and again after a reload's probes, because the guard ends when a former replica at the same URL is removed meanwhile.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ from gateway.upstream.client import UpstreamClient
 log = logging.getLogger("warmroute.membership")
 
 MAX_DRAINS: Final = MAX_REPLICAS
-REST: Final = 9  # times as long as a change took, until the next one
+REST: Final = 9  # pause before the next change, as a multiple of the last change's duration
 NO_PROBES: Final[Mapping[str, ProbeResult]] = {}
 
 SourcesOf = Callable[[Config], Sequence[MemberSource]]
 
 
 class Membership:
-    """See the top of this file. `run` watches the sources until it is cancelled."""
+    """The members (see the module). `run` watches the sources until it is cancelled."""
 
     def __init__(
         self,
@@ -85,9 +86,9 @@ class Membership:
         retry_s: float = RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """fleet: has the members of the configuration. sources_of: those that a configuration asks for.
+        """fleet: has the members of the configuration. sources_of: the sources that a configuration names.
 
-        first_wait_s: how long a reload waits for new sources, and for the replicas that join, at most.
+        first_wait_s: limit of a reload's wait for new sources, and of its wait for joining replicas.
         """
         self._live = live
         self._fleet = fleet
@@ -98,12 +99,12 @@ class Membership:
         self._added: tuple[Member, ...] = ()
         self._drains: dict[str, None] = {}  # names that sources may find
         self._kept = KeptReplicas()
-        self._pools: Mapping[str, str] = {}  # of the sources in force, by their names
+        self._pools: Mapping[str, str] = {}  # of the present sources, by their names
         self._merged = merge({CONFIGURATION: configured(live.config)}, _pools(live.config))
         self._one_at_a_time = asyncio.Lock()
         self._rests_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self.published: Callable[[str, tuple[Member, ...]], None] | None = None  # called with what a source has found
+        self.published: Callable[[str, tuple[Member, ...]], None] | None = None  # called with the members of a source
         self.watches = Watches(self._source_found, self._expects, retry_s)
         self._set_connection_options(self._merged.members.values())
         sources = sources_of(live.config)
@@ -111,22 +112,22 @@ class Membership:
 
     @property
     def rejected(self) -> Sequence[RejectedMember]:
-        """Members that sources name, and that were refused."""
+        """Members from sources that were refused."""
         return self._merged.rejected
 
     @property
     def drains(self) -> Collection[str]:
-        """Names that sources may find, and whose replicas get no new requests."""
+        """Names of drained replicas that sources may find."""
         return self._drains
 
     def source_of(self, name: str) -> str | None:
-        """Which source names the member; None: there is no such member."""
+        """The source of this member; None: there is no such member."""
         return self._merged.sources.get(name)
 
     # -- reloads
 
     async def reconfigure(self, config: Config, before_apply: Callable[[], None]) -> None:
-        """This is the configuration from now on. before_apply: called in the step that changes the members, before they do."""
+        """Set the configuration. before_apply: called just before the members change, in the same step."""
         async with self._one_at_a_time:
             sources = self._sources_of(config)
             prepared = self.watches.prepared(sources)
@@ -145,7 +146,7 @@ class Membership:
             self._kept.keep(self._merged, prepared, silent, _only_pool(self._live.config, config))
             commanded = {member.name for member in (*configured(self._live.config), *self._added)}
             for name in commanded.union(member.name for member in members):
-                self._drains.pop(name, None)  # a drain of what the configuration or an operator names ends with that
+                self._drains.pop(name, None)  # a drain ends when the configuration or an operator takes the name
             self._added = added
             self._use_sources(sources, prepared)
             self._bring_into_force(config, before_apply, probed)
@@ -157,12 +158,12 @@ class Membership:
                     self._fleet.drain(state, on=False)
 
     def _use_sources(self, sources: Iterable[MemberSource], prepared: Mapping[str, Watch]) -> None:
-        """These are the sources from now on."""
+        """Set the sources."""
         self._pools = _pool_of(sources)
         self.watches.change(prepared)
 
     async def _probed(self, config: Config, named: MembersBySource) -> Mapping[str, ProbeResult]:
-        """The answers of the replicas that would join. See `Fleet.probe_joining`."""
+        """The answers of the replicas that would join (`Fleet.probe_joining`)."""
         merged = merge(named, _pools(config))
         others = self._guard(config, named, merged)
         self._set_connection_options([member for member in merged.members.values() if not self._fleet.uses(member.url)])
@@ -177,7 +178,7 @@ class Membership:
     # -- commands
 
     async def add(self, member: Member) -> None:
-        """An operator adds a member. Raises ConfigError if its name is taken, or it cannot be a member."""
+        """An operator adds a member. Raises ConfigError if its name is taken, or the member is invalid."""
         async with self._one_at_a_time:
             config = self._live.config
             known = {each.name: CONFIGURATION for each in configured(config)} | {each.name: OPERATORS for each in self._added}
@@ -188,14 +189,14 @@ class Membership:
             self._bring_into_force(config)
 
     async def probed(self, name: str) -> None:
-        """Wait for the first probe of a member that was added, for `first_wait_s` at most."""
+        """Wait for the first probe of an added member, for `first_wait_s` at most."""
         if state := self._fleet.named(name):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._first_wait_s):
                     await state.probed.wait()
 
     async def remove(self, name: str) -> None:
-        """An operator removes a member that one has added. Raises ConfigError if none has."""
+        """An operator removes an added member. Raises ConfigError if no operator has added it."""
         async with self._one_at_a_time:
             added = tuple([member for member in self._added if member.name != name])
             if len(added) == len(self._added):
@@ -204,7 +205,7 @@ class Membership:
             self._bring_into_force(self._live.config)
 
     def drain(self, name: str, *, on: bool) -> None:
-        """An operator wants no new requests there, or some again. A name that sources may find is remembered."""
+        """An operator stops or resumes new requests there. The name is stored for a replica that a source may find."""
         if state := self._fleet.named(name):
             self._fleet.drain(state, on=on)
         self._drains.pop(name, None)
@@ -223,7 +224,7 @@ class Membership:
             self._cancel_timer()
 
     async def first_found(self, within_s: float) -> None:
-        """Wait until each source has answered, and for the first probes of what they have found; within_s at most."""
+        """Wait until each source has answered, and for the first probes of its members; within_s at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await answered(self.watches.all)
@@ -232,7 +233,7 @@ class Membership:
                 await asyncio.gather(*(state.probed.wait() for state in self._fleet.replicas if state.name in found))
 
     def seed(self, source: str, members: Iterable[Member]) -> None:
-        """Members that another process has found there, or keeps: they count until this process's own watches have answers."""
+        """Members of a source that another process has found, or keeps: used until this process's own watches have answers."""
         if source == KEPT:
             self._kept.seed(members, self.watches.all)
         for watch in self.watches.all:
@@ -241,11 +242,11 @@ class Membership:
         self.apply_found()
 
     def _expects(self, watch: Watch) -> bool:
-        """True: an answer of this source without members would be a surprise."""
+        """True if an answer of this source without members would be unexpected."""
         return bool(watch.members or (self._kept and self._kept.awaits(watch)))
 
     async def _source_found(self, watch: Watch, members: Collection[Member]) -> None:
-        """A watched source has named these members: all that it has."""
+        """Handle the members of a watched source: its complete list."""
         found = tuple(sorted(members, key=lambda member: member.name))
         if found == watch.members:
             return
@@ -254,7 +255,7 @@ class Membership:
             return
         watch.members = found
         if watch not in self.watches.all:
-            return  # a reload waits for it
+            return  # a reload waits for this source
         if self.published:
             self.published(watch.name, found)
         wait_s = self._rests_until - self._clock()
@@ -264,7 +265,7 @@ class Membership:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.apply_found)
 
     async def _replace_kept(self, watch: Watch, found: tuple[Member, ...]) -> None:
-        """Its members come into force when they have been probed: the kept ones leave in the same step."""
+        """Apply the source's members once they have been probed; the kept ones leave in the same step."""
         async with self._one_at_a_time:
             config, watch.members = self._live.config, found
             named = self._members_by_source(config, self._added, {each.name: each for each in self.watches.all}, self._pools)
@@ -277,7 +278,7 @@ class Membership:
                 self.published(watch.name, found)
 
     def apply_found(self) -> None:
-        """The members that sources have found come into force now."""
+        """Apply the members of the sources now."""
         self._cancel_timer()
         self._bring_into_force(self._live.config)
 
@@ -291,7 +292,7 @@ class Membership:
     def _members_by_source(
         self, config: Config, added: tuple[Member, ...], watches: Mapping[str, Watch], pools: Mapping[str, str]
     ) -> MembersBySource:
-        """Members by their source. Sources by their names, so that all processes decide alike which of two goes first.
+        """Members by their source. Sources are ordered by name, so that all processes give precedence to the same one.
 
         pools: of the sources, for members that name none.
         """
@@ -310,7 +311,7 @@ class Membership:
         before_apply: Callable[[], None] | None = None,
         probed: Mapping[str, ProbeResult] = NO_PROBES,
     ) -> None:
-        """No await in here: no request sees half of it. probed: see `Fleet.probe_joining`."""
+        """Apply the members. No await in here: no request sees half of a change. probed: see `Fleet.probe_joining`."""
         begun = self._clock()
         named = self._members_by_source(config, self._added, {watch.name: watch for watch in self.watches.all}, self._pools)
         kept = named.get(KEPT, ())
@@ -331,7 +332,7 @@ class Membership:
         self._rests_until = now + REST * (now - begun)
 
     def _guard(self, config: Config, named: MembersBySource, merged: MergedMembers) -> Collection[str]:
-        """Guard the URLs that the configuration does not have itself, unless it allows all. Returns these URLs."""
+        """Guard the URLs that are not in the configuration, unless it allows all. Returns these URLs."""
         trusted = {member.url for member in named[CONFIGURATION]}
         others = {member.url for member in merged.members.values()} - trusted
         self._upstream.trust(trusted)
@@ -340,12 +341,12 @@ class Membership:
         return others
 
     def _set_connection_options(self, members: Iterable[Member]) -> None:
-        """They are connected to as their sources want it."""
+        """Set the connection options that the members' sources want."""
         for member in members:
             self._upstream.set_options(member.url, member.connection_options)
 
     def _log_rejected(self, merged: MergedMembers) -> None:
-        """The first LOGGED members that were not rejected before."""
+        """Logs the first LOGGED newly rejected members."""
         known = set(self._merged.rejected)
         new = [each for each in merged.rejected if each not in known]
         for each in new[:LOGGED]:
@@ -353,15 +354,15 @@ class Membership:
             log.warning("replica is not a member", extra=about)
 
     def set_gauges(self, metrics: Metrics) -> None:
-        """Called at each scrape."""
+        """Set the gauges of the sources; called at each scrape."""
         for gauge in (metrics.discovery_up, metrics.discovery_replicas):
-            gauge.values.clear()  # of sources that are no more
+            gauge.values.clear()  # removes sources that do not exist now
         for watch, replicas in self.state_of_sources():
             metrics.discovery_up.set((watch.name,), not watch.problem)
             metrics.discovery_replicas.set((watch.name,), replicas)
 
     def state_of_sources(self) -> Sequence[tuple[Watch, int]]:
-        """Each, and how many members it has brought."""
+        """Each source, and the number of its members."""
         owners = list(self._merged.sources.values())
         return [(watch, owners.count(watch.name)) for watch in self.watches.all]
 
@@ -370,9 +371,10 @@ class Membership:
 
 
 def addition_problem(config: Config, member: Member, source: str | None, members: int) -> str:
-    """A reason why an operator may not add the member; empty: it may be added.
+    """The reason why an operator may not add the member; "": it may be added.
 
-    source: that of a member with its name, if there is one. members: how many there are. Both of those in COMMANDED.
+    source: of an existing member with the same name, or None. members: number of existing members. Both for COMMANDED sources
+    only.
     """
     if source:
         return f"its name is that of a replica from {source} already"
@@ -385,7 +387,7 @@ def addition_problem(config: Config, member: Member, source: str | None, members
 
 
 def remaining(added: Iterable[Member], names: Collection[str], pools: Collection[str]) -> tuple[Member, ...]:
-    """The additions that outlive a reload, the oldest first. names, pools: of the new configuration's replicas and pools."""
+    """The additions that survive a reload, the oldest first. names, pools: of the new configuration's replicas and pools."""
     outlive = [member for member in added if member.name not in names and member.pool in pools]
     return tuple(outlive[: max(0, MAX_REPLICAS - len(names))])
 
@@ -396,17 +398,17 @@ def _pool_of(sources: Iterable[MemberSource]) -> Mapping[str, str]:
 
 
 def _only_pool(before: Config, config: Config) -> str:
-    """The name of the pool, if each of them has only one; else ""."""
+    """The name of the only pool before and after; "" if there are several."""
     return config.pools[0].name if len(config.pools) == len(before.pools) == 1 else ""
 
 
 def _placed(member: Member, config: Config, pool: str) -> Member:
-    """With the name of its pool. pool: its source's."""
+    """The member with the name of its pool. pool: its source's."""
     return member if member.pool else replace(member, pool=_pool_for(config, member) or pool)
 
 
 def _pool_for(config: Config, member: Member) -> str:
-    """The pool whose configuration has the longest prefix of the member's model; empty: there is none, or no model."""
+    """The pool with the longest prefix of the member's model; "": there is none, or no model."""
     if not member.model:
         return ""
     prefixes = {"" if prefix == MATCH_ALL else prefix: pool.name for pool in config.pools for prefix in pool.models}
@@ -415,5 +417,5 @@ def _pool_for(config: Config, member: Member) -> str:
 
 
 def _pools(config: Config) -> frozenset[str]:
-    """The names of its pools."""
+    """The names of the configuration's pools."""
     return frozenset([pool.name for pool in config.pools])

@@ -1,9 +1,9 @@
-"""Messages between the processes of a gateway, whatever carries them: commands, configurations, batches of routing events.
+"""Messages between the processes of a gateway, for any transport: commands, configurations, batches of routing events.
 
-All of it is msgpack, decoded into the types below; other bytes are a MessageError. (Never pickle: the same messages are meant
-to cross machines, and unpickling executes code.) Configurations go through `encode_config` and `decode_config` only.
+All messages are msgpack, decoded into the types below; other bytes are a MessageError. (Never pickle: the same messages are
+meant to cross machines, and unpickling executes code.) Configurations go through `encode_config` and `decode_config` only.
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc: this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from msgspec import Meta, Struct
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
 
-EVERYTHING_S: Final = 1e9  # in which all that a gateway knows was used
+EVERYTHING_S: Final = 1e9  # longer than any gateway's index has existed
 
 
 class MessageError(ValueError):
-    """These bytes are no message; its text is the reason."""
+    """These bytes are no valid message; the text is the reason."""
 
 
 # -- configurations
@@ -40,7 +40,7 @@ def decode_config(data: bytes) -> Config:
 
 
 class Drain(Struct, frozen=True, tag="drain"):
-    """A replica gets no new requests, or some again. Nothing happens if there is no such replica."""
+    """Stop or resume new requests to a replica. Nothing happens if there is no such replica."""
 
     name: str
     on: bool
@@ -54,13 +54,13 @@ class Join(Struct, frozen=True, tag="join"):
 
 
 class Leave(Struct, frozen=True, tag="leave"):
-    """A replica that an operator has added is removed."""
+    """An operator removes an added replica."""
 
     name: str
 
 
 class Reconfigure(Struct, frozen=True, tag="reconfigure"):
-    """This is the configuration from now on."""
+    """Set the configuration."""
 
     encoded: bytes
 
@@ -75,14 +75,14 @@ class Reconfigure(Struct, frozen=True, tag="reconfigure"):
 
 
 class Perform(Struct, frozen=True, tag="perform"):
-    """A feature executes something of its own (`Topics.executes`)."""
+    """A feature executes a command of its own (`Topics.executes`)."""
 
     topic: str
     argument: bytes = b""
 
 
 class RejectConfig(Struct, frozen=True, tag="reject_config"):
-    """There is another configuration, but it is invalid."""
+    """Report a new configuration that is invalid."""
 
     why: str
 
@@ -90,25 +90,25 @@ class RejectConfig(Struct, frozen=True, tag="reject_config"):
 Command = Drain | Join | Leave | Reconfigure | RejectConfig | Perform
 
 
-# -- routing: of a router, which the frame or the envelope names
+# -- routing events: of one router, named by the frame or the envelope
 
 
 class EventBatch(Struct, frozen=True, array_like=True, tag=1):
-    """Events of one router in their order (`router.events.encode`). since: when the oldest was booked, by the shared clock."""
+    """Events of one router in their order (`router.events.encode`). since: booking time of the oldest, by the shared clock."""
 
     since: float
     events: bytes
 
 
 class Reset(Struct, frozen=True, array_like=True, tag=2):
-    """A router has no booking open that was published before: its events were lost, or it has ended."""
+    """All published bookings of a router are closed: its events were lost, or it has ended."""
 
     ended: bool = False
 
 
 class Want(Struct, frozen=True, array_like=True, tag=3):
-    """A router does not know the open bookings of others: they should publish them. of: the gateway that is asked, "": all
-    processes of this one. since_s: it should offer a snapshot of these last seconds, too; 0: none.
+    """A router lacks the open bookings of others: they should publish them. of: the gateway that is asked, "": all processes of
+    this one. since_s: ask for a snapshot of these last seconds, too; 0: none.
     """
 
     of: Annotated[str, Meta(max_length=64)] = ""
@@ -119,7 +119,7 @@ _CONFIG: Final = msgspec.msgpack.Decoder(Config)
 
 
 def decode(decoder: Any, data: bytes) -> Any:
-    """By a msgspec decoder. Raises MessageError."""
+    """Decodes with a msgspec decoder. Raises MessageError."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ConfigError, ValueError, RecursionError) as error:

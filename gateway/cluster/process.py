@@ -16,19 +16,19 @@ from gateway.config.schema import Config
 log = logging.getLogger("warmroute.gateway")
 
 _MAX_FILES = 1 << 20
-_MAX_RESERVE = 512  # file descriptors for all but requests: listeners, operators, probes, the parser process, log and files
-_SHARE = 4  # of the memory, what requests may hold if the configuration gives no limit
+_MAX_RESERVE = 512  # file descriptors for listeners, operators, probes, the parser process, log and files
+_SHARE = 4  # requests may hold this part of the memory if the configuration sets no limit
 
 
-# Thresholds of the three generations: new objects less freed ones, then collections of the generation before. A full collection
-# so goes through 80,000 new objects and _MOST_LOOKED_AT old ones at most.
+# Thresholds of the three generations: new objects less freed ones, then collections of the previous generation. So a full
+# collection examines at most 80,000 new objects and _MOST_LOOKED_AT old ones.
 _COLLECT_AFTER: Final = (5_000, 3, 2)
 _OLDEST: Final = 2  # generation
-_MOST_LOOKED_AT: Final = 30_000  # objects that a full collection may find again
+_MOST_LOOKED_AT: Final = 30_000  # old objects that a full collection may examine
 
 
 def relax_garbage_collection() -> None:
-    """Bound how long the collector stops everything, which would else be as long as it takes to go through the prefix index."""
+    """Bounds the pauses of the garbage collector, which would otherwise scan the whole prefix index."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
@@ -36,27 +36,28 @@ def relax_garbage_collection() -> None:
 
 
 def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
-    """If many objects have survived a full collection, they are exempt from then on: they are the index, mostly, and are freed
-    when nothing refers to them any more.
+    """If many objects survive a full collection, exempts them from later ones. Most of them belong to the index, and are freed
+    by reference counting.
 
-    A request that is under way just then is among them, and would stay in memory for ever if it became part of a cycle. But
-    requests make none (tests/gateway/request/test_garbage.py), and drop their bodies when they are over.
+    The objects of a running request are exempted too, and would leak if they became part of a cycle. But requests make no
+    cycles (tests/gateway/request/test_garbage.py), and drop their bodies at the end.
     """
     if phase == "stop" and info["generation"] == _OLDEST and len(gc.get_objects(_OLDEST)) > _MOST_LOOKED_AT:
         gc.freeze()
 
 
 def raise_file_limit() -> None:
-    """Every stream takes two file descriptors; the usual soft limit of 1024 is for other programs."""
+    """Every stream takes two file descriptors; the usual soft limit of 1024 is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def connection_limit(config: Config) -> int:
-    """Connections of clients that this process may have: as configured, but no more than it has file descriptors for.
+    """Maximum number of client connections of this process: as configured, but limited by its file descriptors.
 
-    A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is for the rest.
+    A request takes two, one to its client and one to its replica. A quarter of all, at most _MAX_RESERVE, is left for other
+    uses.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
@@ -65,7 +66,7 @@ def connection_limit(config: Config) -> int:
 
 
 def warn_of_connections(config: Config) -> None:
-    """Fewer connections than configured may be possible."""
+    """Logs if fewer connections than configured are possible."""
     limit = connection_limit(config)
     if limit < config.limits.connections:
         extra = {"configured": config.limits.connections, "in_force": limit}
@@ -73,20 +74,20 @@ def warn_of_connections(config: Config) -> None:
 
 
 def budget_bytes(config: Config, root: Path = Path("/")) -> int:
-    """Memory that this process's requests may hold: one worker's part of the gateway's budget."""
+    """Memory in bytes that this process's requests may hold: one worker's part of the gateway's budget."""
     mib = config.limits.inflight_mb
     whole = mib << 20 if mib else memory_bytes(root) // _SHARE
     return whole // config.workers
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """The memory that this process and its siblings may use: of the machine, or less if a cgroup has a limit."""
+    """Memory in bytes that this process and its siblings may use: the machine's, or less if a cgroup has a limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_cgroup_limits(root)])
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """The limits of the process's cgroup and of those around it, in both versions of cgroups."""
+    """The limits of the process's cgroup and of its parents, in both versions of cgroups."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -95,7 +96,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
         name = "memory.limit_in_bytes" if controllers else "memory.max"
         top = root / "sys/fs/cgroup" / controllers
         inner = top / path.strip("/")
-        # Inside a container the path may be that of the host, where it does not exist; the container's own is the top.
+        # Inside a container the path may be the host's, where it does not exist; the container's own is the top.
         for folder in {top, inner, *(parent for parent in inner.parents if parent.is_relative_to(top))}:
             text = _text(folder / name).strip()
             if text.isdigit():
@@ -110,7 +111,7 @@ def _text(path: Path) -> str:
 
 
 def run(main: Coroutine[Any, Any, Any]) -> None:
-    """In an event loop, the fastest that there is."""
+    """Runs a coroutine in the fastest available event loop."""
     try:
         import uvloop
     except ImportError:  # not on every platform; asyncio's own loop does the same, slower

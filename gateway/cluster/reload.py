@@ -1,14 +1,14 @@
-"""Another configuration for a running gateway: the file has changed, or a signal has come.
+"""Reloads the configuration of a running gateway, after a change of the file or a signal.
 
     SIGHUP ──────────────────────────┐
     the file differs, and is quiet ──┴─► read it ──► valid? ──► probe new replicas ──► all changes in one step
                                                        └─ no: log why, change nothing
 
-How the file is watched and read: `config/source.py`. What takes time, asking the replicas that join, comes before any change;
-the change itself is a row of synchronous steps, which cannot fail: what is invalid was refused before. So every request sees
-either the old configuration or the new one.
+`config/source.py` watches and reads the file. The slow part, asking the joining replicas, comes before any change. The change
+itself is a series of synchronous steps, which cannot fail, because invalid configurations were refused before. So every request
+sees either the old configuration or the new one.
 
-What cannot change while the process runs stays as it was, and the log names it.
+Settings that cannot change while the process runs keep their values, and the log names them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FIXED_PARTS: Final = {"routing": ("block_bytes", "block_tokens", "compare"), "tr
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts that do not read the live configuration by themselves, and are changed with it."""
+    """Parts that do not read the live configuration by themselves, so a reload sets their values."""
 
     fleet: Fleet
     upstream: UpstreamClient
@@ -70,7 +70,7 @@ class Parts:
     connections: ConnectionLimit
 
     def apply(self, config: Config) -> None:
-        """All but the fleet."""
+        """Apply the configuration to all parts except the fleet."""
         routing = config.routing
         self.router.retune(
             policy=routing.policy,
@@ -82,7 +82,7 @@ class Parts:
 
 
 class Reload:
-    """See the top of this file. `run` watches the source until it is cancelled."""
+    """Reloads the configuration (see the module). `run` watches the source until it is cancelled."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Reload:
         metrics: Metrics,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """membership, parts: what a configuration is applied to. now: Unix time."""
+        """membership, parts: get the new configuration. now: Unix time."""
         self._live = live
         self._membership = membership
         self._source = source
@@ -108,7 +108,7 @@ class Reload:
 
     @property
     def config(self) -> Config:
-        """The one in force."""
+        """The present configuration."""
         return self._live.config
 
     async def run(self) -> None:
@@ -118,16 +118,16 @@ class Reload:
                 await self.take(await self._source.next())
             except ConfigError as error:
                 self.refuse(str(error))
-            except Exception:  # a bug in one reload must not end the watching
+            except Exception:  # a bug in one reload must not stop the watching
                 log.exception("reload failed")
 
     def refuse(self, why: str) -> None:
-        """There is another configuration, but it is invalid: nothing changes."""
+        """Report an invalid configuration; nothing changes."""
         self._metrics.reloads.add((INVALID,))
         log.warning("configuration not reloaded: it is invalid", extra={"error": why})
 
     async def take(self, config: Config) -> None:
-        """This is the configuration from now on, but for what cannot change."""
+        """Apply the configuration, except for settings that cannot change."""
         async with self._one_at_a_time:
             config = possible(self._live.config, config)
             if config == self._live.config:
@@ -141,13 +141,13 @@ class Reload:
             log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
 
     def _apply(self, config: Config) -> None:
-        """In the step that changes the members."""
+        """Called in the step that changes the members."""
         self._live.take(config)
         self._parts.apply(config)
 
 
 def possible(old: Config, new: Config) -> Config:
-    """The new configuration with what cannot change left as it is; the log names it."""
+    """The new configuration with the old values of settings that cannot change; the log names them."""
     fixed = {key: getattr(old, key) for key in FIXED}
     differ = [key for key, before in fixed.items() if getattr(new, key) != before]
     for section, parts in FIXED_PARTS.items():

@@ -1,18 +1,17 @@
-"""Keeps this process's router in step with the routers of others, over any transport.
+"""Keeps this process's router in step with other routers, over any transport.
 
     Router ──► Journal ──► Replicator ──► ReplicationTransport ──► (other processes)
     Router ◄── Follower ◄── Replicator ◄──────────┘
 
-What is booked here is published in batches, BATCH_S after the first event of each: a system call for every event would cost
-more than the decision, and every batch wakes all the others. Each process keeps the whole prefix index and all open leases, so
-that choosing a replica needs no other process; the price is that every process books what each of them books.
+Local bookings are published in batches, BATCH_S after the first event of each: a system call for every event would cost more
+than the decision, and every batch wakes all other processes. Each process has the whole prefix index and all open leases, so
+that choosing a replica needs no other process; the price is that every process repeats the bookings of all others.
 
-While the transport does not take what is published, at most about `unsent_bytes` wait there: further events are dropped. When
-it takes them again, one snapshot of the open bookings replaces all that was dropped. What only the prefix index would have
-learned from the dropped events stays unknown to the other routers.
+While the transport is blocked, at most about `unsent_bytes` wait for it, and further events are dropped. When it continues, one
+snapshot of the open bookings replaces all dropped events. Their contribution to the prefix indexes of other routers is lost.
 
-The workers' hub is one transport, a store the other one, for gateways on other machines: events carry this machine's monotonic
-clock, and are translated there.
+One transport is the workers' hub, another one a store, for gateways on other machines. Events carry this machine's monotonic
+clock, which the store's transport translates.
 """
 
 from __future__ import annotations
@@ -34,75 +33,75 @@ log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
 UNSENT_BYTES = 8 << 20
-BATCH_BYTES = 64 << 10  # from which on a batch is full
-EVENT_BYTES = 64  # about what an event takes beside its keys
-UNKNOWN_S = 60.0  # that a replica is booked by others, and unknown here, before the log says so
+BATCH_BYTES = 64 << 10  # size at which a batch is full
+EVENT_BYTES = 64  # approximate size of an event without its keys
+UNKNOWN_S = 60.0  # time for which others book an unknown replica before the log reports it
 MAX_UNKNOWN = 256
-RESYNC_S = 0.5  # between two checks whether the transport takes events again
+RESYNC_S = 0.5  # between two checks of a blocked transport
 
 CallLater = Callable[[float, Callable[[], None]], object]
-"""Seconds, and what to call then (an event loop's `call_later`)."""
+"""Calls a function after some seconds (an event loop's `call_later`)."""
 
 
 class Subscriber(Protocol):
-    """Receives what other routers publish. A source is one router, by a number that no other has or had."""
+    """Receives the batches of other routers. A source is one router, by a number that is never reused."""
 
     def receive(self, source: int, batch: EventBatch) -> None:
         """The next events of a router."""
 
     def leave(self, source: int) -> None:
-        """A router has ended, or its events were lost: it has nothing open."""
+        """A router has ended, or its events were lost: all its bookings are closed."""
 
     def join(self) -> None:
-        """A new router does not know the bookings that are open here: publish them."""
+        """A new router does not know the open bookings of this process: publish them."""
 
 
 class ReplicationTransport(Protocol):
-    """Carries batches between routers: those of one source in their order, to every other source, at most once."""
+    """Carries batches between routers: from each source in order, to every other source, at most once."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that were published and not taken yet."""
+        """Bytes that were published and are still to be sent."""
 
     def publish(self, batch: EventBatch) -> None:
-        """To all others. Never blocks; nothing happens if there is no connection."""
+        """Send to all others. Never blocks; without a connection nothing happens."""
 
     def snapshot(self, batch: EventBatch) -> None:
-        """Likewise, in place of everything that was published before."""
+        """Send to all others, in place of everything unsent. Never blocks."""
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """From now on the others' batches go there. Called once."""
+        """Deliver the others' batches to this subscriber. Called once."""
 
 
 class Learner(Protocol):
-    """This process, which learns from other routers' batches."""
+    """The part of this process that learns from other routers' batches."""
 
     def followed(self, lost: list[str], age_s: float | None) -> None:
-        """After each batch: the replicas that it showed to have lost their caches; its age in seconds, None for what had waited
-        for `start`.
+        """Called after each batch. lost: replicas whose caches it reported as lost. age_s: its age in seconds, None for a batch
+        that had waited for `start`.
         """
 
     def failing(self, replica: str) -> None:
-        """Another router's process has seen it fail."""
+        """Another router's process has seen a failure of this replica."""
 
     def unknown(self, replica: str) -> None:
-        """Another router has booked a request on it, and there is no replica of this name here."""
+        """Another router has booked a request on a replica of this name, which is unknown here."""
 
 
 class UnknownReplicas:
-    """Names of replicas on which others book, and which no replica has here.
+    """Names of replicas that other routers book, and that are unknown here.
 
-    Processes learn of replicas that come and go at slightly different times. A name that is booked for UNKNOWN_S, and is still
-    unknown, is written to the log once: most likely the others have another name for the same replica.
+    Processes learn of replicas that come and go at slightly different times. If a name is booked for UNKNOWN_S, and is still
+    unknown, the log reports it once: most likely the others use another name for the same replica.
     """
 
     def __init__(self, router: Router, metrics: Metrics) -> None:
         self._router = router
         self._metrics = metrics
-        self._booked: dict[str, tuple[float, float]] = {}  # first, last; at most MAX_UNKNOWN
+        self._booked: dict[str, tuple[float, float]] = {}  # times of first and last booking; at most MAX_UNKNOWN
 
     def booked(self, name: str, now: float) -> None:
-        """A request on a replica of this name. O(1)."""
+        """Count a booking on a replica of this name. O(1)."""
         self._metrics.sharing_unknown_replicas.add()
         first, last = self._booked.pop(name, (now, now))
         if now - last > UNKNOWN_S and first < math.inf:
@@ -120,7 +119,9 @@ class UnknownReplicas:
 
 
 class Replicator:
-    """See the top of this file. Starts to publish at once, and to follow at `start`: until then batches wait."""
+    """Connects a router to a transport (see the module). Publishes at once, and applies batches from `start` on; until then
+    they wait.
+    """
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Replicator:
         learner: Learner,
         unsent_bytes: int = UNSENT_BYTES,
     ) -> None:
-        """published: called before each batch of this router, also one that is dropped."""
+        """published: called before each batch of this router, also if it is dropped."""
         self.follower = Follower(router, learner.failing, learner.unknown)
         self.journal = router.journal = Journal(self._schedule)
         self._transport = transport
@@ -142,13 +143,13 @@ class Replicator:
         self._published = published
         self._followed = learner.followed
         self._unsent_bytes = unsent_bytes
-        self._since = 0.0  # the first event in the journal
-        self._resyncing = False  # events are dropped until the transport has taken what waits
-        self._early: list[Callable[[], None]] | None = []  # what came before `start`
+        self._since = 0.0  # time of the first event in the journal
+        self._resyncing = False  # events are dropped until the transport continues
+        self._early: list[Callable[[], None]] | None = []  # calls from before `start`
         transport.subscribe(self)
 
     def start(self) -> None:
-        """Apply all batches of the others so far, and further ones at once."""
+        """Apply all batches received so far, and further ones at once."""
         early, self._early = self._early or [], None
         for step in early:
             step()
@@ -227,7 +228,7 @@ class Replicator:
 
 
 def _batches(since: float, events: Sequence[Event]) -> list[EventBatch]:
-    """The events in pieces that are applied in some milliseconds each: other processes have requests to answer meanwhile."""
+    """The events in batches that take a few milliseconds each to apply: other processes have requests to answer meanwhile."""
     batches, piece, size = [], list[Event](), 0
     for event in events:
         piece.append(event)

@@ -1,7 +1,7 @@
-"""The listening sockets beside the clients' ones: for operators (`admin_listen`) and for Prometheus (`metrics_listen`).
+"""Listening sockets for operators (`admin_listen`) and for Prometheus (`metrics_listen`).
 
-They are made once, before anything is served. With several workers all of them accept on the same sockets, and whoever accepts
-answers for all. The socket of a Unix address is a file for the gateway's own user and group.
+They are opened once, before anything is served. Several workers accept on the same sockets, and any worker answers for all. The
+socket of a Unix address is a file for the gateway's own user and group.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _BACKLOG = 128
 
 
 class ListenError(Exception):
-    """An address that the configuration names cannot be listened on."""
+    """The gateway cannot listen on a configured address."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideSockets:
-    """admin, metrics: listening sockets, none where that listener is off."""
+    """admin, metrics: listening sockets, none if that listener is off."""
 
     admin: Sequence[socket.socket] = ()
     metrics: Sequence[socket.socket] = ()
 
     @property
     def urls(self) -> dict[str, str]:
-        """For the log: admin_url and metrics_url, of those that are on."""
+        """For the log: admin_url and metrics_url of the open listeners."""
         pairs = (("admin_url", self.admin), ("metrics_url", self.metrics))
         return {name: _url_of(sockets[0]) for name, sockets in pairs if sockets}
 
     def __iter__(self) -> Iterator[tuple[str, socket.socket]]:
-        """("admin" or "metrics", socket) of each."""
+        """("admin" or "metrics", socket) of each listener."""
         yield from (("admin", each) for each in self.admin)
         yield from (("metrics", each) for each in self.metrics)
 
@@ -52,8 +52,8 @@ NO_SIDES = SideSockets()
 
 @contextlib.contextmanager
 def side_sockets(config: Config) -> Iterator[SideSockets]:
-    """Open them, and close them at the end. Raises ListenError, but not for the default address of operators, which is worth a
-    warning only, for it was not configured.
+    """Opens the sockets, and closes them at the end. Raises ListenError; for the default address of operators, which was not
+    configured, only a warning is logged.
     """
     with contextlib.ExitStack() as stack:
         yield SideSockets(_admin(config, stack), _open("metrics_listen", config.metrics, stack))
@@ -87,12 +87,12 @@ def _open(name: str, endpoint: ListenAddress | None, stack: contextlib.ExitStack
 
 
 def _listen_on_path(path: str) -> socket.socket:
-    """Raises OSError. The file of a gateway that is gone is replaced, that of one that runs is not."""
+    """A socket on a Unix path. Raises OSError. Replaces the file of a dead gateway, not of a running one."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_abandoned(path):
             os.unlink(path)
-        before = os.umask(0o117)  # the file is made with its final mode: rw for user and group
+        before = os.umask(0o117)  # creates the file with its final mode: rw for user and group
         try:
             sock.bind(path)
         finally:
@@ -106,7 +106,7 @@ def _listen_on_path(path: str) -> socket.socket:
 
 
 def _is_abandoned(path: str) -> bool:
-    """True: there is a socket on which no process listens."""
+    """True if the path is a socket on which no process listens."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -115,7 +115,7 @@ def _is_abandoned(path: str) -> bool:
 
 
 def _remove(path: str, inode: int) -> None:
-    """Unless another gateway has put its own there."""
+    """Removes the file, unless it belongs to another gateway by now."""
     with contextlib.suppress(OSError):
         if os.lstat(path).st_ino == inode:
             os.unlink(path)

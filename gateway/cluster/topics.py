@@ -1,14 +1,14 @@
-"""Topics: questions to all processes of this gateway, and messages for them, each for one part of the program.
+"""Topics: questions and messages between the processes of this gateway, each for one part of the program.
 
-A part registers what its process does for its topic, before the control plane is made:
+A part registers its functions for its topic before the control plane is made:
 
     answers(topic, f)     f(question) -> answer    `ControlPlane.ask` returns the answers of all processes
     receives(topic, f)    f(sender, message)       `ControlPlane.publish` sends a message to the other processes
-    executes(topic, f)    f(argument)              the command `Perform`: all processes execute it in one order with the others
+    executes(topic, f)    f(argument)              the command `Perform`: all processes execute it, in order with other commands
     follows(f, g)         f(), g(process)          a process has joined, a process has ended
 
 Questions, answers and messages are bytes, which the part encodes and decodes itself: it raises MessageError for invalid ones.
-Functions are synchronous, except for commands, and should be quick: requests wait meanwhile.
+Functions are synchronous, except for commands, and should be quick, because requests wait for them.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Topics:
         return topic in self._answers
 
     def answer(self, topic: str, question: bytes) -> bytes:
-        """Empty: this process does not know the topic, or does not understand the question."""
+        """The answer; b"" if this process does not know the topic, or does not understand the question."""
         try:
             return self._answers[topic](question) if topic in self._answers else b""
         except MessageError as error:
             log.error("a question of another process is not answered", extra={"topic": topic, "error": str(error)})
-        except Exception:  # a bug in one part must not end the connection of all
+        except Exception:  # a bug in one part must not end the connection of all parts
             log.exception("a question of another process is not answered", extra={"topic": topic})
         return b""
 
     def receive(self, topic: str, sender: int, message: bytes) -> None:
-        """A message of an unknown topic is ignored."""
+        """Deliver a message. Unknown topics are ignored."""
         try:
             if topic in self._receives:
                 self._receives[topic](sender, message)
@@ -69,7 +69,7 @@ class Topics:
             log.exception("a message of another process is ignored", extra={"topic": topic})
 
     async def execute(self, topic: str, argument: bytes) -> None:
-        """Nothing happens if the topic is unknown. Raises ConfigError."""
+        """Execute a command. Nothing happens if the topic is unknown. Raises ConfigError."""
         if topic in self._executes:
             await self._executes[topic](argument)
 

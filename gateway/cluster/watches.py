@@ -1,6 +1,6 @@
-"""Watches the member sources of the configuration in force, each in a task of its own.
+"""Watches the member sources of the present configuration, each in its own task.
 
-A source that ends or raises is watched again after a pause; its members stay as they were last.
+A source that ends or raises is watched again after a pause; its members stay.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.cluster.member_source import MemberSource, Noting, SourceError
+from gateway.cluster.member_source import AnnotatedSource, MemberSource, SourceError
 from gateway.fleet.membership import Member
 
 log = logging.getLogger("warmroute.discovery")
 
-RETRY_S: Final = 5.0  # until a source that has ended or failed is watched again
+RETRY_S: Final = 5.0  # before a source that has ended or failed is watched again
 NOT_ANSWERED: Final = "it has not answered yet"
 
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One source. members: its known members, None: none are known yet. failed: why it is not watched at present. answered:
-    it has named its members, since it is watched.
+    """One watched source. members: its known members, None before the first answer. failed: the reason why it is not watched at
+    present. answered: set when the running watch has named its members.
     """
 
     source: MemberSource
@@ -38,18 +38,18 @@ class Watch:
 
     @property
     def problem(self) -> str:
-        """A reason why its members may be out of date; empty: they are not."""
+        """The reason why its members may be out of date; "": they are up to date."""
         return self.failed or self.source.problem or ("" if self.answered.is_set() else NOT_ANSWERED)
 
     @property
     def note(self) -> str:
-        """A remark of its source, although nothing is wrong."""
-        return self.source.note if isinstance(self.source, Noting) else ""
+        """A remark of its source, although it works."""
+        return self.source.note if isinstance(self.source, AnnotatedSource) else ""
 
 
 class Watches:
-    """See the top of this file. found: called with a watch and all members of its source, in the event loop. expects: whether
-    it would surprise that a watch's source finds nothing.
+    """Watches the sources (see the module). found: called with a watch and all members of its source, in the event loop.
+    expects: True if an answer of this watch's source without members would be unexpected.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Watches:
         return self._watches.values()
 
     def prepared(self, sources: Iterable[MemberSource]) -> Mapping[str, Watch]:
-        """Watches of these sources, by name: for `change`. One whose settings are the same keeps running; the others begin,
-        beside those that they will replace.
+        """Watches of these sources, by name, for `change`. A watch with equal settings keeps running; new ones begin, beside
+        the watches that they will replace.
         """
         prepared: dict[str, Watch] = {}
         for source in sources:
@@ -83,20 +83,20 @@ class Watches:
         return prepared
 
     def change(self, prepared: Mapping[str, Watch]) -> None:
-        """These are in force."""
+        """Set the watches."""
         former, self._watches = self._watches, dict(prepared)
         self.end(former.values())
         for watch in self._watches.values():
-            self._begin(watch)  # if they were prepared before anything was watched
+            self._begin(watch)  # for watches that were prepared before `run`
 
     def end(self, watches: Iterable[Watch]) -> None:
-        """Stop the watches that are not in force."""
+        """Stop these watches, except for present ones."""
         for watch in watches:
             if watch.task and self._watches.get(watch.name) is not watch:
                 watch.task.cancel()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._running = group
             for watch in self._watches.values():
@@ -120,14 +120,14 @@ class Watches:
                 self._failed(watch, "it has ended")
             except SourceError as error:
                 self._failed(watch, str(error))
-            except Exception as bug:  # its members stay, and the other sources go on
+            except Exception as bug:  # its members stay, and the other sources continue
                 about = {"source": watch.name, "retry_s": self._retry_s}
                 log.exception("source of replicas failed: it is tried again", extra=about)
                 watch.failed = str(bug)[:200] or type(bug).__name__
             await asyncio.sleep(self._retry_s)
 
     def _failed(self, watch: Watch, why: str) -> None:
-        """Each reason is logged once."""
+        """Log a failure; each reason once."""
         if why != watch.failed:
             about = {"source": watch.name, "error": why, "retry_s": self._retry_s}
             log.warning("source of replicas does not work: it is tried again", extra=about)

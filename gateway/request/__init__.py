@@ -1,1 +1,1 @@
-"""One request's life, from its parsed body to its log line. Knows no socket."""
+"""The life of one request, from its parsed body to its log line. Independent of sockets."""

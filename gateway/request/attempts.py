@@ -1,23 +1,23 @@
-"""Until the first byte: an attempt on the chosen replica, and while it fails, on the best of the others.
+"""Attempts up to the first byte: one on the chosen replica, then, after each failure, one on the best replica left.
 
     chosen ──► attempt ──► answers ──► a good answer, or a refusal that all others would give
        ▲          │ refused, reset, silent, 5xx, garbage
        └── move ◄─┘ to the best of the others that were not tried ──► none left, or no budget ──► the refusal, else 502
 
-Nothing has gone to the client yet, so all of it is invisible to it. What bounds it: each replica is tried once; a request is
-sent MAX_REACHED times at most, for a prompt that kills its engine must not walk through the whole fleet (refused connections do
-not count, they cannot be the prompt's fault; the silent repetition on a fresh connection does); and retries after refusals,
-silence and garbage are at most a fifth of all requests, and a reserve of 100, so that they do not add to an overload
-(`retries.RetryBudget`). A lost connection needs no budget: what a dead replica was doing moves to the others, and is done once,
-however many requests that are. A replica that does not have the endpoint costs neither: it is not asked again for a while.
+Nothing has been sent to the client yet, so it notices none of this. Bounds: each replica is tried once. A request is sent at
+most MAX_REACHED times, because a prompt that kills its engine must not reach the whole fleet (refused connections do not count,
+because the prompt cannot cause them; the silent repetition on a fresh connection does). Retries after refusals, silence and
+garbage are at most a fifth of all requests plus a reserve of 100, so that they do not add to an overload
+(`retries.RetryBudget`). A lost connection needs no budget: the requests of a dead replica move to the others once, however many
+they are. A replica without the endpoint costs neither: it is not asked again for a while.
 
-Where the pool has a fallback (`fallback/`), that pool gets the request next, and the client no refusal of this one's. What was
-sent before counts, but each further pool gets one attempt at least; the budget is the same.
+If the pool has a fallback (`fallback/`), that pool gets the request next, and the client no refusal of this one. Earlier
+attempts count, but each further pool gets one attempt at least; the budget is the same.
 
-What a failed attempt means for its replica's breaker is decided when the request's outcome is known (`verdicts.py`).
+The effect of a failed attempt on its replica's breaker is decided when the request's outcome is known (`verdicts.py`).
 
-The same for a stream that broke off after its first byte, where it may be resumed (`resumption.py`): `rest_of_answer`. With
-what was sent before that byte, the request is sent MAX_SENT times at most.
+`rest_of_answer` does the same for a stream that broke off after its first byte and may be resumed (`resumption.py`). Together
+with the earlier attempts, the request is sent at most MAX_SENT times.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ from gateway.upstream.client import ReplicaAnswer, ReplicaCall, UpstreamClient
 from gateway.upstream.loop_guard import LOOP_DETECTED
 from router import Candidate
 
-MAX_REACHED: Final = 3  # times that a request is sent before its answer's first byte
-MAX_SENT: Final = 4  # times that it is sent in all, where broken streams are resumed
-MAX_HELD_ANSWER: Final = 1 << 20  # bytes of a plain answer that is read whole before any of it goes to the client
+MAX_REACHED: Final = 3  # number of times that a request is sent before its answer's first byte
+MAX_SENT: Final = 4  # number of times that it is sent in all, if broken streams are resumed
+MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is read completely before the client gets any of it
 
-_MAX_ERROR: Final = 64 << 10  # bytes of an error that is translated
-_CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine is not made for the request
+_MAX_ERROR: Final = 64 << 10  # bytes of an error to be translated
+_CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine cannot serve the request
 _FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS}  # a retry after these needs no budget and no pause
 
 
 class Attempts:
-    """See the top of this file. clock: monotonic seconds. lone: failures that could not be compared with other replicas."""
+    """Attempts on replicas (see the module). clock: monotonic seconds. lone: failures without a comparison with other
+    replicas.
+    """
 
     def __init__(
         self,
@@ -76,14 +78,14 @@ class Attempts:
         self.lone = LoneFailures()
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
-        """The first answer that the client should get, else the last refusal. Raises GatewayError if there is neither."""
-        if not exchange.attempts.failed:  # else it comes from another pool, where it was counted
+        """The first answer for the client, else the last refusal. Raises GatewayError if there is neither."""
+        if not exchange.attempts.failed:  # else the request comes from another pool, where it was counted
             self.budget.request()
         attempts, call = exchange.attempts, exchange.call(exchange.api.body)
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
         reached, tries = attempts.sent, 0
         refusal: ReplicaAnswer | None = None
-        given = False  # not `refusal = None` for that: mypyc takes its type at the end of `try` for the one in `finally`
+        given = False  # not `refusal = None` instead: mypyc takes its type at the end of `try` for the type in `finally`
         most = MAX_REACHED if call.repeatable else 1
         try:
             while True:
@@ -92,7 +94,7 @@ class Attempts:
                 try:
                     answer = await self._try(exchange, candidate, call, verdicts, fresh=reached > 0)
                 except ReplicaFailure as failure:
-                    if failure.reason not in _CANNOT:  # else an earlier refusal is still the last word
+                    if failure.reason not in _CANNOT:  # else an earlier refusal remains the result
                         _close(refusal)
                         refusal = None
                     reached += failure.reached
@@ -129,12 +131,12 @@ class Attempts:
     def _last_word(
         self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts, refusal: ReplicaAnswer | None
     ) -> ReplicaAnswer | None:
-        """The refusal, if there is one, and no other replica is left: the client gets its own words. None: there is none, or
-        another pool gets the request, and the client the refusal only if that fails too.
+        """The refusal, if no other replica is left; the client gets the engine's own message. None: there is no refusal, or
+        another pool gets the request, and the client gets the refusal only if that pool fails too.
         """
         attempts = exchange.attempts
-        fallback = self._extensions.elsewhere is not None and exchange.target.fallback is not None
-        if fallback and self._goes_elsewhere(exchange, call, verdicts, refusal):
+        fallback = self._extensions.fallback is not None and exchange.target.fallback is not None
+        if fallback and self._falls_back(exchange, call, verdicts, refusal):
             attempts.refusal = refusal
             return None
         if refusal:
@@ -152,9 +154,11 @@ class Attempts:
         return GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
 
     async def rest_of_answer(self, exchange: Exchange, body: bytes) -> ReplicaAnswer | None:
-        """The answer broke off: the first of the others that begins to stream what `body` asks for. None if none does."""
+        """The answer of the first other replica that begins to stream the rest of a broken answer, as requested by `body`; or
+        None.
+        """
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
-        verdicts.unsure = True  # one has failed with this request already
+        verdicts.unsure = True  # one replica has failed with this request already
         try:
             answer = await self._rest(exchange, exchange.call(body), verdicts)
             verdicts.answered = answer is not None
@@ -181,42 +185,42 @@ class Attempts:
             attempts.add(candidate.replica, "status", text, self._clock())
             answer.close()
             if is_answer(answer):
-                return None  # it does not take such a request, nor will the others
+                return None  # it refuses such a request, and so will the others
         return None
 
-    def stays(self, exchange: Exchange, error: GatewayError) -> ReplicaAnswer:
-        """No other pool gets the request, although one may have been found: the refusal that its client gets then.
+    def final_refusal(self, exchange: Exchange, error: GatewayError) -> ReplicaAnswer:
+        """The refusal for the client, if the fallback pool is not used although one was found.
 
-        Raises the error, anew, if there is none.
+        Raises the error again if there is no refusal.
         """
-        if exchange.attempts.elsewhere is None:
-            raise error.again()  # the caller keeps this one in its frame: a cycle
+        if exchange.attempts.next_target is None:
+            raise error.again()  # the caller keeps `error` in its frame: a cycle
         attempts = exchange.attempts
-        self.not_elsewhere(exchange)
+        self.drop_next_target(exchange)
         answer, attempts.refusal = attempts.refusal, None
         if answer is None:
             raise error.again()
         attempts.error = _summary(answer)
         return answer
 
-    def not_elsewhere(self, exchange: Exchange) -> None:
-        """The pool that was found for the request does not get it. Idempotent."""
+    def drop_next_target(self, exchange: Exchange) -> None:
+        """The fallback pool that was found does not get the request. Idempotent."""
         attempts = exchange.attempts
-        if attempts.elsewhere is not None:
-            attempts.elsewhere = None
+        if attempts.next_target is not None:
+            attempts.next_target = None
             self._not_made(attempts.failed[-1]["reason"])
 
-    # -- what is known later
+    # -- later findings
 
     def completed(self, exchange: Exchange) -> None:
-        """The answer was good and went out whole."""
+        """The answer was good and has been sent completely."""
         if exchange.attempts.trial:
             trial, state = exchange.attempts.trial
-            if trial.begun < self.lone.until:  # mostly there is nothing to be forgotten
+            if trial.begun < self.lone.until:  # mostly no failure is remembered
                 self.lone.answered(client_hash(exchange.request), state.name, trial.begun)
 
     def broke_off(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
-        """The replica failed after its answer's first byte; `judge_broken` is to follow. Returns what the client may read."""
+        """The replica failed after its answer's first byte. `judge_broken` must follow. Returns the error for the client."""
         replica, attempts = exchange.booking.chosen.replica, exchange.attempts
         if attempts.trial:
             self._fleet.failed(attempts.trial[1], failure)
@@ -230,8 +234,9 @@ class Attempts:
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
     def judge_broken(self, exchange: Exchange, *, completed: bool) -> None:
-        """An answer broke off: by its replica's fault if another replica completed it, by the request's if another one failed
-        with it as well; if no other was tried, `lone_failures.py` decides. A replica that has come up since is another one.
+        """Judge an answer that broke off: its replica's fault if another replica completed it, the request's if another one
+        failed with it as well; if no other was tried, `lone_failures.py` decides. A replica that came up after the attempt is
+        not blamed.
         """
         attempts = exchange.attempts
         broken, attempts.broken = attempts.broken, ()
@@ -251,7 +256,7 @@ class Attempts:
         exchange.attempts.add(candidate.replica, failure.reason, failure.message, self._clock())
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
-        """Move the lease to the best of those that were not tried yet. False if there is none, or no budget for it."""
+        """Move the lease to the best replica not tried yet. False if there is none, or no budget."""
         live = self._untried(exchange, verdicts)
         if not live:
             return False
@@ -262,10 +267,10 @@ class Attempts:
         if pause_s := jitter(tries, self._chance, at_once=reason in _FREE):
             try:
                 await asyncio.sleep(pause_s)
-            except asyncio.CancelledError:  # the client has left
+            except asyncio.CancelledError:  # the client has disconnected
                 self._not_made(reason)
                 raise
-            live = self._untried(exchange, verdicts)  # meanwhile replicas may have come and gone
+            live = self._untried(exchange, verdicts)  # replicas may have come and gone during the pause
         if not live:
             self._not_made(reason)
             return False
@@ -274,38 +279,38 @@ class Attempts:
         return True
 
     def _may_retry(self, reason: str) -> bool:
-        """Whether there is budget for an attempt after one that failed for this reason."""
+        """Spend the budget for an attempt after a failure with this reason. False: there is none left."""
         if reason in _FREE or self.budget.take():
             return True
         self._metrics.retry_budget_exhausted.add()
         return False
 
     def _not_made(self, reason: str) -> None:
-        """There was budget for an attempt, but it is not made."""
+        """Return the budget of an attempt that is not made."""
         if reason not in _FREE:
             self.budget.give_back()
 
-    def _goes_elsewhere(self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts, refusal: ReplicaAnswer | None) -> bool:
-        """Whether another pool gets the request, because all attempts in this one have failed: it may be sent again, there is
+    def _falls_back(self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts, refusal: ReplicaAnswer | None) -> bool:
+        """True if another pool gets the request because all attempts in this one failed: the request may be repeated, there is
         such a pool, and budget for it.
         """
         attempts = exchange.attempts
         if exchange.api.refers or _nobody_can(exchange) or (attempts.sent and not call.repeatable):
             return False
-        if refusal and refusal.status == LOOP_DETECTED:  # that is about its way
+        if refusal and refusal.status == LOOP_DETECTED:  # the request's way is the cause, not the pool
             return False
-        elsewhere, reason = self._extensions.elsewhere, attempts.failed[-1]["reason"]
-        further = elsewhere.find(exchange) if elsewhere is not None else None
-        if attempts.sent > MAX_REACHED and reason == "reset":  # it may be a prompt that kills engines: one more pool is enough
+        fallback, reason = self._extensions.fallback, attempts.failed[-1]["reason"]
+        further = fallback.find(exchange) if fallback is not None else None
+        if attempts.sent > MAX_REACHED and reason == "reset":  # the prompt may kill engines: one more pool is enough
             return False
         if further is None or verdicts.unpaid or not self._may_retry(reason):
             return False
-        attempts.elsewhere = further
+        attempts.next_target = further
         return True
 
     def _untried(self, exchange: Exchange, verdicts: Verdicts) -> Collection[str]:
-        """The replicas that may serve the request now and were not tried yet. If the client can be given a refusal, replicas
-        that rest (Retry-After) are left out.
+        """The replicas that may serve the request now and were not tried yet. If there is a refusal for the client, resting
+        replicas (Retry-After) are left out.
         """
         exchange.target = self._fleet.renewed(exchange.target)
         tried, now = {attempt["replica"] for attempt in exchange.attempts.failed}, self._clock()
@@ -316,10 +321,10 @@ class Attempts:
     async def _try(
         self, exchange: Exchange, candidate: Candidate, call: ReplicaCall, verdicts: Verdicts, *, fresh: bool
     ) -> ReplicaAnswer:
-        """One attempt on one replica, up to its first byte. Of a plain answer to a generation the whole body is read, of one
-        that is larger than MAX_HELD_ANSWER the beginning.
+        """One attempt on one replica, up to its first byte. A plain answer to a generation is read completely, or up to
+        MAX_HELD_ANSWER.
 
-        fresh: on a connection of its own.
+        fresh: use a new connection.
         """
         state = exchange.target.replicas[candidate.replica]
         trial = state.breaker.begin(self._clock())
@@ -358,8 +363,8 @@ class Attempts:
     async def _open(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, now: float, *, fresh: bool
     ) -> ReplicaAnswer:
-        """In the form that this replica needs. Raises ReplicaFailure also if it refuses the gateway's own key: the client has
-        none there.
+        """Send the request in the form of this replica. Raises ReplicaFailure also if the replica refuses the gateway's own
+        key, because the client has no key there.
         """
         exchange.attempts.body = b""  # an earlier replica's error
         form = self._form(exchange, state, now)
@@ -386,7 +391,7 @@ class Attempts:
     async def _require_path(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, answer: ReplicaAnswer, *, fresh: bool
     ) -> ReplicaAnswer:
-        """A replica that does not know the path is remembered, and asked again at once where there is another form for it.
+        """Note a replica that does not know the path, and repeat the request at once if it has another form for this replica.
 
         Raises ReplicaFailure, and closes the answer, if another replica is to be asked.
         """
@@ -403,7 +408,7 @@ class Attempts:
         return await self._open(exchange, state, call, now, fresh=fresh)
 
     async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
-        """Check that it is what an engine would answer. Raises ReplicaFailure if not."""
+        """Check that an engine could answer so. Raises ReplicaFailure if not."""
         answers, attempts = exchange.answers, exchange.attempts
         if answers.collects and not exchange.api.stream:
             attempts.body = await collected(answer, answers.collector(), exchange.charge)
@@ -416,14 +421,14 @@ class Attempts:
                 await first_data(answer, opening, data)
             return
         if exchange.api.stream and exchange.dialect.translatable and not exchange.request.any_form:
-            # Clients of these take an object for a stream without events.
+            # Clients of these dialects would read an object as a stream without events.
             raise not_streamed(answer)
         lease = exchange.request.lease
         before = lease.held
         try:
             body = await answer.read_begin(MAX_HELD_ANSWER, exchange.charge)
         except BaseException:
-            lease.shrink(lease.held - before)  # what there was of this answer is dropped
+            lease.shrink(lease.held - before)  # this answer is dropped
             raise
         if exchange.api.keeps:
             attempts.object = answers.object_in(body)
@@ -439,7 +444,7 @@ class Attempts:
 
 
 def _nobody_can(exchange: Exchange) -> bool:
-    """Whether no replica that was tried has the endpoint. That is no failure, and no reason for another pool."""
+    """True if no tried replica has the endpoint. This is no failure, and no reason to use another pool."""
     return all(attempt["reason"] in _CANNOT for attempt in exchange.attempts.failed)
 
 
@@ -454,7 +459,7 @@ def _close(refusal: ReplicaAnswer | None) -> None:
 
 
 async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:
-    """The first bytes of its body, up to `most`, without taking them. Closes it if it fails."""
+    """The first bytes of the answer's body, up to `most`, which stay in the answer. Closes it on failure."""
     try:
         while not answer.complete and len(answer.peek()) < most:
             await answer.more()
@@ -465,7 +470,7 @@ async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:
 
 
 class BegunAnswer(Protocol):
-    """What `first_data` uses of a ReplicaAnswer."""
+    """The part of a ReplicaAnswer that `first_data` uses."""
 
     @property
     def complete(self) -> bool: ...
@@ -475,11 +480,11 @@ class BegunAnswer(Protocol):
 
 
 async def first_data(answer: BegunAnswer, opening: StreamOpening, data: bytes) -> None:
-    """Wait for the first data of a stream, for a comment is no token: until then the request can go to another replica.
+    """Waits for the first data of a stream; a comment is no token. Until then the request can go to another replica.
 
-    data: what is here of the stream. Raises ReplicaFailure if there is no data, or if it is the engine's failure, which comes
-    with status 200 too. Of an error no more is waited for than a reader holds back anyway. O(bytes), however small the pieces
-    are in which they come.
+    data: received beginning of the stream. Raises ReplicaFailure if there is no data, or if the data is the engine's failure,
+    which comes with status 200 too. Of an error event it awaits no more than a reader would hold. O(bytes), also for small
+    pieces.
     """
     seen = 0
     while True:
@@ -499,6 +504,6 @@ async def first_data(answer: BegunAnswer, opening: StreamOpening, data: bytes) -
 
 
 def _summary(answer: ReplicaAnswer) -> str:
-    """An answer's status, and of an error the engine's message, as far as its body is here."""
+    """An answer's status, and for an error the engine's message, as far as its body has arrived."""
     reason = excerpt(answer.peek()) if answer.status >= 400 else ""
     return f"answered {answer.status}: {reason}" if reason else f"answered {answer.status}"

@@ -1,4 +1,4 @@
-"""Who sends a request. Without a feature that knows callers: whoever its headers name, with all rights."""
+"""The sender of a request. Without a feature for callers: as its headers name it, with all rights."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from router.native import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Callers:
-    """See the top of this file. looks_up: whether requests have to be given to `look_up` before `of`."""
+    """Identifies callers (see the module). looks_up: `look_up` must be called before `of`."""
 
     def __init__(self) -> None:
         self.looks_up = False
 
     def of(self, request: ClientRequest) -> Caller:
-        """Raises GatewayError 400, 401 or 503."""
+        """The caller of a request. Raises GatewayError 400, 401 or 503."""
         return request.caller()
 
     def known(self, request: ClientRequest) -> Caller:
-        """The same for a request that is refused anyway: one that is nobody's has no tenant."""
+        """The caller of a request that is refused anyway; an unknown caller has no tenant."""
         try:
             return self.of(request)
         except GatewayError:
             return Caller("", 0, "")
 
     async def look_up(self, headers: Headers) -> None:
-        """Wait for what `of` needs and this process does not know. It raises nothing."""
+        """Fetch data that `of` needs and this process does not have. Raises nothing."""
 
     def require_welcome(self, caller: Caller) -> None:
-        """Before something is opened, or begun, whose requests come later. Raises GatewayError 429."""
+        """Check a caller that opens a connection, or begins work, for later requests. Raises GatewayError 429."""

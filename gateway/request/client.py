@@ -1,9 +1,8 @@
-"""What a request's life needs of its client's side: a request to read, and a reply to write.
+"""The client's side of a request's life: a request to read, and a reply to write.
 
-`gateway/server/` implements both on connections; tests implement them on bytes. Nothing in this folder knows more of a client
-than this.
+`gateway/server/` implements both on connections; tests implement them on bytes. This folder knows nothing else of a client.
 
-These are base classes, and no Protocols, because compiled code reads their attributes directly. Implementations are compiled
+These are base classes and not Protocols, because compiled code reads their attributes directly. Implementations are compiled
 with the rest.
 """
 
@@ -22,8 +21,8 @@ from gateway.upstream.client import PausableSource
 
 REQUEST_ID_HEADER: Final = "X-Request-Id"
 TENANT_HEADER: Final = "X-Tenant-Id"
-# Headers by which clients name a conversation, the most reliable first: those of coding agents (Claude Code, Codex, its older
-# form, OpenCode, Amp), then those of servers, load generators and SDKs.
+# Headers that name a conversation, the most reliable first: headers of coding agents (Claude Code, Codex, its older form,
+# OpenCode, Amp), then of servers, load generators and SDKs.
 SESSION_HEADERS: Final = (
     "X-Claude-Code-Session-Id",
     "Session-Id",
@@ -35,23 +34,22 @@ SESSION_HEADERS: Final = (
     "X-Correlation-Id",
     "X-Dynamo-Session-Id",
 )
-# Some clients name the conversation here, others each request: worth something only where it comes again.
+# Some clients name the conversation in it, others each request: only a value that repeats is useful.
 WEAK_SESSION_HEADER: Final = "X-Client-Request-Id"
 
 
 class Headers(Protocol):
-    """A request's headers, by names in any case."""
+    """A request's headers; names in any case."""
 
     def get(self, name: str, /) -> str | None: ...
 
 
 class Caller:
-    """Who sends a request, as its headers name them.
+    """The sender of a request, as its headers name it.
 
-    tenant: the tenant header, "" without one. key: a number of credentials and tenant that is the same in all workers; 0: the
-    headers name none. session: the conversation, "" where no header names one. weak_session: what may be one.
-    grant: what the caller may do, where a feature knows, which the tenant is from; None: not looked up, or all.
-    ambiguous: credentials come twice.
+    tenant: the tenant header, or "". key: a number for credentials and tenant, the same in all workers; 0: the headers name
+    neither. session: the conversation, "" if no header names one. weak_session: possibly a conversation. grant: the caller's
+    rights, from a feature, which also sets the tenant; None: not looked up, or all rights. ambiguous: credentials occur twice.
     """
 
     __slots__ = ("ambiguous", "grant", "key", "session", "tenant", "weak_session")
@@ -65,9 +63,9 @@ class Caller:
         self.ambiguous = False
 
     def number(self, address: str) -> int:
-        """A number for the client, the same in all workers: by its headers; by its address if they name none.
+        """A number for the client, the same in all workers: from its headers, else from its address.
 
-        address: of IPv6 the network.
+        address: for IPv6 the network.
         """
         return self.key or xxh3_64_intdigest(address.encode())
 
@@ -88,11 +86,12 @@ def caller_of(headers: Headers) -> Caller:
 
 
 class ClientReply:
-    """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionError if the client has left.
+    """One answer to one client: `begin`, `write` any number of times, `end`. Raises ConnectionError if the client has
+    disconnected.
 
-    begun: the head went out. keep_alive: the connection may be used again. satisfied: the client has what it wanted: it may
-    leave. usage: what was read in passing, where the bytes are not an answer but a session (a WebSocket to the replica).
-    unread: some of it could not be.
+    begun: the head is sent. keep_alive: the connection may be reused. satisfied: the client has the complete result and may
+    disconnect. usage: token usage read from a session (a WebSocket to the replica), whose bytes are no answer. unread: a part
+    of that usage could not be read.
     """
 
     def __init__(self) -> None:
@@ -103,40 +102,39 @@ class ClientReply:
         self.satisfied = False
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
-        """The head, and the first bytes of the body with it.
+        """Send the head, and the first bytes of the body with it.
 
-        headers: further lines of it, each with its line end. length: the body's bytes, None: not known yet.
+        headers: further lines, each with its line end. length: bytes of the body; None: unknown.
         """
         raise NotImplementedError
 
     def write(self, data: bytes) -> None:
-        """Bytes of the body."""
+        """Send bytes of the body."""
         raise NotImplementedError
 
     def end(self, last: bytes = b"") -> None:
-        """The last bytes of the body; the answer is complete."""
+        """Send the last bytes of the body, which complete the answer."""
         raise NotImplementedError
 
     def cut(self) -> None:
-        """Break off, so that the client sees that something is missing."""
+        """Break the answer off, so that the client notices the missing rest."""
         raise NotImplementedError
 
     async def flushed(self) -> None:
         """Wait until the client has read the answer, before its next request is served."""
 
     def feed_from(self, answer: PausableSource | None) -> None:
-        """What is to be paused while the client does not read: the replica's answer; None: nothing any more."""
+        """Set the source to be paused while the client does not read: the replica's answer; None: no source."""
 
 
 class ClientRequest:
-    """One request, as it came.
+    """One received request.
 
-    path: decoded, without its query: what dialects and logs go by. target: path and query as they go to a replica, ASCII.
-    lease: what of the memory budget the request holds; its account's `client` is the client's address (of IPv6 the network).
-    upgrades: it asks for a WebSocket, which the replica may agree to: then the reply's `feed_from` is for both directions.
-    recent: what its connection remembers of the requests before it, for the feature that has made it; None: nothing.
-    any_form: it asks for a stream, and reads a plain answer as well. opened_by: of a message, the request that has opened its
-    connection.
+    path: decoded, without its query: for dialects and logs. target: path and query for a replica, ASCII. lease: the request's
+    share of the memory budget; its account's `client` is the client's address (for IPv6 the network). upgrades: it asks for a
+    WebSocket, which the replica may accept: then the reply's `feed_from` is for both directions. recent: a feature's memory of
+    earlier requests on this connection, or None. any_form: it asks for a stream, and accepts a plain answer as well. opened_by:
+    for a message, the request that opened its connection.
     """
 
     def __init__(self, method: str, path: str, target: str, headers: Headers, lease: MemoryLease) -> None:
@@ -151,50 +149,50 @@ class ClientRequest:
         self.lease = lease
 
     def caller(self) -> Caller:
-        """Who sends it."""
+        """The sender of the request."""
         raise NotImplementedError
 
     def upstream_headers(self) -> bytes:
-        """Its header lines as they go to a replica (`upstream/headers.py`)."""
+        """The header lines for a replica (`upstream/headers.py`)."""
         raise NotImplementedError
 
     @property
     def here(self) -> bool:
-        """Whether the whole body has arrived: `take` gives it without waiting."""
+        """True if the whole body has arrived: `take` returns it at once."""
         return False
 
     @property
     def complete(self) -> bool:
-        """Whether all of the request was received, kept or not; else nothing can follow it on its connection."""
+        """True if the whole request was received, stored or not; else no request can follow on its connection."""
         raise NotImplementedError
 
     @property
     def cancelled(self) -> bool:
-        """Whether its client has asked for its end: that it ends then is no error."""
+        """True if its client has asked to cancel it: then its end is no error."""
         return False
 
     def take(self) -> bytes:
-        """The body. The request keeps no reference to it, for its taker decides how long it is held."""
+        """The body. The request keeps no reference to it, so that the caller decides how long it is held."""
         raise NotImplementedError
 
     async def read(self, *, max_bytes: int, within_s: float, opaque: bool) -> bytes:
-        """The body, decompressed. opaque: in a content coding that we do not know it is passed on as it came.
+        """The body, decompressed. opaque: a body in an unknown content coding passes unchanged.
 
         Raises GatewayError: 400 (its coding is broken), 408, 413, 415, 503 (no memory for it now).
         """
         raise NotImplementedError
 
     def reply(self, *, keep_alive: bool, patience_s: float) -> ClientReply:
-        """keep_alive: whether the connection may be used again. patience_s: limit on waiting for the client to read."""
+        """keep_alive: the connection may be reused. patience_s: time limit for the client to read."""
         raise NotImplementedError
 
 
 class InternalRequest(ClientRequest):
-    """A request of the gateway's own that never was bytes (`Lifecycle.run`): a background run, a step of a workflow.
+    """A request made by the gateway itself, without bytes (`Lifecycle.run`): a background run, a step of a workflow.
 
-    asked: the client's request behind it, whose headers go to the replica. id: of this request, in logs. answered: makes
-    the reply that receives the answer; also another one, for the error if that cannot be completed. lease: of its own, with its
-    body charged; the caller closes it. path: default: that of the client's request.
+    asked: the client's request behind it, whose headers are sent to the replica. id: of this request, in logs. answered: makes
+    the reply that receives the answer; and another one for the error if the answer cannot be completed. lease: its own, with
+    its body charged; the caller closes it. path: default: the path of the client's request.
     """
 
     def __init__(
@@ -216,7 +214,7 @@ class InternalRequest(ClientRequest):
 
 
 class _InternalHeaders:
-    """The headers of the client's request, with an id of its own."""
+    """The headers of the client's request, with another id."""
 
     def __init__(self, asked: Headers, id_: str) -> None:
         self._asked = asked
@@ -227,10 +225,10 @@ class _InternalHeaders:
 
 
 class Audience(Protocol):
-    """Which clients may learn what (`server/access.py`)."""
+    """Permissions of clients to see internal information (`server/access.py`)."""
 
     def is_operator(self, request: ClientRequest, /) -> bool:
-        """Whether errors may name replicas, addresses and their error messages."""
+        """True if errors for this client may name replicas, addresses and their error messages."""
 
     def sees_headers(self, request: ClientRequest, /) -> bool:
-        """Whether the answer may name the replica that gave it, and how much that was believed to have cached."""
+        """True if the answer may name its replica, and the predicted cached tokens."""

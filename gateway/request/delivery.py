@@ -1,12 +1,12 @@
-"""From the first byte on: a replica's answer goes to the client as it comes, and its usage is noted.
+"""Delivery of an answer from its first byte on: the replica's bytes go to the client as they arrive, and the usage is noted.
 
     stream ──► pump ──► complete                                      plain, read whole ──► one write
                  └──► breaks off ──► resumption.py, or an error event  any other ──► copied as it comes, cut if it breaks off
 
-No finished event is held back any more, and nothing waits for a task: what goes on is written where the replica's bytes are
-read. After the first byte an error can only be an event of the stream, in the form of its dialect. Where the dialect has none,
-or the client has the head of an event and not its end, the connection is cut: what followed would be a part of that event, or
-make it look whole.
+Complete events are never held, and no other task is involved: bytes are written to the client where they are read from the
+replica. After the first byte an error can only be an event of the stream, in the form of its dialect. If the dialect has none,
+or the client has an incomplete event, the connection is cut: further bytes would become a part of that event, or make it look
+complete.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gateway.request.exchange import Exchange
 from gateway.request.forms import EVENT_STREAM
 from gateway.request.notes import DELIVER
 from gateway.request.resumption import Resumption, SentBytes, pump
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
 
 _CACHE_CONTROL: Final = b"cache-control"
-_PLAIN: Final = b"Content-Type: application/json\r\n"  # of an answer that was collected: its own head is that of a stream
+_PLAIN: Final = b"Content-Type: application/json\r\n"  # of a collected answer; the replica's head belongs to a stream
 
 
 class Delivery:
-    """See the top of this file. audience: which clients may know the replica. clock: monotonic seconds."""
+    """Delivers answers (see the module). audience: clients that may know the replica. clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Delivery:
         attempts: Attempts,
         resumption: Resumption,
         meter: Meter,
-        running: Running,
+        running: RunningRequests,
         audience: Audience,
         clock: Callable[[], float],
     ) -> None:
@@ -59,7 +59,7 @@ class Delivery:
         self._clock = clock
 
     async def deliver(self, exchange: Exchange, answer: ReplicaAnswer) -> ClientReply:
-        """The whole answer to the client; returns when it is complete, or cannot be."""
+        """Send the whole answer to the client; returns when it is complete, or cannot be completed."""
         chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
         routed, open_ = b"", self._audience.sees_headers(exchange.request)
         if open_:
@@ -101,7 +101,7 @@ class Delivery:
         return reply
 
     def _cost(self, exchange: Exchange) -> bytes:
-        """Header lines of a plain answer: what it costs."""
+        """Header lines with the cost of a plain answer."""
         used = exchange.consumed(exchange.usage, whole=True)
         bill = exchange.delivered.bill = self._meter.bill(exchange.api.model, used)
         if bill is None:
@@ -110,7 +110,7 @@ class Delivery:
         return line + b"X-Warmroute-Cost-Estimated: %b\r\n" % used.estimated.encode("ascii") if used.estimated else line
 
     async def _stream(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
-        """The events to the client as they come."""
+        """Send the events of a stream to the client as they arrive."""
         delivered, api = exchange.delivered, exchange.api
         if not any(name == _CACHE_CONTROL for name, _ in answer.head.headers):
             headers += b"Cache-Control: no-cache\r\n"
@@ -120,12 +120,12 @@ class Delivery:
         counted = api.metered and answer.status == 200
         if counted:
             delivered.first_byte = delivered.last_byte
-            if api.countable or not api.size:  # the first token of a batch shows that its first prompt is computed, no more
+            if api.countable or not api.size:  # in a batch, the first token only shows that the first prompt is computed
                 exchange.booking.first_token(delivered.last_byte)
             kept = SentBytes(exchange.request.lease) if exchange.target.resume_streams else None
         reader = exchange.answers.reader(api, watchful=kept is not None)
         if counted:
-            reader = _told(exchange, reader)
+            reader = _client_reader(exchange, reader)
         try:
             failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
             if failure and kept:
@@ -138,7 +138,7 @@ class Delivery:
             if error:
                 self._break_off(exchange, reply, error, events=True)
         except ClientStalled:
-            reply.cut()  # what is written already would keep the connection open
+            reply.cut()  # the bytes written already would keep the connection open
             raise
         except asyncio.CancelledError:
             if not self._running.over:
@@ -150,14 +150,14 @@ class Delivery:
                 self._attempts.judge_broken(exchange, completed=completed)
 
     async def _copy(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
-        """Any other answer as it comes: a large plain one of a generation, whose beginning was read, or one of another
+        """Send any other answer as it arrives: the rest of a large plain answer to a generation, or the answer of another
         endpoint.
         """
         attempts, delivered, clock = exchange.attempts, exchange.delivered, self._clock
         tail = attempts.tail
         exchange.require_room()
         first, attempts.body = attempts.body or answer.take(), b""
-        seen = [len(first)]  # not a variable of this function: compiled code reads it before it is set
+        seen = [len(first)]  # a list, because compiled code would read a variable of this function before it is set
 
         def sink(data: bytes) -> None:
             reply.write(data)
@@ -193,10 +193,10 @@ class Delivery:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError, *, events: bool) -> None:
-        """End an answer that cannot be completed: with an error event where the dialect has one, else cut the connection."""
+        """End an answer that cannot be completed: by an error event if the dialect has one, else by cutting the connection."""
         delivered = exchange.delivered
         if delivered.done_sent:
-            reply.end()  # nothing is missing but the end of the framing, and nothing may follow [DONE]
+            reply.end()  # only the end of the framing is missing, and nothing may follow [DONE]
             return
         delivered.error = error.message
         event, reader = None, delivered.reader
@@ -212,8 +212,8 @@ class Delivery:
             reply.end(event)
 
 
-def _told(exchange: Exchange, reader: StreamReader) -> StreamReader:
-    """What the client is told beside the engine's answer."""
+def _client_reader(exchange: Exchange, reader: StreamReader) -> StreamReader:
+    """The reader with the gateway's additions to the engine's answer."""
     if exchange.tap:
         reader = exchange.tap.reader(reader)
     editor = exchange.editor()
@@ -221,7 +221,7 @@ def _told(exchange: Exchange, reader: StreamReader) -> StreamReader:
 
 
 def _length(answer: ReplicaAnswer, method: str) -> int | None:
-    """The length of the body that the client is to expect; None: not known."""
+    """The length of the body for the client; None: unknown."""
     if method != "HEAD":
         return answer.head.length
     advertised = answer.head.get(b"content-length")

@@ -1,9 +1,9 @@
-"""A request from its first moment to its end: what each phase has found, for those after it.
+"""A request from start to end: the results of each phase, for the later phases.
 
 `Exchange` begins with the request and its record. identify sets `caller`, parse `api`, admit `target` and `permit`, choose
-`booking`; further attempts renew the target and move the booking, another pool begins with a booking of its own, and the body
-in `api` is dropped when there will be no further attempt. `AttemptLog` is written by `attempts.py` and, for broken streams, by
-`resumption.py`, which makes further attempts; `delivery.py` takes the answer's body out of it. `DeliveryLog` is written by
+`booking`. Further attempts renew the target and move the booking; another pool begins with a booking of its own. The body in
+`api` is dropped when no further attempt can follow. `AttemptLog` is written by `attempts.py` and, for broken streams, by
+`resumption.py`, which makes further attempts; `delivery.py` takes the answer's body from it. `DeliveryLog` is written by
 `delivery.py` and `resumption.py`. The end of the request reads both.
 """
 
@@ -30,30 +30,29 @@ from gateway.upstream.loop_guard import VIA_HEADER
 from router import Booking
 from router.native import mypyc_attr
 
-_OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that no engine has put in words
+_OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that the gateway words itself
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
 
 
 class AttemptLog:
-    """What became of the attempts so far.
+    """The results of the attempts so far.
 
-    failed: replica, reason and error of each failed one. sent: times that the request may have reached a replica until its
-    answer's first byte was here. resumptions: attempts to go on with a broken stream that may have reached one. error: why the
-    client gets an error of a replica, "" if it gets none. trial: the one that the replica in charge answers; broken: those
-    whose answer broke off, until it is known whose fault that was. body: of a plain answer, read whole, or the beginning of a
-    large one; object: the id of the object that the answer is; usage: that in it; tail: of a large one only. elsewhere: another
-    pool, which gets the request if this one has failed; refusal: the last replica's answer, open until that pool has it.
-    Attempts in pools before are among those that failed, and were sent. unfit: what an engine cannot do that the request wants.
-    notes: where attempts are noted, None: nowhere.
+    failed: replica, reason and error of each failed attempt. sent: number of times that the request may have reached a replica
+    before the answer's first byte. resumptions: attempts to continue a broken stream that may have reached a replica. error:
+    message of a replica's error that the client gets, or "". trial: of the replica that answers now. broken: trials whose
+    answer broke off, until the cause is known. body: of a plain answer, or the beginning of a large one. object: the id of the
+    object that the answer is. usage: in the body. tail: of a large answer. next_target: of another pool, which gets the request
+    after this one failed. refusal: the last replica's answer, open until that pool has the request. Attempts in earlier pools
+    are included in failed and sent. unfit: a requested capability that an engine lacks. notes: notes of attempts, or None.
     """
 
     __slots__ = (
         "asked",
         "body",
         "broken",
-        "elsewhere",
         "error",
         "failed",
+        "next_target",
         "notes",
         "object",
         "refusal",
@@ -66,11 +65,11 @@ class AttemptLog:
     )
 
     def __init__(self) -> None:
-        self.failed: tuple[dict[str, str], ...] = ()  # a tuple, for nearly always it stays empty
+        self.failed: tuple[dict[str, str], ...] = ()  # a tuple, because it mostly stays empty
         self.sent = 0
         self.notes: Notes | None = None
         self.asked = False
-        self.elsewhere: Target | None = None
+        self.next_target: Target | None = None
         self.refusal: ReplicaAnswer | None = None
         self.resumptions = 0
         self.error = ""
@@ -83,29 +82,29 @@ class AttemptLog:
         self.unfit: GatewayError | None = None
 
     def add(self, replica: str, reason: str, error: str, now: float) -> None:
-        """An attempt failed."""
+        """Record a failed attempt."""
         self.failed += ({"replica": replica, "reason": reason, "error": error},)
         self.note_end(reason, error, now)
 
     def note_end(self, reason: str, error: str, now: float) -> None:
-        """The current attempt has failed, if it is noted: the engine's own words, which may quote a prompt, are left out."""
+        """Note the failure of the current attempt. The engine's own message is left out, because it may quote a prompt."""
         if self.notes is not None:
             self.notes.failed(reason, error if reason in _OUR_WORDS else "", now)
 
     def drop_refusal(self) -> None:
-        """Nobody gets it. Idempotent."""
+        """Close the refusal, which no client gets. Idempotent."""
         if self.refusal is not None:
             self.refusal.close()
             self.refusal = None
 
 
 class DeliveryLog:
-    """What went to the client.
+    """The progress of the answer to the client.
 
-    status: 0 while there is none. reply: once there is one. first_byte, last_byte: readings of the clock. done_sent: the
-    stream's own end went out: a client that leaves then has everything. reader: of the stream. resumed: how often another
-    replica went on with it. passed: tokens of its streams that are over. late: more of them passed after the usage. error: why
-    the answer could not be completed, "" if it was. bill: of a plain answer, made before it went out.
+    status: 0 before an answer. reply: None before an answer. first_byte, last_byte: readings of the clock. done_sent: the
+    stream's own end was sent: a client that disconnects then has everything. reader: of the stream. resumed: number of times
+    that another replica continued it. passed: tokens of its finished streams. late: more tokens passed after the usage. error:
+    why the answer could not be completed, or "". bill: of a plain answer, made before it was sent.
     """
 
     __slots__ = (
@@ -140,25 +139,25 @@ class DeliveryLog:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AnswerTap:
-    """A part of the gateway that a good answer passes on its way to the client."""
+    """A stage of the gateway through which a good answer passes to the client."""
 
     __slots__ = ()
 
     def reader(self, inner: StreamReader) -> StreamReader:
-        """Reads a stream. If it holds the stream's end back (`StreamReader.holds`), `ended` is to follow."""
+        """A reader around `inner`. If it holds the stream's end (`StreamReader.holds`), `ended` must follow."""
         raise NotImplementedError
 
     async def ended(self, reader: StreamReader) -> bytes:
-        """The end of a stream that its reader has held back."""
+        """The end of a stream that its reader has held."""
         raise NotImplementedError
 
     async def whole(self, body: bytes) -> bytes:
-        """What the client gets for a plain answer."""
+        """The body of a plain answer for the client."""
         raise NotImplementedError
 
 
 class RewrittenRequest:
-    """The request in another dialect, for all replicas that need it so. answers: reads what they answer."""
+    """The request in another dialect, for all replicas that need it. answers: reads their answers."""
 
     __slots__ = ("answers", "body")
 
@@ -168,13 +167,13 @@ class RewrittenRequest:
 
 
 class Exchange:
-    """See the top of this file.
+    """The state of one request (see the module).
 
-    caller, api, target, booking: to be read once their phase is over; parsed, booked: whether it is. permit: the slot in the
-    pool. notes: of a feature that follows the request, None: nobody does. tap: what a good answer passes, None: nothing. salt:
-    the tenant's, for engines, where tenants are isolated; else empty. rewritten: the request in another dialect, once a
-    replica needed that. answers: what reads the answer of the replica in charge: `dialect`, or what its form has set
-    (`forms.py`). edited: what edits that answer, if anything does.
+    caller, api, target, booking: set once their phase is over; parsed, booked: True then. permit: the slot in the pool. notes:
+    of a feature that follows the request, or None. tap: stage through which a good answer passes, or None. salt: the tenant's,
+    for engines, if tenants are isolated; else empty. rewritten: the request in another dialect, once a replica needed it.
+    answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
+    answer, or None.
     """
 
     __slots__ = (
@@ -221,7 +220,7 @@ class Exchange:
         self._copied = False  # a changed copy of the body is charged
 
     def book(self, booking: Booking) -> None:
-        """A replica is chosen. Of attempts in a pool before this one their number and their failures stay."""
+        """Set the booking on a replica. The number and the failures of attempts in an earlier pool are kept."""
         if self.booked:
             before, self.attempts = self.attempts, AttemptLog()
             before.drop_refusal()
@@ -236,7 +235,7 @@ class Exchange:
             self.permit.release()
 
     def call(self, body: bytes) -> ReplicaCall:
-        """The request as it goes to any replica, with this body."""
+        """The request for any replica, with this body."""
         request = self.request
         headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.record.id.encode("ascii"))
         via = request.headers.get(VIA_HEADER)
@@ -245,14 +244,14 @@ class Exchange:
         return call
 
     def _is_repeatable(self) -> bool:
-        """Whether the request may be sent again after it may have reached a replica."""
+        """True if the request may be repeated after it may have reached a replica."""
         api = self.api
         if self.request.method == "POST":
             return api.repeatable and not self.dialect.may_store(api, self.request.path)
         return self.request.method in _IDEMPOTENT
 
     def editor(self) -> AnswerEditor | None:
-        """For a good answer of the replica in charge, where the client has asked something of it."""
+        """The editor of a good answer of the current replica, for features that the client asked for; or None."""
         prompt = self.booking.prompt
         if not (prompt.breakpoints or self.api.demands):
             return None  # nearly all answers
@@ -263,31 +262,33 @@ class Exchange:
 
     @property
     def diagnoses(self) -> bool:
-        """Whether `diagnostics` is the gateway's to answer: not for a pool that is Anthropic's own API."""
+        """True if the gateway answers `diagnostics`: not for a pool that is Anthropic's own API."""
         return self.target.strip_billing_header
 
     def rewrite(self, rewritten: RewrittenRequest) -> None:
-        """Replicas of this pool get it in the place of the body. Raises GatewayError if there is no room for a large one."""
+        """Set the request in another dialect, which replicas of this pool get instead. Raises GatewayError without room for a
+        large one.
+        """
         if len(rewritten.body) >= LARGE_BODY:
             self.charge(len(rewritten.body))
         self.rewritten = rewritten
 
     def charge_copy(self, body: bytes) -> None:
-        """Charge memory for a changed copy of the body, once. Raises GatewayError if there is no room for it."""
+        """Charge memory for a changed copy of the body, once. Raises GatewayError without room for it."""
         if len(body) >= LARGE_BODY and not self._copied:
             self.charge(len(body))
             self._copied = True
 
     @property
     def usage(self) -> Usage | None:
-        """As the engine has reported it, as far as it is known to count such tokens."""
+        """The engine's usage, without cached tokens if their count is unreliable."""
         usage, trial = self.delivered.usage, self.attempts.trial
         if usage is not None and trial is not None and not trial[1].engine.counts_cached:
             return Usage(usage.prompt, usage.completion)
         return usage
 
     def consumed(self, reported: Usage | None, *, whole: bool) -> Consumption:
-        """By this request, once, whatever attempts there were. whole: the answer came to its end."""
+        """The consumption of this request over all attempts. whole: the answer reached its end."""
         decision, trial = self.booking.decision, self.attempts.trial
         caches = trial is None or trial[1].facts.caching is not False
         predicted = Prediction(decision.prompt_tokens, decision.best.matched_tokens, caches=caches)
@@ -295,7 +296,7 @@ class Exchange:
         return consumed(reported, predicted, delivered.passed, whole=whole and not delivered.late, images=self.api.images)
 
     def give_up(self) -> None:
-        """Another pool gets the request: drop the copies of its body, and release what they were charged. Idempotent."""
+        """Another pool gets the request: drop the copies of its body, and release their memory. Idempotent."""
         lease, rewritten = self.request.lease, self.rewritten
         if self._copied:
             lease.shrink(len(self.api.body))
@@ -304,8 +305,8 @@ class Exchange:
         self._copied, self.rewritten = False, None
 
     def answered(self, answer: ReplicaAnswer) -> None:
-        """The answer has begun. Unless it is a stream that may have to be resumed, the request will not be sent again: its body
-        is dropped as soon as this answer's request has been sent.
+        """The answer has begun. Unless it is a stream that may have to be resumed, the request will not be repeated: its body
+        is dropped once this answer's request has been sent.
         """
         if self.target.resume_streams and self.api.stream:
             return
@@ -315,15 +316,15 @@ class Exchange:
         answer.when_sent(self.request.lease.drop_body)
 
     def charge(self, size: int) -> None:
-        """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError if there is no room for it."""
+        """Charge memory: a piece of a plain answer, a copy of the body. Raises GatewayError without room for it."""
         lease = self.request.lease
         if not lease.grow(size):
             raise over_budget(0, lease.account.largest)
 
     def require_room(self) -> None:
-        """Raises GatewayError if there is no room for a large plain answer until the client has read it.
+        """Raises GatewayError without room for a large plain answer until the client has read it.
 
-        The connection charges it as far as the client does not keep up.
+        The connection charges the bytes that the client has not read yet.
         """
         lease, size = self.request.lease, len(self.attempts.body)
         if size >= LARGE_BODY and not lease.fits(size):

@@ -1,13 +1,13 @@
-"""What features add to the life of a request: lists of callables, empty in a gateway without features.
+"""Extensions of a request's life by features: lists of callables, empty in a gateway without features.
 
     begun ── identify ── parse ── answerers ── preparers ── admit ──────── choose ─────────── attempt ── deliver ── settle
-                                                            entering       explainers         elsewhere  delivered  observers
+                                                            entering       explainers         fallback   delivered  observers
                                                             waited         chosen             forms
 
-Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty one costs a
-truth test. What of it raises GatewayError ends the request with that answer. A feature keeps its own state in a slot
+Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty list costs
+a truth test. A GatewayError from one of them ends the request with that answer. A feature keeps its own state in a slot
 (`slots.py`), adds notes (`notes.py`) or a tap of the answer (`exchange.py`) to an exchange, and reads them in an observer. The
-base classes take subclasses that are not compiled.
+base classes accept subclasses that are not compiled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Chosen = Callable[[Exchange, Collection[str], float], None]
 class Answerer:
     """A part of the gateway that answers some requests itself.
 
-    claims: whether `answer` may have the answer. answer: None: a replica answers. It raises GatewayError.
+    claims: True if `answer` may have the answer. answer: None if a replica is to answer. It may raise GatewayError.
     """
 
     __slots__ = ("answer", "claims")
@@ -43,7 +43,7 @@ class Answerer:
 class Preparer:
     """A part of the gateway that changes some requests before they are admitted.
 
-    concerns: whether `prepare` is to be called. Both raise GatewayError.
+    concerns: True if `prepare` is to be called. Both may raise GatewayError.
     """
 
     __slots__ = ("concerns", "prepare")
@@ -55,51 +55,51 @@ class Preparer:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Explainer:
-    """A reader of decisions with the price of every candidate, which costs a second ranking."""
+    """A reader of decisions with the cost of every candidate, which takes a second ranking."""
 
     def wants(self, exchange: Exchange, now: float) -> bool:
-        """Whether `explain` is to be called."""
+        """True if `explain` is to be called."""
         raise NotImplementedError
 
     def explain(self, exchange: Exchange, policy: str, ranking: list[Candidate]) -> None:
-        """The request is booked. ranking: all candidates, the best first."""
+        """Called once the request is booked. ranking: all candidates, the best first."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Elsewhere:
-    """Where requests go that their own pool cannot serve."""
+class FallbackRoute:
+    """The fallback for requests that their own pool cannot serve."""
 
     def require_well(self, exchange: Exchange) -> None:
-        """Raises GatewayError 503 if no replica of the pool is well, and one elsewhere is."""
+        """Raises GatewayError 503 if no replica of the pool is well, but one of a fallback pool is."""
         raise NotImplementedError
 
     def find(self, exchange: Exchange) -> Target | None:
-        """The next pool, after all attempts have failed; None: there is none."""
+        """The next pool after all attempts have failed, or None."""
         raise NotImplementedError
 
     async def after(self, exchange: Exchange, failed: GatewayError) -> Target | None:
-        """Where the request goes on. None: the error is the answer."""
+        """The target with which the request continues. None: the error is the answer."""
         raise NotImplementedError
 
     async def foreseen(self, exchange: Exchange, target: Target) -> tuple[str, Target]:
-        """Where a request would go now whose own place is `target`, and the way there ("big -> small"; "": it stays), with its
-        name changed for that pool.
+        """The target that a request would get now instead of `target`, and the way there ("big -> small"; "": it stays), with
+        the model's name changed for that pool.
         """
         raise NotImplementedError
 
     def taker(self, target: Target) -> Target:
-        """The place that would take a request now whose own place is `target`."""
+        """The target that would take a request now instead of `target`."""
         raise NotImplementedError
 
 
 class Extensions:
-    """See the top of this file.
+    """The lists of extensions (see the module).
 
-    begun: a request has come; nothing is known of it but its head. entering: its pool is known, and it does not wait yet.
-    waited: it has waited for a slot, and has one. chosen: it is booked, among these candidates, at this reading of the clock.
-    forms: asked in turn before each attempt for the form that its replica needs; None: another one, or the native form.
-    delivered: its answer went out, whole or not.
+    begun: a request has arrived; only its head is known. entering: its pool is known, and it does not wait yet. waited: it has
+    a slot, after a wait. chosen: it is booked, among these candidates, at this reading of the clock. forms: asked in turn
+    before each attempt for the form that its replica needs; None: another one, or the native form. delivered: its answer was
+    sent, complete or not.
     """
 
     __slots__ = (
@@ -107,9 +107,9 @@ class Extensions:
         "begun",
         "chosen",
         "delivered",
-        "elsewhere",
         "entering",
         "explainers",
+        "fallback",
         "forms",
         "preparers",
         "waited",
@@ -125,4 +125,4 @@ class Extensions:
         self.chosen: list[Chosen] = []
         self.forms: list[FormOf] = []
         self.delivered: list[Phase] = []
-        self.elsewhere: Elsewhere | None = None
+        self.fallback: FallbackRoute | None = None

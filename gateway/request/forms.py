@@ -1,11 +1,11 @@
-"""Forms of a request: what a replica is sent, and what reads its answer. Chosen once per attempt.
+"""Forms of a request: the bytes sent to a replica, and the reader of its answer. Chosen once per attempt.
 
     extensions.forms, asked in turn ── the first form ──► prepare ──┐
                                     └─ none: NATIVE ────────────────┴──► call ──► the replica ──► exchange.answers
 
-The native form is the client's own dialect, with what this replica's engine has to have or must not see. A form that rewrites
-the request leaves the new body with the exchange (`Exchange.rewrite`): further replicas that need it get the same one. A form
-is one object for all requests; the `Answers` that it sets are those of one request.
+The native form is the client's own dialect, with the additions or removals that this replica's engine needs. A form that
+rewrites the request stores the new body in the exchange (`Exchange.rewrite`): further replicas of that form get the same body.
+A form is one object for all requests; the `Answers` that it sets belong to one request.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ EVENT_STREAM: Final = "text/event-stream"
 
 
 class Form:
-    """The native form, and the base class of others."""
+    """The native form, and the base class of the others."""
 
     async def prepare(self, exchange: Exchange) -> None:
-        """To be called before `call`, but for the native form. Raises GatewayError."""
+        """Called before `call`, except for the native form. Raises GatewayError."""
 
     def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
-        """The call as it goes to this replica; sets `exchange.answers`. Native: without the client's billing line, if its pool
-        wants that, with a token to generate, if its engine has to have one, and with the salt, if it knows what to do with it.
+        """The call for this replica; sets `exchange.answers`. Native form: the client's billing line is removed if the pool
+        wants that, a token is requested if the engine must generate one, and the salt is added if the engine supports it.
 
-        Raises GatewayError if there is no room for the copy of a large body, ReplicaFailure if the engine cannot do it.
+        Raises GatewayError without room for the copy of a large body, ReplicaFailure if the engine lacks a needed capability.
         """
         api, body = exchange.api, call.body
         exchange.answers = exchange.dialect
@@ -59,8 +59,8 @@ FormOf = Callable[[Exchange, ReplicaState, float], Form | None]
 
 
 async def collected(answer: ReplicaAnswer, collector: AnswerCollector, charge: Callable[[int], None]) -> bytes:
-    """The plain answer of an engine that is always asked for a stream: it notices only while it streams that nobody wants the
-    rest. charge: called with the size of each piece; may raise. Raises ReplicaFailure.
+    """The plain answer of an engine that is always asked for a stream, because only while it streams does it notice a client
+    that has disconnected. charge: called with the size of each piece; may raise. Raises ReplicaFailure.
     """
     if answer.content_type != EVENT_STREAM:
         raise not_streamed(answer)

@@ -1,4 +1,4 @@
-"""One request's life, in phases.
+"""The life of one request, in phases.
 
     identify ─► parse ─► admit ─► choose ─► attempt ─► deliver ─► settle
        │401 405   │400      │400 403 │400       │502       │ event     always, once: the observers of settle.py
@@ -9,19 +9,20 @@
                             │        └── move ──┤
                             └─── another pool ──┘ for a failure of the pool, where it has a fallback (features)
 
-- identify: who sends it (by its key, where there are keys), under which id, in which dialect; whether it has been here before.
-- parse: its body, read and understood.
+- identify: its sender (by its key, if there are keys), its id, its dialect; loops are refused.
+- parse: its body is read and parsed.
 - answerers, preparers: features that answer a request themselves, or change it (`extensions.py`).
 - admit: the replicas that serve its model, and a slot there, at once or after a wait in the pool's queue.
 - choose: one synchronous decision of the router, with its booking.
-- attempt: until the first byte of an answer. Nothing has gone to the client yet, so what fails is invisible to it.
-- deliver: the answer to the client. From here on an error can only be an event of the stream.
-- settle: the record is complete, and the observers get it. The booking is closed whatever has happened, the client's leaving
-  included (its handler is cancelled).
+- attempt: up to the first byte of an answer. The client has got nothing yet, so it does not notice failures.
+- deliver: the answer to the client. From now on an error can only be an event of the stream.
+- settle: the record is completed, and the observers get it. The booking is closed in any case, also if the client disconnects
+  (its
+  handler is cancelled).
 
-This file has the order of the phases, and what follows from each error; what a phase does is in `phases/`, `attempts.py` and
-`delivery.py`, over one `Exchange`. A request and its reply are whatever implements `request/client.py`: there is no socket.
-`run` is for requests of the gateway's own, which begin after parse: a background run, a step of a workflow.
+This file has the order of the phases, and the handling of each error; the phases themselves are in `phases/`, `attempts.py` and
+`delivery.py`, over one `Exchange`. A request and its reply are implementations of `request/client.py`: there is no socket.
+`run` is for requests of the gateway itself, which begin after parse: a background run, a step of a workflow.
 """
 
 from __future__ import annotations
@@ -42,40 +43,42 @@ from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, Clien
 from gateway.request.delivery import Delivery
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
-from gateway.request.phases.admitting import Admitting
-from gateway.request.phases.choosing import Choosing
-from gateway.request.phases.ending import Ending
-from gateway.request.phases.reading import Reading
+from gateway.request.phases.admitting import AdmitPhase
+from gateway.request.phases.choosing import ChoosePhase
+from gateway.request.phases.ending import EndPhase
+from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
 from gateway.request.record import SettledRequest, request_id, tenant_label
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 
 log = logging.getLogger("warmroute.gateway")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Lifecycle:
-    """See the top of this file. clock: monotonic seconds, the same for the router and for all durations."""
+    """Serves requests (see the module). clock: monotonic seconds, the same for the router and for all durations."""
 
     dialects: Dialects
     extensions: Extensions
     callers: Callers
-    running: Running
-    reading: Reading
-    admitting: Admitting
-    choosing: Choosing
+    running: RunningRequests
+    reading: ReadPhases
+    admitting: AdmitPhase
+    choosing: ChoosePhase
     attempts: Attempts
     delivery: Delivery
-    ending: Ending
+    ending: EndPhase
     replies: Replies
     clock: Callable[[], float]
 
     def serve(self, request: ClientRequest) -> Coroutine[Any, Any, ClientReply]:
-        """Answer a request. Raises ConnectionError or CancelledError if the client has left; any other error is an answer."""
+        """Answer a request. Raises ConnectionError or CancelledError if the client has disconnected; any other error becomes an
+        answer.
+        """
         return self._serve(self._begin(request, self.clock()))
 
     def run(self, request: InternalRequest, api: ApiRequest, caller: Caller) -> Coroutine[Any, Any, ClientReply]:
-        """`serve` from the phase after parse on, for a request that never was bytes."""
+        """`serve`, from the phase after parse on, for a request without bytes."""
         exchange = self._begin(request, self.clock())
         self.reading.known(exchange, caller, api)
         return self._serve(exchange)
@@ -91,7 +94,7 @@ class Lifecycle:
             if self.running.over:
                 return self.replies.refuse(exchange, shutting_down())
             raise
-        except Exception:  # the last border: a bug must not cost more than its own request
+        except Exception:  # the outermost handler: a bug must cost only its own request
             log.exception("unhandled error", extra={"path": exchange.request.path, "id": exchange.record.id})
             return self.replies.bug(exchange)
         finally:
@@ -99,7 +102,7 @@ class Lifecycle:
             del task  # else a cancelled task, its error and this frame are a cycle, and the request stays in memory with it
 
     async def _answer(self, exchange: Exchange) -> ClientReply:
-        """The phases, in their order. Raises GatewayError."""
+        """Run the phases in order. Raises GatewayError."""
         if not exchange.parsed:
             if self.callers.looks_up:
                 await self.reading.look_up(exchange)
@@ -112,7 +115,7 @@ class Lifecycle:
         for preparer in self.extensions.preparers:
             if preparer.concerns(exchange):
                 await preparer.prepare(exchange)
-        elsewhere = self.extensions.elsewhere
+        fallback = self.extensions.fallback
         target: Target | None = None
         while True:
             try:
@@ -123,8 +126,8 @@ class Lifecycle:
             except GatewayError as failure:
                 failed = failure.again()
             exchange.leave_queue()
-            if elsewhere is None or not (target := await elsewhere.after(exchange, failed)):
-                answer = self.attempts.stays(exchange, failed)
+            if fallback is None or not (target := await fallback.after(exchange, failed)):
+                answer = self.attempts.final_refusal(exchange, failed)
                 break
         exchange.answered(answer)
         try:
@@ -135,14 +138,14 @@ class Lifecycle:
         return reply
 
     async def require_welcome(self, request: ClientRequest) -> None:
-        """Whether its sender may open a connection for requests to come. Raises GatewayError 400, 401, 429 or 503."""
+        """Check that the sender may open a connection for later requests. Raises GatewayError 400, 401, 429 or 503."""
         await self.callers.look_up(request.headers)
         self.callers.require_welcome(self.callers.of(request))
 
     def refuse(self, request: ClientRequest, error: GatewayError, begun: float, lines: bytes = b"") -> ClientReply:
-        """Answer, count and log a request that could not be read, as one that could. lines: of the answer's head.
+        """Answer, count and log a request that could not be read. lines: of the answer's head.
 
-        begun: reading of the clock. Raises ConnectionError if the client has left; what happened is logged all the same.
+        begun: reading of the clock. Raises ConnectionError if the client has disconnected, after logging.
         """
         exchange = self._begin(request, begun)
         exchange.record.sender.tenant = tenant_label(self.callers.known(request).tenant)

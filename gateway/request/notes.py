@@ -1,6 +1,6 @@
 """Notes of one request while it runs: a feature that follows requests through their phases subclasses `Notes`.
 
-`Exchange.notes` is None for nearly all requests: then nothing is called, and no clock is read.
+`Exchange.notes` is None for nearly all requests: then nothing is called, and the clock is not read.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ DELIVER: Final = "deliver"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Notes:
-    """See the top of this file. now: readings of the gateway's clock, in seconds."""
+    """Notes of one request (see the module). now: readings of the gateway's clock, in seconds."""
 
     __slots__ = ()
 
     def enter(self, phase: str, now: float) -> None:
-        """A phase begins; the one before it ends."""
+        """A phase begins, and the previous one ends."""
         raise NotImplementedError
 
     def calls(self, call: ReplicaCall, replica: ReplicaState, now: float) -> ReplicaCall:
-        """An attempt begins. Returns the call as it goes to the replica."""
+        """An attempt begins. Returns the call for the replica."""
         raise NotImplementedError
 
     def failed(self, reason: str, text: str, now: float) -> None:

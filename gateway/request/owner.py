@@ -1,4 +1,4 @@
-"""The owner of a request's objects: what features store for it, only the same owner may read."""
+"""The owner of a request's objects: only the same owner may read the objects that features store for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.request.client import Caller, ClientRequest
 
 
 def owner(request: ClientRequest, caller: Caller) -> str:
-    """By its tenant, else by its credentials (`owner_of`)."""
+    """The owner by tenant, else by credentials (`owner_of`)."""
     headers = request.headers
     return owner_of(caller.tenant, headers.get("Authorization"), headers.get("X-Api-Key"))
 
@@ -16,7 +16,7 @@ def owner(request: ClientRequest, caller: Caller) -> str:
 def owner_of(tenant: str, authorization: str | None, api_key: str | None) -> str:
     """The tenant, else a digest of the credentials, else "" for clients without credentials.
 
-    authorization, api_key: these headers. The texts may have bytes that are not UTF-8, as headers may.
+    authorization, api_key: the values of these headers, which may not be UTF-8.
     """
     if tenant:
         octets = tenant.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""What happened to one request: written by the lifecycle, read by the observers of its end."""
+"""The record of one request: written by the lifecycle, read by the observers of its end."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from gateway.errors import CLIENT_LEFT
 from router import Booking
 
 UNKNOWN: Final = "unknown"
-NO_TENANT: Final = "none"  # of requests without one, in logs and metrics
-# An id has to differ from all others, not to be a secret.
+NO_TENANT: Final = "none"  # tenant in logs and metrics of requests without one
+# An id must be unique; it need not be secret.
 _BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
 _numbers = itertools.count(1)
 _UNSAFE: Final = re.compile(r"[^ -~]")
 _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-# A replica may answer with any of 900 codes: those that no standard knows are counted by their class.
+# A replica may answer with any of 900 codes: codes without a standard are counted by their class.
 _CODES: Final = {status.value: str(status.value) for status in HTTPStatus} | {CLIENT_LEFT: str(CLIENT_LEFT)}
 
 
 def code_label(status: int) -> str:
-    """A status as a label: "503", or the class of one that no standard knows: "5xx"."""
+    """A status as a label: "503", or the class of a status without a standard: "5xx"."""
     return _CODES.get(status) or f"{status // 100}xx"
 
 
 def request_id(offered: str | None) -> str:
-    """The client's x-request-id if it can stand in a log and a header, else a new one."""
+    """The client's x-request-id if it is safe in a log and a header, else a new one."""
     if offered and _SAFE_ID.fullmatch(offered):
         return offered
     return f"wr-{_BEGIN}-{next(_numbers)}"
 
 
 def tenant_label(tenant: str) -> str:
-    """The tenant as it can stand in a log and a label: printable ASCII, not too long."""
+    """The tenant for logs and labels: printable ASCII of limited length."""
     return _UNSAFE.sub("?", tenant)[:64] if tenant else NO_TENANT
 
 
 class Sender:
-    """Who has sent a request. tenant: bounded text. key: the id of the client's API key, "" without one. client: the address of
-    one that was refused for its key, of IPv6 the network.
+    """The sender of a request. tenant: bounded text. key: the id of the client's API key, or "". client: the address, for IPv6
+    the network, of a client that was refused for its key.
     """
 
     tenant = NO_TENANT
@@ -54,9 +54,9 @@ class Sender:
 
 
 class Subject:
-    """What a request asks for. endpoint: the path's bounded name. label: the model's, for metrics. alias: the name that the
-    client has used for the model, "" if that was the model's own. metered: a generation; countable: the engine's count of
-    prompt tokens is about this one prompt. generates: a model computes the answer, whether its usage is read (metered) or not.
+    """The subject of a request. endpoint: the path's bounded name. label: the model's, for metrics. alias: the client's name
+    for the model, "" if that was the model's own. metered: a generation. countable: the engine's count of prompt tokens is
+    about this one prompt. generates: a model computes the answer, even if its usage is not read (metered).
     """
 
     alias = ""
@@ -70,8 +70,8 @@ class Subject:
 
 
 class Placement:
-    """Where a request was sent. failed_attempts: replica, reason and error of each. passed: the pools that could not serve it;
-    then pool: the one that it went to in the end. asked: some replica was, or was to be reached at least. queued_s: seconds in
+    """The placement of a request. failed_attempts: replica, reason and error of each. passed: earlier pools that could not
+    serve it; then pool is the last one. asked: the request was sent, or was to be sent, to a replica. queued_s: seconds in
     queues of pools.
     """
 
@@ -88,9 +88,9 @@ class Placement:
 
 
 class AnswerRecord:
-    """How a request was answered. answered: the status of the replica's answer that the client got, 0: it got none. ok: the
-    replica answered as it should. complete: the answer was good and went out whole. resumed: how often another replica went on
-    with it. translated: the replica was asked in chat. unread: a session (101) may have used tokens that its usage lacks.
+    """The answer to a request. answered: the status of the replica's answer that the client got, 0: none. ok: the replica
+    answered well. complete: the answer was good and sent completely. resumed: number of times that another replica continued
+    it. translated: the replica was asked in chat. unread: a session (101) may have used tokens that its usage lacks.
     """
 
     answered = 0
@@ -104,8 +104,8 @@ class AnswerRecord:
 
 
 class UsageRecord:
-    """What a request has used. usage: as the engine reported it; consumed: what is counted, with estimates for what it did not.
-    bill: made before a plain answer went out, else by an observer.
+    """The consumption of a request. usage: as the engine reported it. consumed: the counted tokens, with estimates for missing
+    counts. bill: made before a plain answer was sent, else by an observer.
     """
 
     bill: Bill | None = None
@@ -114,12 +114,11 @@ class UsageRecord:
 
 
 class SettledRequest:
-    """One request. Times are readings of the gateway's clock, in seconds; None: it did not come to that.
+    """The record of one request. Times are readings of the gateway's clock, in seconds; None: that point was not reached.
 
-    status: what the client got in the end. code: of the error that is its answer, "" without one. booking: its way through the
-    router, None if no replica was chosen. breakpoint: by an observer. cancelled: its client has asked for its end, so that it
-    has none of its own is no error. slots: what features keep of it (`slots.py`), None: nothing. fields: further ones of its
-    line in the log, by features.
+    status: the client's, in the end. code: of the error that is its answer, or "". booking: None if no replica was chosen.
+    breakpoint: set by an observer. cancelled: its client has cancelled it, so a missing end is no error. slots: values of
+    features (`slots.py`), or None. fields: further fields of its line in the log, from features.
     """
 
     booking: Booking | None = None

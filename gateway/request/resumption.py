@@ -1,4 +1,4 @@
-"""A stream on its way to the client, and what becomes of it when its replica breaks off.
+"""Streams a replica's events to the client, and resumes a stream that its replica broke off.
 
     pump ── complete ────────────────────────────────────────────────────────────────────────────────────────► good
      ▲ └─── broken ── nothing but the end is missing ──► the gateway ends it ────────────────────────────────► good
@@ -6,12 +6,12 @@
      │        └────── another replica begins to stream the rest (attempts.py) ──┐ none does ──► an error event ► failed
      └──────────────────────────────────────────────────────────────────────────┘
 
-Where the pool's configuration wants it (`resume_streams`), what goes out is kept, and another replica goes on with it. The
-rules are those of retries: the lease moves to the best of the others, each replica is tried once, each outcome goes to its
-breaker, and a few attempts are enough, for it may be the request that kills its engine.
+If the pool's configuration wants it (`resume_streams`), the sent bytes are kept, and another replica continues the stream. The
+rules are the same as for retries: the lease moves to the best replica left, each replica is tried once, each outcome counts for
+its breaker, and the number of attempts is small, because the request itself may kill its engine.
 
-A replica that dies breaks all its streams off at once. So they go on one after the other (`SentEvents`), each in a turn of the
-event loop of its own.
+A dead replica breaks off all its streams at once. So they are resumed one after the other (`SentEvents`), each in its own turn
+of the event loop.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from gateway.telemetry.metrics import Metrics
 from gateway.turns import TURN_S
 from gateway.upstream.client import ReplicaAnswer
 
-MAX_KEPT_BYTES: Final = 4 << 20  # of one stream; a longer one is not resumed
+MAX_KEPT_BYTES: Final = 4 << 20  # of one stream; a longer one cannot be resumed
 KEPT_STEP: Final = 1 << 16
 
 
 class SentBytes:
-    """The bytes that went to a client, as long as they are not too many, by themselves or for the budget."""
+    """The bytes sent to a client, unless they exceed their maximum or the memory budget."""
 
     __slots__ = ("_charged", "_data", "_lease", "_most", "_too_many")
 
     def __init__(self, lease: MemoryLease | None = None, most: int = MAX_KEPT_BYTES) -> None:
-        """lease: the request's; they are charged to it, in steps of KEPT_STEP. most: bytes."""
+        """lease: the request's, which is charged in steps of KEPT_STEP. most: maximum bytes."""
         self._most = most
-        self._data = bytearray()  # in one piece: they may come byte by byte
+        self._data = bytearray()  # one buffer, because bytes may come one by one
         self._lease = lease
         self._charged = 0
         self._too_many = False
@@ -59,7 +59,7 @@ class SentBytes:
         self._data += data
 
     def whole(self) -> bytearray | None:
-        """None: they were too many. It is no copy."""
+        """All bytes, without a copy. None: they exceeded the maximum."""
         return None if self._too_many else self._data
 
     def _charge(self, size: int) -> bool:
@@ -74,8 +74,8 @@ class SentBytes:
         return False
 
 
-class _Enough(Exception):
-    """The rest of a stream is not wanted."""
+class _EarlyEnd(Exception):
+    """The rest of a stream is not needed."""
 
 
 async def pump(
@@ -88,10 +88,10 @@ async def pump(
     headers: bytes | None,
     needs_done: bool,
 ) -> ReplicaFailure | None:
-    """The events of one replica to the client, as they come; the reply ends with them. Returns why they did not come to an end.
+    """Streams the events of one replica to the client and ends the reply. Returns the reason if the stream broke off.
 
-    kept: for what goes out, if the stream may be resumed. headers: with which the reply begins; None: it has begun. needs_done:
-    without [DONE] the stream is not complete. Raises ConnectionError if the client has left, or does not read.
+    kept: collects the sent bytes, if the stream may be resumed. headers: of the reply; None: it has begun. needs_done: without
+    [DONE] the stream is incomplete. Raises ConnectionError if the client has disconnected, or does not read.
     """
     delivered, reply = exchange.delivered, exchange.delivered.reply
     assert reply is not None
@@ -103,47 +103,47 @@ async def pump(
         delivered.last_byte = clock()
         _gone(out, reader, kept)
         if reader.enough:
-            raise _Enough
+            raise _EarlyEnd
 
     try:
         if headers is not None:
             _gone(_begin(answer, reader, reply, headers), reader, kept)
         else:
-            with contextlib.suppress(_Enough):
+            with contextlib.suppress(_EarlyEnd):
                 sink(answer.take_turn())
         reply.feed_from(answer)
         await _pump_on(answer, reader, sink)
-        last = reader.finish()  # first: some engines end with a [DONE] without a blank line after it
+        last = reader.finish()  # before the check: some engines end with a [DONE] without a blank line after it
         _require_good_end(reader, needs_done=needs_done)
         reply.end(last if not reader.holds else last + await _kept(exchange, reader))
     except ReplicaFailure as failure:
         if not reader.holds:
             return failure
-        reply.end(await _kept(exchange, reader))  # nothing is missing
+        reply.end(await _kept(exchange, reader))  # the answer is complete
     finally:
         delivered.done_sent = reader.done and not reader.holds
         delivered.passed += reader.passed
-        if reader.usage:  # also when the client leaves before the very end
+        if reader.usage:  # also if the client disconnects just before the end
             delivered.usage, delivered.late = reader.usage, reader.late
     return None
 
 
 def _gone(out: bytes, reader: StreamReader, kept: SentBytes | None) -> None:
-    """This went to the client. Raises ReplicaFailure if the engine has reported that it failed."""
+    """Handles bytes that were sent to the client. Raises ReplicaFailure if the engine has reported its failure."""
     if kept is not None:
         kept.add(out)
         reader.raise_failure()
 
 
 async def _pump_on(answer: ReplicaAnswer, reader: StreamReader, sink: Callable[[bytes], None]) -> None:
-    """Until the end of the answer, or as far as it is wanted."""
+    """Streams until the end of the answer, or until the rest is not needed."""
     if not reader.enough:
-        with contextlib.suppress(_Enough):
+        with contextlib.suppress(_EarlyEnd):
             await answer.pump(sink)
 
 
 def _begin(answer: ReplicaAnswer, reader: StreamReader, reply: ClientReply, headers: bytes) -> bytes:
-    """The reply begins, with the first events. Where they cannot be read, without: an error event is to follow."""
+    """Begins the reply with the first events; without them if they cannot be read, because an error event follows."""
     out = b""
     try:
         out = reader.feed(answer.take_turn())
@@ -153,20 +153,22 @@ def _begin(answer: ReplicaAnswer, reader: StreamReader, reply: ClientReply, head
 
 
 async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:
-    """Keep the answer; returns the end of the stream that was held back for that."""
+    """Stores the answer; returns the end of the stream that was held until then."""
     assert exchange.tap
     return await exchange.tap.ended(reader)
 
 
 def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:
     if reported := reader.reported:
-        raise ReplicaFailure(reported.reason, reported.message)  # another one: what is raised refers to the frames it passed
+        raise ReplicaFailure(reported.reason, reported.message)  # a new object: the old one refers to its frames
     if needs_done and not reader.done:
         raise ended_without_done()
 
 
 class SentEvents:
-    """Reads what clients of broken streams have, one stream at a time: first come, first served. clock: monotonic seconds."""
+    """Reads the events that clients of broken streams have, one stream at a time, in order of arrival. clock: monotonic
+    seconds.
+    """
 
     __slots__ = ("_clock", "_lock")
 
@@ -175,10 +177,10 @@ class SentEvents:
         self._lock = asyncio.Lock()
 
     async def read(self, continuation: Continuation, kept: SentBytes) -> PartialAnswer | None:
-        """What the client has, read in turns with other work. None: it is too much, or more than one text."""
+        """The answer so far, read in turns with other work. None: it is too large, or has more than one text."""
         contended = self._lock.locked()
         async with self._lock:
-            if not contended:  # so that also those of little text queue up behind it, and have a turn each
+            if not contended:  # so that streams with little text also queue up, and have a turn each
                 await asyncio.sleep(0)
             data = kept.whole()
             if data is None:
@@ -194,7 +196,7 @@ class SentEvents:
 
 
 class Copy:
-    """The request with the text so far, beside the client's own: charged to the request's lease until it is sent."""
+    """Memory of the request with the text so far, beside the client's own: charged to the request's lease until it is sent."""
 
     __slots__ = ("_lease", "_size")
 
@@ -203,7 +205,7 @@ class Copy:
         self._size = 0
 
     def charge(self, size: int) -> bool:
-        """False: there is no room for these bytes. A small one is not worth counting."""
+        """Charge these bytes. False: there is no room. Small requests are not charged."""
         if size < LARGE_BODY:
             return True
         if not self._lease.grow(size):
@@ -212,13 +214,13 @@ class Copy:
         return True
 
     def drop(self) -> None:
-        """Idempotent."""
+        """Release the memory. Idempotent."""
         size, self._size = self._size, 0
         self._lease.shrink(size)
 
 
 class Resumption:
-    """See the top of this file. clock: monotonic seconds."""
+    """Resumes broken streams (see the module). clock: monotonic seconds."""
 
     def __init__(
         self, *, live: Live, attempts: Attempts, parsing: Parsing, metrics: Metrics, clock: Callable[[], float]
@@ -233,7 +235,7 @@ class Resumption:
     async def resume(
         self, exchange: Exchange, reply: ClientReply, kept: SentBytes, failure: ReplicaFailure
     ) -> GatewayError | None:
-        """Complete the answer of which `kept` went out. Returns the error for the client if that cannot be done."""
+        """Complete the answer after the bytes in `kept`. Returns the error for the client if that fails."""
         attempts, delivered = exchange.attempts, exchange.delivered
         error = self._note(exchange, failure)
         tried = len(attempts.failed)
@@ -249,7 +251,7 @@ class Resumption:
                 reply.end()
                 error_for_client = None
         except GatewayError as ours:
-            error_for_client = ours.with_traceback(None)  # that refers to this frame
+            error_for_client = ours.with_traceback(None)  # the traceback refers to this frame
         attempted = attempts.resumptions or len(attempts.failed) > tried
         result = "good" if error_for_client is None else "failed" if attempted else "impossible"
         self._metrics.resumed.add((exchange.record.subject.label, result))
@@ -258,7 +260,7 @@ class Resumption:
     async def _continue(
         self, exchange: Exchange, reply: ClientReply, kept: SentBytes, error: GatewayError
     ) -> GatewayError | None:
-        """Go on at one replica after the other. error: for the client where that ends."""
+        """Continue at one replica after the other. error: for the client if all fail."""
         api, continuation = exchange.api, exchange.dialect.continuation
         if continuation is None:
             return error
@@ -267,7 +269,7 @@ class Resumption:
             if so_far is None:
                 return error
             copy = Copy(exchange.request.lease)
-            opened = list[ReplicaAnswer]()  # one at most: compiled code would take it for narrowed in `finally`
+            opened = list[ReplicaAnswer]()  # at most one; compiled code would narrow an optional variable wrongly in `finally`
             try:
                 rest = await self._rest(exchange, so_far, copy)
                 if rest == b"":
@@ -277,7 +279,7 @@ class Resumption:
                 if answer is None:
                     return error
                 opened.append(answer)
-                rest, so_far.text = None, ""  # it is sent, and not needed any more
+                rest, so_far.text = None, ""  # sent, and not needed from here on
                 answer.when_sent(copy.drop)
                 exchange.delivered.resumed += 1
                 exchange.booking.first_token(self._clock())
@@ -285,7 +287,7 @@ class Resumption:
                 failure = await pump(exchange, answer, reader, kept, self._clock, headers=None, needs_done=True)
                 if failure is None:
                     return None
-                if reader.done:  # what comes after [DONE] is no failure: the answer is complete
+                if reader.done:  # a failure after [DONE] does not count: the answer is complete
                     reply.end()
                     return None
                 error = self._note(exchange, failure)
@@ -305,13 +307,13 @@ class Resumption:
         return await self._parsing.continuation(exchange.dialect, api.body, so_far, client)
 
     def _note(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
-        """The replica that has the answer broke it off."""
+        """Record that the current replica broke the answer off. Returns the error for the client."""
         replica = exchange.booking.chosen.replica
         exchange.attempts.add(replica, failure.reason, f"broke off: {failure.message}", self._clock())
         return self._attempts.broke_off(exchange, failure)
 
     def _end(self, exchange: Exchange, reply: ClientReply, continuation: Continuation, so_far: PartialAnswer) -> None:
-        """Send what alone is missing."""
+        """Send the end of the stream, which alone is missing."""
         delivered = exchange.delivered
         delivered.usage = delivered.usage or so_far.usage
         reply.end(continuation.ending(so_far, None if exchange.api.strip_usage else delivered.usage))

@@ -1,4 +1,4 @@
-"""Retries: how many there may be, and the pause before one."""
+"""Retries: their budget, and the pause before each."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class RetryBudget:
         self._left = float(burst)
 
     def request(self) -> None:
-        """A request came in (not a retry of one)."""
+        """Count a received request (retries excluded)."""
         left = self._left + self._ratio
         self._left = left if left < self._burst else self._burst
 
     def take(self) -> bool:
-        """Whether one more retry is within the budget; if so, it is spent."""
+        """Spend one retry. False: the budget is used up."""
         if self._left < 1:
             return False
         self._left -= 1
         return True
 
     def give_back(self) -> None:
-        """The retry that was taken was not made."""
+        """Return a retry that was taken but not made."""
         left = self._left + 1
         self._left = left if left < self._burst else self._burst
 
@@ -39,8 +39,9 @@ class RetryBudget:
 
 
 def jitter(attempt: int, chance: Random, *, at_once: bool = False) -> float:
-    """Seconds to pause before a retry; attempt: 1 for the first. at_once: that one need not wait (its connection was
-    refused)."""
+    """Seconds to pause before a retry. attempt: 1 for the first. at_once: the first retry needs no pause (the connection was
+    refused).
+    """
     if at_once and attempt == 1:
         return 0.0
     return chance.random() * min(RETRY_MOST_S, RETRY_BASE_S * 2.0 ** min(attempt - 1, 10))

@@ -1,4 +1,4 @@
-"""What a caller may do, where a feature knows: the base class of its grants."""
+"""Rights of a caller: the base class of a feature's grants."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from router.native import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Rights:
-    """See the top of this file. id: what logs and the ledger name the caller by. priority: the highest one that its requests
-    may have. models, pools: the lists of those that it may use; empty: all.
+    """The rights of a caller. id: its name in logs and the ledger. priority: the highest one for its requests. models, pools:
+    the allowed ones; empty: all.
     """
 
     __slots__ = ("id", "models", "pools", "priority")
@@ -19,20 +19,22 @@ class Rights:
     pools: frozenset[str]
 
     def allows(self, model: str) -> bool:
-        """Whether this model may be used. "": the request names none."""
+        """True if this model is allowed. "": the request names none."""
         raise NotImplementedError
 
     def allows_pool(self, pool: str) -> bool:
         raise NotImplementedError
 
     def require_endpoint(self, path: str, *, known: bool, counted: bool) -> None:
-        """known: what is done there is, by the gateway. counted: what is used there is. Raises GatewayError 403."""
+        """known: the gateway knows what this path does. counted: the usage of its requests is known. Raises
+        GatewayError 403.
+        """
         raise NotImplementedError
 
     def require_model(self, model: str) -> None:
-        """Raises GatewayError 403, whether there is such a model or not."""
+        """Raises GatewayError 403 for a model that is not allowed, even if it does not exist."""
         raise NotImplementedError
 
     def require_pool(self, pool: str) -> None:
-        """Raises GatewayError 403."""
+        """Raises GatewayError 403 for a pool that is not allowed."""
         raise NotImplementedError

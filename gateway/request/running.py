@@ -1,10 +1,10 @@
-"""Which requests run, and how far the shutdown is.
+"""The running requests, and the stage of a shutdown.
 
-    serving ── SIGTERM ──► leaving (balancers are to stop sending: /ready is 503, answers close their connections)
-            ── stop ──► draining (nothing new is accepted, what runs may finish) ── time is up ──► over (what is left is ended)
+    serving ── SIGTERM ──► leaving (balancers should stop sending: /ready is 503, answers close their connections)
+            ── stop ──► draining (accepts nothing new, running requests may finish) ── time is up ──► over (cancels the rest)
 
-A client that has just had an answer that did not announce the end may have sent its next request: so idle for a moment is not
-idle.
+A client whose last answer did not close the connection may have sent its next request already. So a short idle moment is not
+yet the end.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from collections.abc import Callable
 from typing import Final
 
 LAST_WRITES_S: Final = 1.0  # for writing errors to clients
-# A request on its way arrives within these rounds of the loop. Not a time: a process that was frozen has read nothing in it.
+# A request that was sent already arrives within these rounds of the loop. Not a time, because a suspended process reads
+# nothing.
 ROUNDS, ROUND_S = 20, 0.01
 
 CloseIdle = Callable[[], bool]
-"""Closes connections on which nothing is under way; whether there are others, on which a request may just have come."""
+"""Closes idle connections. Returns True if others are left, on which a request may just have arrived."""
 
 
-class Running:
-    """leaving: clients should use other gateways. draining: the gateway is going down, and so is leaving, too. over: its
-    requests must end now.
+class RunningRequests:
+    """leaving: clients should use other gateways. draining: the gateway goes down; implies leaving. over: running requests must
+    end now.
     """
 
     def __init__(self) -> None:
         self.leaving = False
         self.draining = False
         self.over = False
-        self._entered = 0  # requests that have begun
+        self._entered = 0  # number of requests that have begun
         self._running: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._told = set[Callable[[], None]]()
 
     def tell(self, draining: Callable[[], None]) -> None:
-        """To be called once the gateway goes down: for connections that would stay open with nothing running on them."""
+        """Register a callback for the start of draining: for connections that would stay open without running requests."""
         self._told.add(draining)
 
     def forget(self, draining: Callable[[], None]) -> None:
@@ -46,7 +47,7 @@ class Running:
         self._told.discard(draining)
 
     def begin_leaving(self) -> None:
-        """The gateway will go down; until then it serves whatever comes. Idempotent."""
+        """The gateway will go down; until then it serves all requests. Idempotent."""
         self.leaving = True
 
     def drain(self) -> None:
@@ -58,7 +59,7 @@ class Running:
                 tell()
 
     def enter(self) -> asyncio.Task[object]:
-        """A request begins, in the task that serves it; the task is to be given back to `leave` in a `finally`."""
+        """A request begins in the current task. Returns the task, for `leave` in a `finally`."""
         task = asyncio.current_task()
         assert task is not None
         if not self._running:
@@ -74,7 +75,7 @@ class Running:
 
     async def wait(self, timeout_s: float, hurry: asyncio.Event, close_idle: CloseIdle = lambda: False) -> None:
         """Let requests finish, for timeout_s or until `hurry`; then cancel the rest and let them send their errors. No client's
-        connection is idle then: a request on it would not be waited for.
+        connection may be idle then: a request on it would not be awaited.
         """
         self.drain()
         finished, hurried = asyncio.ensure_future(self._finished(close_idle)), asyncio.ensure_future(hurry.wait())
@@ -90,7 +91,7 @@ class Running:
         close_idle()
 
     async def _finished(self, close_idle: CloseIdle) -> None:
-        """Until nothing runs, nothing has come for a while, and nothing can come any more."""
+        """Wait until nothing runs, nothing has arrived for a while, and nothing can arrive."""
         closed = False
         while True:
             await self._idle.wait()
@@ -104,4 +105,4 @@ class Running:
 
     def __repr__(self) -> str:
         state = "over" if self.over else "draining" if self.draining else "leaving" if self.leaving else "up"
-        return f"<Running {state}, {len(self._running)} running>"
+        return f"<RunningRequests {state}, {len(self._running)} running>"

@@ -1,8 +1,7 @@
 """The end of a request: the observers, in the order in which they are called.
 
-An observer is a callable that takes a settled request. A new one costs a function, or a class if
-it needs parts of the gateway, and one line in `observers_of`. What
-one of them raises is logged and does not keep the others from their work.
+An observer is a callable that takes a settled request. A new one needs a function, or a class if it uses parts of the gateway,
+and one line in `observers_of`. An exception from one observer is logged, and the others are still called.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from router import HELD, Outcome
 log = logging.getLogger("warmroute.gateway")
 
 NEW: Final = "new"
-# A prefix counts as kept with so much of it, less a constant, for an engine caches whole blocks. Its tokens are an estimate:
-# the router's, or its part of the prompt's bytes of the prompt's tokens, whichever is less.
+# A prefix counts as cached with at least this share of its tokens less a constant, because an engine caches whole blocks. Its
+# tokens are estimated: by the router, or by its share of the prompt's bytes; the smaller estimate counts.
 _KEPT_SHARE: Final = 0.9
 _KEPT_SLACK: Final = 128
 
@@ -31,11 +30,11 @@ Observer = Callable[[SettledRequest], None]
 
 
 def observers_of(fleet: Fleet, meter: Meter, metrics: Metrics, requests: RequestLog) -> list[Observer]:
-    """The program of a request's end. The router comes first: a lease is closed whatever else fails."""
+    """The observers in their order. The router comes first: a lease is closed even if the others fail."""
     return [
         RouterOutcome(fleet),
         CacheReports(fleet),
-        Metering(meter, metrics),
+        ConsumptionMeter(meter, metrics),
         BreakpointOutcomes(metrics),
         RequestMetrics(metrics),
         AccessLog(requests),
@@ -43,16 +42,16 @@ def observers_of(fleet: Fleet, meter: Meter, metrics: Metrics, requests: Request
 
 
 def settle(request: SettledRequest, observers: list[Observer]) -> None:
-    """Call each of them once."""
+    """Calls each observer once."""
     for observer in observers:
         try:
             observer(request)
-        except Exception:  # the last border: a bug in one must not cost the others
+        except Exception:  # the outermost handler: a bug in one observer must not affect the others
             log.exception("observer failed", extra={"id": request.id})
 
 
 class RouterOutcome:
-    """Closes the booking: what the engine reported is what the router learns from."""
+    """Closes the booking: the router learns from the engine's report."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -68,7 +67,7 @@ class RouterOutcome:
 
 
 class CacheReports:
-    """Compares the cached tokens that were predicted with those that the engine reported."""
+    """Compares the predicted cached tokens with the engine's report."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -79,8 +78,8 @@ class CacheReports:
             self._fleet.metered(placement.replica, placement.predicted_cached_tokens, usage.cached)
 
 
-class Metering:
-    """Counts tokens and money. An answer that should have had a usage, and had none, is estimated, and counted as such."""
+class ConsumptionMeter:
+    """Counts tokens and money. An answer without an expected usage is estimated, and counted as such."""
 
     def __init__(self, meter: Meter, metrics: Metrics) -> None:
         self._meter = meter
@@ -107,7 +106,7 @@ class Metering:
 
 
 class BreakpointOutcomes:
-    """What became of what was promised to clients that mark breakpoints: the router's word, then the engine's."""
+    """Checks the caching that breakpoints promise to clients: the router's prediction, then the engine's report."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

@@ -1,9 +1,9 @@
-"""Slots: the values that features keep on the record of a request, by typed keys. The core knows none of them.
+"""Slots: values of features on the record of a request, by typed keys. The core knows none of them.
 
     RESERVATION: Final = Slot[Reservation]("keys.reservation")
     RESERVATION.set(exchange.record, made)   ──►   RESERVATION.get(record)   in the observer of its end
 
-A request of which no feature keeps anything has no storage for slots.
+A request without values of features has no storage for slots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Slot(Generic[T]):
         self.name = name
 
     def get(self, record: SettledRequest) -> T | None:
-        """None: nothing was set."""
+        """The value; None if it was not set."""
         slots = record.slots
         return None if slots is None else slots.get(self)
 

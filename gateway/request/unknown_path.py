@@ -1,7 +1,7 @@
-"""Whether a replica's answer shows that it does not know the path: then it does not speak the dialect.
+"""Recognises answers of replicas that do not know the path, and so do not speak the dialect.
 
-A 404 may as well be about the model, or about an object that the body names. So of a 404 only those words count that web
-frameworks have for a path: FastAPI's, llama.cpp's, aiohttp's, Go's, our replica's, and anything that is not JSON.
+A 404 may also concern the model, or an object that the body names. So only the messages that web frameworks have for unknown
+paths count: FastAPI's, llama.cpp's, aiohttp's, Go's, our replica's, and anything that is not JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MOST_READ: Final = 4096  # bytes; such an answer is short
 _NO_PATH: Final = frozenset([404, 405, 501])
 _WORDS: Final = frozenset(["not found", "file not found", "404 page not found", "404: not found", "method not allowed"])
 
-_OURS: Final = "unknown path /"  # `warmroute replica`'s, which goes on with what it serves
+_OURS: Final = "unknown path /"  # begins the message of `warmroute replica`, which goes on with its known paths
 
 
 def may_be(status: int) -> bool:
@@ -22,13 +22,13 @@ def may_be(status: int) -> bool:
 
 
 def is_unknown_path(status: int, body: bytes) -> bool:
-    """body: its first MOST_READ bytes, or all of it."""
+    """True if the answer shows an unknown path. body: its first MOST_READ bytes, or all of it."""
     if status != 404:
         return status in _NO_PATH
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return not body.lstrip().startswith((b"{", b"["))  # else it is long: an error in words of its own
+        return not body.lstrip().startswith((b"{", b"["))  # JSON that was cut is a long error message, and not of a framework
     if not isinstance(answer, dict):
         return True
     error = answer.get("error")

@@ -1,18 +1,18 @@
-"""Whose fault it is that an attempt failed: the replica's, which its breaker counts, or the request's.
+"""Verdicts on failed attempts: the replica's fault, which its breaker counts, or the request's.
 
 A failed attempt is judged when the request's outcome is known:
 
-    another replica answered well                 the replica's fault      it counts
-    another one failed on the same request        the request's fault      it counts against none of them
-    no other one could be tried, or all others    `lone_failures.py`       it counts, unless the client's others fail elsewhere
+    another replica answered well                 the replica's fault      counts
+    another one failed on the same request        the request's fault      counts for none of them
+    no other one could be tried, or all others    `lone_failures.py`       counts, unless the client has failures elsewhere
       refused it without a verdict (429, ...)
-    another one was not tried for lack of budget  not known                it does not count
-    a limit of the gateway's ended it             not known                it does not count, nor is it compared with others
+    another one was not tried for lack of budget  unknown                  does not count
+    a limit of the gateway ended it               unknown                  does not count, and is not compared with others
 
-A connection that could not be opened is no request's fault, and counts at once. 429 shows nothing about the replica unless
-several clients get it (`fleet/refusals.py`); 503 with Retry-After is overload, and no failure; 501 means that its engine does
-not have such an endpoint: an answer like 404, the same everywhere. 508 to a request that has passed another gateway is about
-its way, or a client has forged that header, and is no failure either. What breaks off after it has begun is judged by
+A connection that could not be opened is never the request's fault, and counts at once. 429 shows nothing about the replica
+unless several clients get it (`fleet/refusals.py`); 503 with Retry-After is overload, and no failure; 501 means that its engine
+has no such endpoint: an answer like 404, the same at all replicas. 508 to a request that has passed another gateway concerns
+its way, or the client has forged that header, and is no failure either. An answer that breaks off is judged by
 `Attempts.judge_broken`.
 """
 
@@ -36,11 +36,11 @@ _UNAVAILABLE: Final = 503
 
 
 class Verdicts:
-    """One request's failed attempts, until its outcome is known; then `judge`.
+    """The failed attempts of one request, until its outcome is known; then call `judge`.
 
-    answered: a replica answered the request well. refused: the last one that has the endpoint answered, with a refusal. unsure:
-    another one was there and not tried, or a limit of the gateway's ended its attempt. unpaid: there was no budget for another
-    attempt.
+    answered: a replica answered the request well. refused: the last replica with the endpoint answered with a refusal. unsure:
+    another replica was available and not tried, or a limit of the gateway ended its attempt. unpaid: there was no budget for
+    another attempt.
     """
 
     __slots__ = ("_fleet", "_lone", "_request", "answered", "failed", "refused", "unpaid", "unsure")
@@ -49,7 +49,7 @@ class Verdicts:
         self._fleet = fleet
         self._lone = lone
         self._request = request
-        self.failed: tuple[tuple[Trial, ReplicaState], ...] = ()  # a tuple, for nearly always it stays empty
+        self.failed: tuple[tuple[Trial, ReplicaState], ...] = ()  # a tuple, because it mostly stays empty
         self.answered = self.refused = self.unpaid = self.unsure = False
 
     def failure(self, failure: ReplicaFailure, state: ReplicaState, trial: Trial, now: float) -> None:
@@ -64,7 +64,7 @@ class Verdicts:
             self._fleet.suspect(state)
 
     def answer(self, answer: ReplicaAnswer, state: ReplicaState, trial: Trial, now: float) -> None:
-        """An attempt gave an answer: what its status shows about the replica."""
+        """An attempt gave an answer; its status shows something about the replica."""
         status = answer.status
         if status == _OVERLOADED:
             trial.success()
@@ -100,18 +100,18 @@ class Verdicts:
 
 
 def client_hash(request: ClientRequest) -> int:
-    """A key for a client by its address, the one thing that it cannot forge."""
+    """A key for a client by its address, which it cannot forge."""
     return hash(request.lease.account.client)
 
 
 def is_answer(answer: ReplicaAnswer) -> bool:
-    """Whether the client should get it even if another replica is left: it is no refusal."""
+    """True if the client should get the answer even if another replica is left: it is no refusal."""
     status = answer.status
     return (status < 500 and status != _OVERLOADED) or status == _NOT_IMPLEMENTED
 
 
 def _retry_after(answer: ReplicaAnswer) -> float:
-    """The seconds of its Retry-After, REST_MOST_S at most; 0: it has none, or a date, for clocks differ."""
+    """The seconds of its Retry-After, at most REST_MOST_S; 0 without one, or for a date, because clocks differ."""
     value = answer.head.get(b"retry-after")
     if not value.isdigit():
         return 0.0

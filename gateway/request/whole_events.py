@@ -1,9 +1,9 @@
-"""Replies that are read event by event, not byte by byte: a message for each on a WebSocket, a number for each in a run's log.
+"""Splits a reply into whole events: one message for each on a WebSocket, one number for each in a run's log.
 
-    bytes of a stream ──► feed ──► the events that are whole, to go on ──► charge: for what is held of the next one
+    bytes of a stream ──► feed ──► complete events, to be passed on ──► charge: for the held bytes of the next one
 
-An event that is not whole is charged to the request's lease beyond UNCHARGED, so that many slow or endless ones stay within
-the memory budget.
+An incomplete event is charged to the request's lease beyond UNCHARGED, so that many slow or endless events stay within the
+memory budget.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gateway.admission.memory import MemoryLease
 from gateway.dialects.events.splitter import Splitter
 from gateway.errors import over_budget
 
-UNCHARGED: Final = 64 << 10  # bytes of an event that is not whole
+UNCHARGED: Final = 64 << 10  # bytes of an incomplete event
 
 
 class WholeEvents:
-    """See the top of this file."""
+    """Splits one reply (see the module)."""
 
     __slots__ = ("_charged", "_lease", "_splitter")
 
@@ -28,16 +28,16 @@ class WholeEvents:
         self._charged = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Once they have gone on, `charge`."""
+        """The events completed by these bytes. Call `charge` once they have been passed on."""
         return self._splitter.feed(data)
 
     @property
     def held(self) -> int:
-        """Bytes of an event that is not whole."""
+        """Bytes of the incomplete event."""
         return self._splitter.held
 
     def charge(self) -> None:
-        """Raises GatewayError 413 or 503 without memory for what is held, which is dropped."""
+        """Charge the held bytes. Without memory for them, they are dropped, and GatewayError 413 or 503 is raised."""
         more = max(0, self._splitter.held - UNCHARGED) - self._charged
         if more > 0 and not self._lease.grow(more):
             self.drop()
@@ -47,13 +47,13 @@ class WholeEvents:
         self._charged += more
 
     def finish(self) -> list[bytes]:
-        """The stream is over: its last event, which may lack its end."""
+        """The end of the stream. Returns its last event, which may lack its end."""
         events = self._splitter.feed(b"\n\n") if self._splitter.held else []
         self.drop()
         return events
 
     def drop(self) -> None:
-        """What is not whole never will be. Idempotent."""
+        """Forget the incomplete event. Idempotent."""
         self._splitter.drop()
         self._lease.shrink(self._charged)
         self._charged = 0

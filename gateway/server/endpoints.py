@@ -16,7 +16,7 @@ from gateway.dialects.table import ENGINES_OWN
 from gateway.errors import GatewayError, too_many_connections
 from gateway.request.client import ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.server import cors
 from gateway.server.http.connections import ClientServer
 from gateway.server.http.request import HttpRequest
@@ -64,7 +64,7 @@ class ServedParts:
     pages: list[Pages]
     sockets: Callable[[], Sockets] | None
     status: Status
-    running: Running
+    running: RunningRequests
     memory: Budget
     connections: ConnectionLimit
 

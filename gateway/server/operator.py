@@ -247,8 +247,8 @@ class Operator:
 
     async def _goes_to(self, exchange: Exchange) -> tuple[str, Target]:
         """The way to the pool that would take the request, and its place there; the request names that pool's model then."""
-        own, elsewhere = self._fleet.target(exchange.api.model, exchange.api.alias), self._extensions.elsewhere
-        return await elsewhere.foreseen(exchange, own) if elsewhere is not None else ("", own)
+        own, fallback = self._fleet.target(exchange.api.model, exchange.api.alias), self._extensions.fallback
+        return await fallback.foreseen(exchange, own) if fallback is not None else ("", own)
 
     def _allow_url(self, replica: AddedReplica) -> None:
         """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""

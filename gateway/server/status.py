@@ -15,7 +15,7 @@ from gateway.cluster.commands import ControlPlane
 from gateway.errors import GatewayError
 from gateway.fleet.directory import Fleet
 from gateway.fleet.pools import unserved
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.server.access import Access
 from gateway.server.http.request import HttpRequest
 from gateway.server.routing import Response, Route, get
@@ -24,7 +24,7 @@ from gateway.server.routing import Response, Route, get
 class Status:
     """The handlers."""
 
-    def __init__(self, *, fleet: Fleet, running: Running, control: ControlPlane, access: Access) -> None:
+    def __init__(self, *, fleet: Fleet, running: RunningRequests, control: ControlPlane, access: Access) -> None:
         self._fleet = fleet
         self._running = running
         self._control = control

@@ -22,7 +22,7 @@ from gateway.features.fallback_pools.renaming import rename
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
 from gateway.request.exchange import Exchange
-from gateway.request.extensions import Elsewhere
+from gateway.request.extensions import FallbackRoute
 from gateway.request.phases.scopes import scope_of
 from gateway.request.slots import Slot
 from gateway.telemetry.metrics import Metrics
@@ -40,7 +40,7 @@ _REASONS: Final[Mapping[str, str]] = {
 _STAYS: Final = Slot[bool]("fallback pools")  # it could not be given the name that another pool has for its model
 
 
-class Fallbacks(Elsewhere):
+class Fallbacks(FallbackRoute):
     """See the top of this file. clock: monotonic seconds."""
 
     def __init__(self, *, live: Live, fleet: Fleet, parsing: Parsing, metrics: Metrics, clock: Callable[[], float]) -> None:
@@ -71,14 +71,14 @@ class Fallbacks(Elsewhere):
         if target is None or target.fallback is None:
             return None
         failing = reason == _REASONS[REPLICA_FAILED]
-        further = exchange.attempts.elsewhere if failing else self._next(exchange, target)
+        further = exchange.attempts.next_target if failing else self._next(exchange, target)
         if further is None:
             return None
         exchange.give_up()
         if not await self._renamed(exchange, further):
             _STAYS.set(record, value=True)
             return target if failed.code == NO_REPLICA and target.replicas else None
-        exchange.attempts.elsewhere = None
+        exchange.attempts.next_target = None
         exchange.attempts.drop_refusal()
         if exchange.booked:
             exchange.booking.close(Outcome(False, None, None), self._clock())

@@ -7,6 +7,6 @@ from gateway.features.fallback_pools.fallbacks import Fallbacks
 
 
 def install(core: Core) -> None:
-    core.extensions.elsewhere = Fallbacks(
+    core.extensions.fallback = Fallbacks(
         live=core.live, fleet=core.fleet, parsing=core.parsing, metrics=core.metrics, clock=core.clock
     )

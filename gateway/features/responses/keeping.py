@@ -78,7 +78,7 @@ class Keeping:
         if grant is not None:
             grant.require_pool(target.pool)
         lifecycle.callers.require_welcome(exchange.caller)
-        elsewhere = lifecycle.extensions.elsewhere
+        elsewhere = lifecycle.extensions.fallback
         (elsewhere.taker(target) if elsewhere is not None else target).require()
 
     async def _follow(self, exchange: Exchange, following: FollowerStream) -> ClientReply:

@@ -21,7 +21,7 @@ from gateway.features.histories.records import Charge
 from gateway.features.runs.event_log import EventLog
 from gateway.features.runs.runs import Runs
 from gateway.request.client import ClientReply
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.upstream.client import PausableSource
 
 FIRST: Final = -1  # the number before the first one
@@ -81,7 +81,7 @@ class FollowerStream(NamedTuple):
 class Followers:
     """See the top of this file."""
 
-    def __init__(self, runs: Runs, running: Running) -> None:
+    def __init__(self, runs: Runs, running: RunningRequests) -> None:
         self._runs = runs
         self._running = running
 

@@ -15,7 +15,7 @@ from gateway.database.failures import StoreError, StoreFailed
 from gateway.features.histories.records import CANCELLED, FAILED, RUNNING, Item, RunEnd
 from gateway.features.runs.run import Run
 from gateway.features.runs.run_format import LOST, RESTARTED
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class RunRecorder:
     seconds.
     """
 
-    def __init__(self, opened: Opened, running: Running, ended: Counter, timer: Callable[[], float]) -> None:
+    def __init__(self, opened: Opened, running: RunningRequests, ended: Counter, timer: Callable[[], float]) -> None:
         self.closing = False
         self._opened = opened
         self._running = running

@@ -32,7 +32,7 @@ from gateway.features.runs.run_format import RunFormat
 from gateway.features.runs.run_request import RunRequest
 from gateway.features.runs.watching import WatchedRuns
 from gateway.request.client import Caller, ClientReply, ClientRequest, InternalRequest
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Runs:
         self,
         format_: RunFormat,
         opened: Opened,
-        running: Running,
+        running: RunningRequests,
         ended: Counter,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.monotonic,

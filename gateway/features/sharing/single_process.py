@@ -37,7 +37,7 @@ def single_process(
 
 
 class SingleKnowledge(WarmStart):
-    """The `Lasting` part of one process."""
+    """The `IndexPersistence` part of one process."""
 
     def __init__(self, knowledge: Knowledge, format: str, keeper: Keeper | None, link: Link | None) -> None:  # noqa: A002
         super().__init__(format, keeper, link)

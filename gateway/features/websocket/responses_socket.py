@@ -33,7 +33,7 @@ from gateway.features.websocket.message_socket import Message, MessageSocket
 from gateway.features.websocket.takeover import UpgradedReply
 from gateway.parser.parsing import Parsing
 from gateway.request.lifecycle import Lifecycle
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.server.http.request import HttpRequest
 
 RESPONSES_PATH: Final = "/v1/responses"
@@ -44,7 +44,7 @@ MAX_QUEUED: Final = 256
 class ResponsesSockets:
     """Serves the connections of one gateway."""
 
-    def __init__(self, *, live: Live, lifecycle: Lifecycle, parsing: Parsing, running: Running) -> None:
+    def __init__(self, *, live: Live, lifecycle: Lifecycle, parsing: Parsing, running: RunningRequests) -> None:
         self.live = live
         self.lifecycle = lifecycle
         self.parsing = parsing

@@ -24,7 +24,7 @@ from gateway.features.websocket.takeover import UpgradedConnection, UpgradedRepl
 from gateway.features.websocket.usage_tap import UsageTap
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.lifecycle import Lifecycle
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource, ReplicaAnswer
 from gateway.upstream.headers import upstream_headers
@@ -39,7 +39,7 @@ _HEAD: Final = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgr
 class Tunnels:
     """Serves the connections of one gateway."""
 
-    def __init__(self, *, live: Live, lifecycle: Lifecycle, running: Running) -> None:
+    def __init__(self, *, live: Live, lifecycle: Lifecycle, running: RunningRequests) -> None:
         self._live = live
         self._lifecycle = lifecycle
         self._running = running
@@ -62,7 +62,7 @@ class Tunnels:
 class UpgradeRequest(ClientRequest):
     """A request for an upgrade that goes to a replica. opening: the same as the connection has read it."""
 
-    def __init__(self, opening: HttpRequest, running: Running) -> None:
+    def __init__(self, opening: HttpRequest, running: RunningRequests) -> None:
         super().__init__(opening.method, opening.path, opening.target, opening.headers, opening.lease)
         self.upgrades = True
         self.opened_by = opening
@@ -95,7 +95,7 @@ class UpgradeRequest(ClientRequest):
 class TunnelReply(ClientReply):
     """The answer to one. plain: what writes it, if it is no 101."""
 
-    def __init__(self, request: UpgradeRequest, running: Running, *, keep_alive: bool, patience_s: float) -> None:
+    def __init__(self, request: UpgradeRequest, running: RunningRequests, *, keep_alive: bool, patience_s: float) -> None:
         super().__init__()
         self.plain: ClientReply | None = None
         self.keep_alive = keep_alive

@@ -1,1 +1,1 @@
-"""Observers of requests' ends beside those of `settle.py`: the log. Those of features are in their packages."""
+"""Observers of settled requests, beside `settle.py`: the access log. Features have their own."""

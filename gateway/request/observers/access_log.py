@@ -18,7 +18,7 @@ class AccessLog:
         self._requests = requests
 
     def __call__(self, request: SettledRequest) -> None:
-        broken = request.status < 400 and request.error  # after the status had gone out
+        broken = request.status < 400 and request.error  # an error after the status was sent
         level = logging.WARNING if broken or request.status >= 500 else logging.INFO
         line = _line(request)
         if request.sender.key:
@@ -29,12 +29,14 @@ class AccessLog:
 
 
 def _microseconds(seconds: float) -> float:
-    """Rounded to them; not negative. `round` makes a decimal text first, and reads it: which takes a hundred times as much."""
+    """Seconds rounded to microseconds; not negative. `round` would convert to decimal text and back, a hundred times as
+    slow.
+    """
     return int(seconds * 1e6 + 0.5) / 1e6
 
 
 def _estimates(used: Consumption) -> dict[str, Any]:
-    """The counts that the engine did not report. The predicted cached tokens have a name of their own in the line."""
+    """Counts that the engine did not report. Predicted cached tokens have their own field in the line."""
     line: dict[str, Any] = {"estimated": used.estimated}
     if used.estimated == TOKENS:
         line["prompt_tokens"] = used.usage.prompt
@@ -44,7 +46,7 @@ def _estimates(used: Consumption) -> dict[str, Any]:
 
 
 def _waited_and_noted(request: SettledRequest) -> dict[str, Any]:
-    """What few requests have."""
+    """Fields that few requests have."""
     waited = {"queued_s": _microseconds(request.placement.queued_s)} if request.placement.queued_s else {}
     return {**waited, **(request.fields or {})}
 

@@ -1,4 +1,4 @@
-"""Where a request may go, and a slot there."""
+"""Admission: the replicas for a request, and a slot there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PRIORITY_HEADER: Final = "X-Priority"
 NOT_FOUND: Final = 404
 
 
-class Admitting:
-    """See the top of this file. clock: monotonic seconds."""
+class AdmitPhase:
+    """The phase admit (see the module). clock: monotonic seconds."""
 
     def __init__(self, live: Live, fleet: Fleet, extensions: Extensions, metrics: Metrics, clock: Callable[[], float]) -> None:
         self._live = live
@@ -33,7 +33,7 @@ class Admitting:
         self._clock = clock
 
     async def admit(self, exchange: Exchange, further: Target | None) -> None:
-        """Where the request may go, and a slot there. further: after a fallback. Raises GatewayError 4xx or 503."""
+        """Set the request's target, and wait for a slot. further: the target of a fallback. Raises GatewayError 4xx or 503."""
         api, record, grant = exchange.api, exchange.record, exchange.caller.grant
         if exchange.notes is not None:
             exchange.notes.enter(ADMIT, self._clock())
@@ -53,21 +53,21 @@ class Admitting:
             for enter in extensions.entering:
                 enter(exchange)
         target.require()
-        if target.fallback is not None and extensions.elsewhere is not None and not api.refers:
-            extensions.elsewhere.require_well(exchange)
+        if target.fallback is not None and extensions.fallback is not None and not api.refers:
+            extensions.fallback.require_well(exchange)
         exchange.permit = target.admission.try_admit()
         if exchange.permit is not None:
             return
-        prompt_of(self._live, api, exchange.caller, target.label)  # so that only its block keys are in memory while it waits
+        prompt_of(self._live, api, exchange.caller, target.label)  # a waiting request holds only its block keys
         exchange.permit = await self._queue(exchange, grant.priority if grant else None)
-        # Meanwhile replicas may have come and gone, and the model with them.
+        # During the wait replicas may have come and gone, and the model with them.
         exchange.target = self._fleet.renewed(target) if target.named else self._fleet.target(api.model, api.alias)
         exchange.target.require()
         for wait_over in extensions.waited:
             wait_over(exchange)
 
     def _target(self, api: ApiRequest, grant: Rights | None) -> Target:
-        """Raises GatewayError 404, with the names of other models for those who may use them."""
+        """The model's target. Raises GatewayError 404, which lists other models only for callers without restrictions."""
         try:
             return self._fleet.target(api.model, api.alias)
         except GatewayError as error:
@@ -77,7 +77,7 @@ class Admitting:
             raise GatewayError(NOT_FOUND, error.code, text, param="model") from None
 
     async def _queue(self, exchange: Exchange, most: int | None) -> Permit:
-        """A slot, after a wait for it. most: the highest priority it may have. Raises GatewayError 400 or 429."""
+        """Wait for a slot. most: the highest allowed priority. Raises GatewayError 400 or 429."""
         begun, record = self._clock(), exchange.record
         try:
             return await exchange.target.wait(record.sender.tenant, exchange.request.headers.get(PRIORITY_HEADER), most)

@@ -1,4 +1,4 @@
-"""The decision for a request: one synchronous step of the router, with its booking."""
+"""Choice of a replica: one synchronous step of the router, with the booking."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gateway.telemetry.metrics import Metrics
 from router import Router
 
 
-class Choosing:
-    """See the top of this file. clock: monotonic seconds, the router's."""
+class ChoosePhase:
+    """The phase choose (see the module). clock: monotonic seconds, the router's."""
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class Choosing:
         self._clock = clock
 
     def choose(self, exchange: Exchange) -> None:
-        """Raises GatewayError 400 if the body cannot get its tenant's salt, but may need it, and what features raise."""
+        """Book a replica. Raises GatewayError 400 if the body may need its tenant's salt but cannot have it, and features'
+        errors.
+        """
         api, caller = exchange.api, exchange.caller
         if exchange.notes is not None:
             exchange.notes.enter(CHOOSE, self._clock())
@@ -51,9 +53,9 @@ class Choosing:
         prompt = prompt_of(self._live, api, caller, target.label, number)
         live = self._fleet.candidates(target, begun)
         if api.refers and (known := self._objects.find(api.refers, caller)) and known[0] in live:
-            live = [known[0]]  # no other one has it
+            live = [known[0]]  # no other replica has the object
         elif exchange.dialect.lacking:
-            live = self._fleet.able(target, exchange.dialect.name, begun) or live  # else the first attempt ends it
+            live = self._fleet.able(target, exchange.dialect.name, begun) or live  # if empty, the first attempt fails
         extensions = self._extensions
         explainers = [each for each in extensions.explainers if each.wants(exchange, begun)] if extensions.explainers else None
         ranking = self._router.rank(prompt, live, begun)[1] if explainers else None

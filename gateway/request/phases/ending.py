@@ -1,6 +1,6 @@
-"""How a request has ended: its record is completed, what it has held is released, and the observers get the record.
+"""The end of a request: its record is completed, its resources are released, and the observers get the record.
 
-Attempts and delivery keep what they have found in logs of their own (`exchange.py`); here it goes into the record, once.
+Attempts and delivery keep their results in logs of their own (`exchange.py`), which are copied into the record here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
 from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.record import SettledRequest
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 from gateway.request.settle import Observer, settle
 from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.http1 import SWITCHING
 
 
-class Ending:
-    """See the top of this file. clock: monotonic seconds."""
+class EndPhase:
+    """The end of requests (see the module). clock: monotonic seconds."""
 
     def __init__(
         self,
         attempts: Attempts,
         objects: ReplicaObjects,
         extensions: Extensions,
-        running: Running,
+        running: RunningRequests,
         observers: list[Observer],
         clock: Callable[[], float],
     ) -> None:
@@ -41,7 +41,7 @@ class Ending:
         self._clock = clock
 
     def delivered(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
-        """The answer went out, whole or not."""
+        """The answer was sent, complete or not."""
         record = exchange.record
         record.status = answer.status
         if answer.status < 400 and not exchange.delivered.error:
@@ -53,10 +53,10 @@ class Ending:
             delivered(exchange)
 
     def left(self, exchange: Exchange, left: BaseException) -> None:
-        """The client has left, or has cancelled it, or all requests are to end."""
+        """The client has disconnected or cancelled the request, or the gateway ends all requests."""
         record = exchange.record
         if exchange.booked:
-            record.answer.ok = exchange.booking.lease.decoding  # what the replica has prefilled by now it does hold
+            record.answer.ok = exchange.booking.lease.decoding  # then the replica has cached the prompt
         if exchange.request.cancelled:
             record.status, record.cancelled = 200, True
             return
@@ -65,42 +65,42 @@ class Ending:
             return
         record.error = exchange.attempts.error or record.error
         delivered = exchange.delivered
-        if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # it had everything
+        if delivered.done_sent or (delivered.reply and delivered.reply.satisfied):  # the answer was complete
             record.status, record.error = delivered.status, exchange.attempts.error
             record.answer.complete = record.answer.ok and delivered.status < 400
-        elif delivered.reader and (reported := delivered.reader.reported):  # it left when it had read that the engine failed
+        elif delivered.reader and (reported := delivered.reader.reported):  # the client had read the engine's error
             record.status, record.error = delivered.status, reported.message
 
     def settle(self, exchange: Exchange, task: asyncio.Task[object]) -> None:
-        """Release what the request has held, complete the record, and give it to the observers."""
+        """Release the request's resources, complete the record, and give it to the observers."""
         record = exchange.record
         exchange.leave_queue()
         self._running.leave(task)
         if exchange.parsed:
             exchange.api.drop()
         if exchange.booked:
-            waits = exchange.attempts.elsewhere is not None or exchange.booking.lease.closed  # for another pool
-            if exchange.attempts.elsewhere is not None:  # the client has left before that pool had it
-                self._attempts.not_elsewhere(exchange)
+            waits = exchange.attempts.next_target is not None or exchange.booking.lease.closed  # for another pool
+            if exchange.attempts.next_target is not None:  # the client disconnected before that pool had the request
+                self._attempts.drop_next_target(exchange)
             if exchange.attempts.refusal is not None:
                 exchange.attempts.drop_refusal()
             _complete(record, exchange)
             if waits:
-                record.spent.consumed = None  # all attempts in the pools before have failed
+                record.spent.consumed = None  # all attempts in earlier pools have failed
         record.ended = self._clock()
         settle(record, self._observers)
 
     def unread(self, record: SettledRequest) -> None:
-        """The same for a request that could not be read: it holds nothing."""
+        """`settle` for a request that could not be read and has no resources."""
         record.ended = self._clock()
         settle(record, self._observers)
 
 
 def _complete(record: SettledRequest, exchange: Exchange) -> None:
-    """What attempts and delivery have found."""
+    """Copies the results of attempts and delivery into the record."""
     placement, answer, spent = record.placement, record.answer, record.spent
     chosen, attempts, delivered = exchange.booking.chosen, exchange.attempts, exchange.delivered
-    placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has named its pool
+    placement.pool, placement.replica = placement.pool or exchange.target.pool, chosen.replica  # a fallback has set its pool
     placement.predicted_cached_tokens = chosen.matched_tokens
     placement.available_cached_tokens = exchange.booking.decision.available_tokens
     placement.failed_attempts = attempts.failed
@@ -118,8 +118,8 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
 
 
 def _consumed(record: SettledRequest, exchange: Exchange) -> Consumption | None:
-    """What is to be paid for. A client that leaves before the answer's first byte has had its prompt computed; an answer that
-    is an error has consumed nothing.
+    """The consumption to be charged. If the client disconnects before the answer's first byte, its prompt was still computed;
+    an error consumes nothing.
     """
     answer, usage = record.answer, record.spent.usage
     if answer.answered == SWITCHING:

@@ -1,6 +1,6 @@
-"""Objects that replicas keep (a response, a conversation): which replica has the one that a request names.
+"""Objects stored by replicas (a response, a conversation): the replica of the object that a request names.
 
-The router remembers it from the answers that went out, by the object's id and, where tenants are isolated, its tenant.
+The router remembers it from the delivered answers, by the object's id and, if tenants are isolated, its tenant.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gateway.request.exchange import Exchange
 from gateway.request.phases.scopes import scope_of
 from router import Router, session_key
 
-_KIND: Final = "object"  # a number of one never is that of a session
+_KIND: Final = "object"  # keeps the numbers of objects and sessions apart
 
 
 class ReplicaObjects:
-    """See the top of this file. clock: monotonic seconds, the router's."""
+    """Replicas of stored objects (see the module). clock: monotonic seconds, the router's."""
 
     def __init__(self, live: Live, router: Router, clock: Callable[[], float]) -> None:
         self._live = live
@@ -26,13 +26,13 @@ class ReplicaObjects:
         self._clock = clock
 
     def find(self, id_: str, caller: Caller) -> tuple[str, str] | None:
-        """(replica, model) of an object that a request names; "" names none."""
+        """(replica, model) of the object with this id; None if it is unknown or the id is ""."""
         if not id_:
             return None
         return self._router.objects.find(self._number(id_, caller), self._clock())
 
     def answered(self, exchange: Exchange) -> None:
-        """The answer is an object that later requests may name; and the replica knew the one that this request has named."""
+        """Remember the replica of the answer's object, and of the object that the request named."""
         for id_ in (exchange.attempts.object, exchange.api.refers):
             if id_:
                 replica = exchange.booking.chosen.replica

@@ -1,4 +1,4 @@
-"""The first two phases: who sends a request, and what it says."""
+"""The first two phases: identify the sender of a request, and parse its body."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gateway.request.record import tenant_label
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
-_TWICE: Final = "/v1/v1/"  # of clients that add /v1 to a base URL that has it: Anthropic's do, OpenAI's do not
+_TWICE: Final = "/v1/v1/"  # from clients that add /v1 to a base URL with /v1: Anthropic's do, OpenAI's do not
 _SOCKET_PATH: Final = "/v1/responses"
 
 
-class Reading:
-    """See the top of this file. clock: monotonic seconds."""
+class ReadPhases:
+    """The phases identify and parse. clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Reading:
         self._clock = clock
 
     async def look_up(self, exchange: Exchange) -> None:
-        """`identify`, where a token may need keys of its issuer. Raises as it does."""
+        """`identify`, after fetching the keys that a token of an issuer may need. Raises the same errors."""
         await self._callers.look_up(exchange.request.headers)
         self.identify(exchange)
 
     def identify(self, exchange: Exchange) -> None:
-        """Whose it is, and whether there is something at its path. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+        """Set the caller, and check the path. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
         request, record = exchange.request, exchange.record
         exchange.caller = caller = self._callers.of(request)
         record.sender.tenant = tenant_label(caller.tenant)
@@ -69,7 +69,7 @@ class Reading:
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes POST.{socket}")
 
     def known(self, exchange: Exchange, caller: Caller, api: ApiRequest) -> None:
-        """Both phases of a request that never was bytes (`Lifecycle.run`)."""
+        """Both phases for a request without bytes (`Lifecycle.run`)."""
         exchange.caller, exchange.api, exchange.parsed, sender = caller, api, True, exchange.record.sender
         sender.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:
@@ -79,7 +79,7 @@ class Reading:
         _describe(exchange)
 
     async def parse(self, exchange: Exchange) -> None:
-        """Raises GatewayError 400, 408, 413, 415 or 503."""
+        """Read and parse the body. Raises GatewayError 400, 408, 413, 415 or 503."""
         request, dialect, record = exchange.request, exchange.dialect, exchange.record
         if exchange.notes is not None:
             exchange.notes.enter(PARSE if request.here else RECEIVE, self._clock())
@@ -103,14 +103,14 @@ class Reading:
         limits = self._live.config.limits
         opaque = not exchange.dialect.strict
         raw = await exchange.request.read(max_bytes=self._live.max_body, within_s=limits.body_s, opaque=opaque)
-        exchange.record.begun = self._clock()  # an upload takes its time; what counts is ours
+        exchange.record.begun = self._clock()  # the client's upload takes time; only the gateway's own time counts
         if exchange.notes is not None:
             exchange.notes.enter(PARSE, self._clock())
         return raw
 
 
 def _describe(exchange: Exchange) -> None:
-    """What the record says of a parsed request."""
+    """Copies properties of the parsed request into its record."""
     api, subject = exchange.api, exchange.record.subject
     subject.stream, subject.metered, subject.countable, subject.alias = api.stream, api.metered, api.countable, api.alias
     posts = exchange.request.method == "POST"

@@ -1,4 +1,4 @@
-"""Answers of the gateway's own: errors, and what it keeps itself. Their heads, and the one place where an error becomes one."""
+"""Answers by the gateway itself: errors, and stored objects. The only place where an error becomes an answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.config.live import Live
 from gateway.errors import GatewayError, internal_error
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
-from gateway.request.running import Running
+from gateway.request.running import RunningRequests
 
 JSON_LINE: Final = b"Content-Type: application/json\r\n"
 UNAUTHORIZED: Final = 401
@@ -19,17 +19,18 @@ STREAM_LINES: Final = b"Content-Type: text/event-stream\r\nCache-Control: no-cac
 
 
 class Replies:
-    """See the top of this file."""
+    """Begins the gateway's own answers."""
 
-    def __init__(self, live: Live, running: Running, audience: Audience) -> None:
+    def __init__(self, live: Live, running: RunningRequests, audience: Audience) -> None:
         self._live = live
         self._running = running
         self._audience = audience
 
     def begin(self, exchange: Exchange, status: int, body: bytes | None, lines: bytes) -> ClientReply:
-        """An answer's head, and its body. body: None: it comes later. lines: of the head, beside those of all such answers."""
+        """Send an answer's head, and its body. body: None if it comes later. lines: further lines of the head."""
         request, record = exchange.request, exchange.record
-        # If this gateway goes down, the client's next request should reach another one; and no request follows half of one.
+        # If this gateway goes down, the client's next request should reach another one; and no request can follow an incomplete
+        # one.
         keep_alive = request.complete and not self._running.leaving
         reply = request.reply(keep_alive=keep_alive, patience_s=self._live.patience_s)
         headers = b"X-Request-Id: %b\r\n%b" % (record.id.encode("ascii"), lines)
@@ -39,7 +40,7 @@ class Replies:
         return reply
 
     def refuse(self, exchange: Exchange, error: GatewayError, lines: bytes = b"") -> ClientReply:
-        """The answer to a request that cannot be served: the only place where a request's error becomes one."""
+        """The answer to a request that cannot be served: the only place where a request's error becomes an answer."""
         record, dialect = exchange.record, exchange.dialect
         record.status, record.error, record.code = error.status, error.message, error.code
         body = dialect.error_body(self.shown(exchange, error), record.id)
@@ -47,7 +48,7 @@ class Replies:
         if dialect.id_header:
             lines += b"%b: %b\r\n" % (dialect.id_header, record.id.encode("ascii"))
         if error.status in (UNAUTHORIZED, FORBIDDEN) or (error.status == TOO_MANY and record.sender.key):
-            record.sender.client = exchange.request.lease.account.client  # for whoever looks for somebody who guesses
+            record.sender.client = exchange.request.lease.account.client  # lets operators find clients that guess keys
         if error.status == UNAUTHORIZED:
             lines += b"WWW-Authenticate: Bearer\r\n"
         if error.retry_after_s is not None:
@@ -55,11 +56,11 @@ class Replies:
         return self.begin(exchange, error.status, body, lines)
 
     def bug(self, exchange: Exchange) -> ClientReply:
-        """A bug has ended the request."""
+        """The answer to a request that was ended by a bug."""
         if (sent := exchange.delivered.reply) and sent.begun:
-            sent.cut()  # nothing sane can follow what went out
+            sent.cut()  # nothing valid can follow the bytes sent already
         return self.refuse(exchange, internal_error())
 
     def shown(self, exchange: Exchange, error: GatewayError) -> GatewayError:
-        """The error as this client may read it."""
+        """The error with the details that this client may read."""
         return error if self._audience.is_operator(exchange.request) else error.redacted(exchange.record.id)

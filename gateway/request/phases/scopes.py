@@ -1,4 +1,4 @@
-"""What a request's prompt is told apart by: its model, its tenant, its session."""
+"""The scope of a request's prompt: its model, its tenant, its session."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from router import Prompt, session_key
 
 
 def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: int = 0) -> Prompt:
-    """A request's prompt for the router, seeded so that models and cache salts never match each other, nor, with
-    `routing.isolation: tenant`, tenants.
+    """A request's prompt for the router, seeded so that different models and cache salts never match each other, nor, with
+    `routing.isolation: tenant`, different tenants.
 
     label: the model's bounded name. client: a number for the client.
     """
@@ -18,8 +18,8 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: i
 
 
 def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:
-    """The session that a request belongs to: its name, "" without one, and its number for the router's memory, which takes less
-    reliable names as well: one that never comes again costs nothing there.
+    """The session of a request: its name, or "", and its number for the router's memory. The number may come from a less
+    reliable name, because a name that never repeats does no harm there.
     """
     name = caller.session or api.session
     known = name or caller.weak_session
@@ -27,5 +27,5 @@ def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:
 
 
 def scope_of(live: Live, caller: Caller) -> tuple[str, ...]:
-    """Names that keep the prompts of this caller apart from those of others, beside the model and the cache salt."""
+    """Names that separate the prompts of this caller from others, beside the model and the cache salt."""
     return (caller.tenant,) if live.isolates_tenants else ()

@@ -17,7 +17,7 @@ from gateway.app import Gateway, compose, serve
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
 from gateway.config.source import load
 from gateway.core import Surroundings
-from gateway.request.running import ROUND_S, ROUNDS, Running
+from gateway.request.running import ROUND_S, ROUNDS, RunningRequests
 from gateway.server.http.accept import BATCH
 from tests.gateway.conftest import BODY, LOGGED, eventually
 from tests.support.fakes import FakeReplica, answers, hangs, streams
@@ -81,7 +81,7 @@ async def serving(
 
 async def test_while_requests_still_come_the_drain_goes_on() -> None:
     """Each ends before the next one begins, so that at any moment it may look idle."""
-    running, ended, come = Running(), 0, 60
+    running, ended, come = RunningRequests(), 0, 60
 
     async def client() -> None:
         nonlocal ended
@@ -215,7 +215,7 @@ async def test_no_connection_is_idle_while_the_end_takes_its_time() -> None:
 
 
 async def test_what_comes_in_the_moment_when_idle_connections_are_closed_is_waited_for() -> None:
-    running, released = Running(), asyncio.Event()
+    running, released = RunningRequests(), asyncio.Event()
     closings: list[asyncio.Task[None]] = []
 
     async def request() -> None:
