@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.diagnosis import Fingerprint
+from gateway.dialects.finished_answer import AnswerAssembler, FinishedAnswer
 from gateway.dialects.json_edits import Edit
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
@@ -73,6 +74,33 @@ class StreamReader:
         """Raises ReplicaFailure if the engine reported its failure within the stream, for readers that look for it."""
 
 
+class OuterReader(StreamReader):
+    """Reads the output of another reader. `note` takes over its findings, except `within_event` and `holds`."""
+
+    def __init__(self, inner: StreamReader) -> None:
+        super().__init__()
+        self.inner = inner
+
+    @property
+    def last_number(self) -> int:
+        return self.inner.last_number
+
+    @property
+    def passed(self) -> int:
+        return self.inner.passed
+
+    @property
+    def late(self) -> bool:
+        return self.inner.late
+
+    def raise_failure(self) -> None:
+        self.inner.raise_failure()
+
+    def note(self) -> None:
+        inner = self.inner
+        self.usage, self.done, self.reported, self.enough = inner.usage, inner.done, inner.reported, inner.enough
+
+
 class StreamOpening:
     """Reads a stream's first bytes until they show that the engine is at work. silent: no byte so far carries data.
 
@@ -120,38 +148,6 @@ class AnswerTail:
         raise NotImplementedError
 
 
-class PartialAnswer:
-    """The part of a broken stream that its client has. finished: it includes the finish reason. done: it includes the stream's
-    end.
-    """
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.usage: Usage | None = None
-        self.finished = False
-        self.done = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens generated so far."""
-        raise NotImplementedError
-
-
-class PartialReader:
-    """Reads the events that a client has, one at a time: `step` until it is `over`, then take the `result`."""
-
-    @property
-    def over(self) -> bool:
-        raise NotImplementedError
-
-    def step(self) -> bool:
-        """Read one event. False: the events hold more than one text, so no continuation is possible."""
-        raise NotImplementedError
-
-    def result(self) -> PartialAnswer:
-        raise NotImplementedError
-
-
 class AnswerCollector:
     """Builds one whole answer from an engine's stream: `feed` until it is `over`, `finish`, then `answer`."""
 
@@ -180,8 +176,8 @@ IMPOSSIBLE, COMPLETE, ASK = "impossible", "complete", "ask"
 class Continuation:
     """Continues a broken stream of a dialect at another replica."""
 
-    def partial(self, data: bytes | bytearray) -> PartialReader:
-        """A reader of the events that the client has. data: whole events."""
+    def partial(self) -> AnswerAssembler:
+        """An assembler for the events that the client has. More than one text, or an event without its end, has no value."""
         raise NotImplementedError
 
     def request(self, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
@@ -191,11 +187,11 @@ class Continuation:
         """
         raise NotImplementedError
 
-    def reader(self, so_far: PartialAnswer, *, strip_usage: bool) -> StreamReader:
+    def reader(self, so_far: FinishedAnswer, *, strip_usage: bool) -> StreamReader:
         """A reader that turns the continuation's events into events of the first answer."""
         raise NotImplementedError
 
-    def ending(self, so_far: PartialAnswer, usage: Usage | None) -> bytes:
+    def ending(self, so_far: FinishedAnswer, usage: Usage | None) -> bytes:
         """The missing end of a stream whose answer is complete. usage: reported in it, if the client asked for usage."""
         raise NotImplementedError
 
@@ -301,6 +297,10 @@ class Dialect(Answers):
         """The editor of a good answer to a request that has breakpoints or `demands`; None: the answer passes unchanged.
         caches: the engine has a prefix cache, as far as known. diagnoses: the gateway answers `api.diagnosis`.
         """
+        return None
+
+    def assembler(self) -> AnswerAssembler | None:
+        """An assembler for one answer, as the client gets it. None: no model answers on this path."""
         return None
 
     def compared(self, before: Fingerprint | None, now: Fingerprint) -> bytes:

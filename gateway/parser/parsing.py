@@ -22,7 +22,8 @@ from typing import Final
 
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect, PartialAnswer
+from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE, Continuation, Dialect
+from gateway.dialects.finished_answer import FinishedAnswer
 from gateway.dialects.json_edits import Edit, Members, apply, pieces, read_object
 from gateway.dialects.json_structure import is_quick, signs
 from gateway.dialects.models.rename import rename
@@ -94,7 +95,7 @@ class Parsing:
         parsed = wire.ParsedBody(*await self.process.run(arguments, raw, client))
         return wire.request_of(parsed, await edited(raw, parsed.edits))
 
-    async def continuation(self, dialect: Dialect, body: bytes, so_far: PartialAnswer, client: str = "") -> bytes | None:
+    async def continuation(self, dialect: Dialect, body: bytes, so_far: FinishedAnswer, client: str = "") -> bytes | None:
         """The request for the rest of an answer; b"": the answer is complete; None: it cannot be continued.
 
         dialect: must have a continuation. client: as for `parse`. Raises GatewayError if the body could not be parsed.
@@ -134,7 +135,7 @@ class Parsing:
         return list(found)
 
 
-def continued(continuation: Continuation | None, body: bytes, so_far: PartialAnswer) -> bytes | None:
+def continued(continuation: Continuation | None, body: bytes, so_far: FinishedAnswer) -> bytes | None:
     """`Parsing.continuation` of a small body, in the event loop."""
     assert continuation is not None
     verdict, edits = continuation.request(body, so_far.text, so_far.tokens)

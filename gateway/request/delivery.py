@@ -22,6 +22,7 @@ from gateway.admission.cors import answer_lines
 from gateway.config.live import Live
 from gateway.dialects.dialect import StreamReader
 from gateway.errors import ClientStalled, GatewayError, ReplicaFailure, shutting_down
+from gateway.request.answer_assembly import AssembledReader, AssembledTail
 from gateway.request.attempts import Attempts
 from gateway.request.client import Audience, ClientReply
 from gateway.request.exchange import Exchange
@@ -85,11 +86,9 @@ class Delivery:
         elif attempts.body and attempts.tail is None:
             exchange.require_room()
             body, attempts.body = attempts.body, b""
-            if exchange.tap and answer.status == 200:
-                body = await exchange.tap.whole(body)
             delivered.usage = attempts.usage
-            if answer.status == 200 and (editor := exchange.editor()):
-                body, delivered.usage = editor.whole(body, delivered.usage)
+            if answer.status == 200:
+                body = await self._whole(exchange, body)
             if delivered.usage is None:
                 delivered.passed = len(body) // BYTES_PER_TOKEN
             if open_ and answer.status == 200 and exchange.api.metered:
@@ -99,6 +98,15 @@ class Delivery:
         else:
             await self._copy(exchange, answer, reply, headers)
         return reply
+
+    async def _whole(self, exchange: Exchange, body: bytes) -> bytes:
+        """A good plain answer as the client gets it."""
+        delivered = exchange.delivered
+        if editor := exchange.editor():
+            body, delivered.usage = editor.whole(body, delivered.usage)
+        if exchange.assembly is not None:
+            exchange.assembly.read(body)
+        return await exchange.tap.whole(body) if exchange.tap else body
 
     def _cost(self, exchange: Exchange) -> bytes:
         """Header lines with the cost of a plain answer."""
@@ -158,6 +166,8 @@ class Delivery:
         exchange.require_room()
         first, attempts.body = attempts.body or answer.take(), b""
         seen = [len(first)]  # a list, because compiled code would read a variable of this function before it is set
+        if tail and exchange.assembly is not None:
+            tail = AssembledTail(tail, exchange.assembly, first)
 
         def sink(data: bytes) -> None:
             reply.write(data)
@@ -214,10 +224,11 @@ class Delivery:
 
 def _client_reader(exchange: Exchange, reader: StreamReader) -> StreamReader:
     """The reader with the gateway's additions to the engine's answer."""
-    if exchange.tap:
-        reader = exchange.tap.reader(reader)
-    editor = exchange.editor()
-    return editor.reader(reader) if editor else reader
+    if editor := exchange.editor():
+        reader = editor.reader(reader)
+    if exchange.assembly is not None:
+        reader = AssembledReader(reader, exchange.assembly)
+    return exchange.tap.reader(reader) if exchange.tap else reader
 
 
 def _length(answer: ReplicaAnswer, method: str) -> int | None:

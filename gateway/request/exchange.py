@@ -22,6 +22,7 @@ from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_b
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
 from gateway.fleet.state import ReplicaState
+from gateway.request.answer_assembly import AnswerAssembly
 from gateway.request.client import Caller, ClientReply, ClientRequest
 from gateway.request.notes import Notes
 from gateway.request.record import SettledRequest
@@ -173,13 +174,14 @@ class Exchange:
     of a feature that follows the request, or None. tap: stage through which a good answer passes, or None. salt: the tenant's,
     for engines, if tenants are isolated; else empty. rewritten: the request in another dialect, once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
-    answer, or None.
+    answer, or None. assembly: assembles the answer as a value, or None.
     """
 
     __slots__ = (
         "_copied",
         "answers",
         "api",
+        "assembly",
         "attempts",
         "booked",
         "booking",
@@ -217,6 +219,7 @@ class Exchange:
         self.answers: Answers = dialect
         self.rewritten: RewrittenRequest | None = None
         self.edited: AnswerEditor | None = None
+        self.assembly: AnswerAssembly | None = None
         self._copied = False  # a changed copy of the body is charged
 
     def book(self, booking: Booking) -> None:
@@ -259,6 +262,12 @@ class Exchange:
         caches = trial is None or trial[1].facts.caching is not False
         self.edited = self.dialect.editor(self.api, prompt, caches=caches, diagnoses=self.diagnoses)
         return self.edited
+
+    def assemble(self) -> AnswerAssembly | None:
+        """An assembly of the answer as a value, for any number of callers, before the answer begins. None: no model answers."""
+        if self.assembly is None and (assembler := self.dialect.assembler()):
+            self.assembly = AnswerAssembly(assembler, self.request.lease)
+        return self.assembly
 
     @property
     def diagnoses(self) -> bool:

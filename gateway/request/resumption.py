@@ -23,9 +23,11 @@ from typing import Final
 
 from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
-from gateway.dialects.dialect import Continuation, PartialAnswer, StreamReader, ended_without_done
+from gateway.dialects.dialect import Continuation, StreamReader, ended_without_done
+from gateway.dialects.finished_answer import FinishedAnswer
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.parser.parsing import Parsing
+from gateway.request.answer_assembly import AssembledReader
 from gateway.request.attempts import Attempts
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -35,6 +37,7 @@ from gateway.upstream.client import ReplicaAnswer
 
 MAX_KEPT_BYTES: Final = 4 << 20  # of one stream; a longer one cannot be resumed
 KEPT_STEP: Final = 1 << 16
+READ_STEP: Final = 1 << 11  # bytes of it that are read at once: 1,024 of the smallest events
 
 
 class SentBytes:
@@ -176,7 +179,7 @@ class SentEvents:
         self._clock = clock
         self._lock = asyncio.Lock()
 
-    async def read(self, continuation: Continuation, kept: SentBytes) -> PartialAnswer | None:
+    async def read(self, continuation: Continuation, kept: SentBytes) -> FinishedAnswer | None:
         """The answer so far, read in turns with other work. None: it is too large, or has more than one text."""
         contended = self._lock.locked()
         async with self._lock:
@@ -185,14 +188,16 @@ class SentEvents:
             data = kept.whole()
             if data is None:
                 return None
-            events, due = continuation.partial(data), self._clock() + TURN_S
-            while not events.over:
-                if not events.step():
-                    return None
+            assembler, due = continuation.partial(), self._clock() + TURN_S
+            for at in range(0, len(data), READ_STEP):
+                assembler.feed(bytes(data[at : at + READ_STEP]))
+                if assembler.answer() is None:
+                    break
                 if self._clock() >= due:
                     await asyncio.sleep(0)
                     due = self._clock() + TURN_S
-            return events.result()
+            assembler.finish()
+            return assembler.answer()
 
 
 class Copy:
@@ -279,11 +284,13 @@ class Resumption:
                 if answer is None:
                     return error
                 opened.append(answer)
-                rest, so_far.text = None, ""  # sent, and not needed from here on
+                rest, so_far.parts = None, []  # sent, and not needed from here on
                 answer.when_sent(copy.drop)
                 exchange.delivered.resumed += 1
                 exchange.booking.first_token(self._clock())
                 reader = continuation.reader(so_far, strip_usage=api.strip_usage)
+                if exchange.assembly is not None:
+                    reader = AssembledReader(reader, exchange.assembly)
                 failure = await pump(exchange, answer, reader, kept, self._clock, headers=None, needs_done=True)
                 if failure is None:
                     return None
@@ -297,9 +304,9 @@ class Resumption:
                     each.close()
                 copy.drop()
 
-    async def _rest(self, exchange: Exchange, so_far: PartialAnswer, copy: Copy) -> bytes | None:
+    async def _rest(self, exchange: Exchange, so_far: FinishedAnswer, copy: Copy) -> bytes | None:
         """The request for the rest. b"": only the end is missing; None: it cannot be requested, or there is no room for it."""
-        if so_far.finished or so_far.done:
+        if so_far.finish_reason or so_far.done:
             return b""
         api, text, client = exchange.api, so_far.text, exchange.request.lease.account.client
         if text and not copy.charge(len(api.body) + len(text)):
@@ -312,7 +319,7 @@ class Resumption:
         exchange.attempts.add(replica, failure.reason, f"broke off: {failure.message}", self._clock())
         return self._attempts.broke_off(exchange, failure)
 
-    def _end(self, exchange: Exchange, reply: ClientReply, continuation: Continuation, so_far: PartialAnswer) -> None:
+    def _end(self, exchange: Exchange, reply: ClientReply, continuation: Continuation, so_far: FinishedAnswer) -> None:
         """Send the end of the stream, which alone is missing."""
         delivered = exchange.delivered
         delivered.usage = delivered.usage or so_far.usage

@@ -23,7 +23,7 @@ from gateway.dialects.anthropic.cache_split import CacheSplit, fields_of, split
 from gateway.dialects.anthropic.diagnosis import FIELD, MAX_ID_CHARS
 from gateway.dialects.anthropic.usage import merge
 from gateway.dialects.diagnosis import NOTHING
-from gateway.dialects.dialect import AnswerEditor, StreamReader
+from gateway.dialects.dialect import AnswerEditor, OuterReader, StreamReader
 from gateway.dialects.events.named import name_of
 from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, EventData, events_of
@@ -109,49 +109,36 @@ class MessageEditor(AnswerEditor):
         return read_object(answer.raw, start).put_all({name: orjson.dumps(value) for name, value in new.items()}), usage
 
 
-class EditedReader(StreamReader):
+class EditedReader(OuterReader):
     """Stands between the reader of a stream and the client. The inner reader passes on whole events, except for events too long
     to be parsed, which are not edited. O(bytes).
     """
 
     def __init__(self, inner: StreamReader, editor: MessageEditor) -> None:
-        super().__init__()
-        self._inner = inner
+        super().__init__(inner)
         self._editor = editor
         self._counts = dict[str, Any]()
         self._split: Usage | None = None
 
     def feed(self, chunk: bytes) -> bytes:
-        within = self._inner.within_event
-        return self._read(self._inner.feed(chunk), within=within)
+        within = self.inner.within_event
+        return self._read(self.inner.feed(chunk), within=within)
 
     def finish(self) -> bytes:
-        within = self._inner.within_event
-        return self._read(self._inner.finish(), within=within)
-
-    @property
-    def passed(self) -> int:
-        return self._inner.passed
-
-    @property
-    def late(self) -> bool:
-        return self._inner.late
-
-    def raise_failure(self) -> None:
-        self._inner.raise_failure()
+        within = self.inner.within_event
+        return self._read(self.inner.finish(), within=within)
 
     def _read(self, data: bytes, *, within: bool) -> bytes:
         """within: the data continues an event whose beginning has been passed on."""
-        inner = self._inner
         if self._editor.silent or has_any(data, _READ):
             out = list[bytes]()
             for event in events_of(data):
                 out.append(event if within else self._edited(event))
                 within = False
             data = b"".join(out)
-        self.done, self.reported, self.within_event = inner.done, inner.reported, inner.within_event
-        self.enough = inner.enough
-        self.usage = _counted(inner.usage, self._split)
+        self.note()
+        self.within_event = self.inner.within_event
+        self.usage = _counted(self.usage, self._split)
         return data
 
     def _edited(self, event: bytes) -> bytes:

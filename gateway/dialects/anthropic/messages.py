@@ -12,6 +12,7 @@ from gateway.dialects.anthropic.billing import billing_edits, needs_scan
 from gateway.dialects.anthropic.breakpoints import may_mark, require_breakpoints
 from gateway.dialects.anthropic.cache_split import marked_in
 from gateway.dialects.anthropic.diagnosis import compared, field_removal, previous_message
+from gateway.dialects.anthropic.message_answer import MessageAssembler
 from gateway.dialects.anthropic.prompt import head_digests, messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
@@ -21,6 +22,7 @@ from gateway.dialects.body import json_object, model_of, salt_of, session_of, wa
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
+from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.prompt.canonical import CanonicalPrompt
@@ -65,6 +67,9 @@ class Messages(Dialect):
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
 
+    def assembler(self) -> AnswerAssembler | None:
+        return MessageAssembler()
+
     def compared(self, before: Fingerprint | None, now: Fingerprint) -> bytes:
         return compared(before, now)
 
@@ -86,6 +91,9 @@ class CountTokens(Messages):
     name: ClassVar[str] = "count_tokens"
     translatable: ClassVar[bool] = False
     lacking: ClassVar[str] = cannot_count("Messages", "/v1/messages")
+
+    def assembler(self) -> AnswerAssembler | None:
+        return None
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)

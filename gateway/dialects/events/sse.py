@@ -56,14 +56,6 @@ def events_of(data: bytes) -> Iterator[bytes]:
         yield data[start:]
 
 
-def event_at(data: bytes | bytearray, at: int) -> bytes | None:
-    """The event that begins at this offset, with its end. None: it has no end, or is longer than MAX_PARSED_EVENT. O(its
-    length).
-    """
-    end = EVENT_END.search(data, at, at + MAX_PARSED_EVENT)
-    return bytes(data[at : end.end()]) if end else None
-
-
 def skipped_at(data: bytes | bytearray, at: int) -> int:
     """The offset behind the lines without data that begin at `at`, within the next MAX_PARSED_EVENT bytes."""
     if data.startswith(_DATA, at):

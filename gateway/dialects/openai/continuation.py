@@ -1,6 +1,6 @@
 """Joins a broken stream and its continuation: the text that the client has, and the continuation's events as its next events.
 
-    events sent to the client ── EventsSoFar ──► TextSoFar ── request ──► another replica ── SplicedReader ──► one stream
+    events sent to the client ── SentText ──► TextSoFar ── request ──► another replica ── SplicedReader ──► one stream
 
 Readers pass whole events only, so the text that the client has is known exactly. Another replica gets the same request with
 this text as the beginning of the answer (`continuation_request.py`). The id, model and time of the first part replace those in
@@ -19,9 +19,11 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.dialect import Continuation, PartialAnswer, PartialReader, StreamReader
-from gateway.dialects.events.sse import EventData, data_of, event_at, events_of, object_of, skipped_at
+from gateway.dialects.dialect import Continuation, OuterReader, StreamReader
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, EventData, events_of, object_of
+from gateway.dialects.finished_answer import AnswerAssembler, FinishedAnswer, UnreadableAnswerError
 from gateway.dialects.json_edits import Edit, Members, read_object
+from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT
 from gateway.dialects.openai.stream import QUIET, ChunkReader
@@ -31,82 +33,51 @@ from gateway.dialects.usage import Usage
 _HEAD: Final = ("id", "object", "created", "model")
 
 
-class TextSoFar(PartialAnswer):
-    """The text that a client has.
-
-    head: the members that all events share, as JSON; {} before the first event. pieces: events with text. counted: the client
-    has the event with only the usage.
+class TextSoFar(FinishedAnswer):
+    """The text that a client has. head: the members that all events share, as JSON; {} before the first event. counted: the
+    client has the event with only the usage.
     """
 
-    def __init__(
-        self, head: Mapping[str, bytes] | None = None, text: str = "", pieces: int = 0, usage: Usage | None = None
-    ) -> None:
+    __slots__ = ("counted", "head")
+
+    def __init__(self) -> None:
         super().__init__()
-        self.head: Mapping[str, bytes] = head or {}
-        self.text = text
-        self.pieces = pieces
-        self.usage = usage
+        self.head: Mapping[str, bytes] = {}
         self.counted = False
 
-    @property
-    def tokens(self) -> int:
-        return max(self.usage.completion, self.pieces) if self.usage else self.pieces
 
+class SentText(ChatAssembler):
+    """Reads the events that a client has. They have a value only if they are one text. Half an event, as a reader passes it on
+    if it is very long, cannot be continued.
+    """
 
-class EventsSoFar(PartialReader):
-    """Reads whole events. Half an event, as a reader passes it on if it is very long, cannot be continued."""
-
-    def __init__(self, kind: str, data: bytes | bytearray) -> None:
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.value = self._so_far = TextSoFar()
         self._kind = kind
-        self._data = data
-        self._at = 0  # offset of the first unread byte
-        self._so_far = TextSoFar()
-        self._texts: list[str] = []
 
-    @property
-    def over(self) -> bool:
-        return self._at == len(self._data)
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        if self.held > MAX_PARSED_EVENT:
+            self.drop()
 
-    def step(self) -> bool:
-        """Read one event, or many lines without data. False: the events hold more than one text, so no continuation is
-        possible.
+    def event(self, event: bytes) -> None:
+        if len(event) > MAX_PARSED_EVENT:
+            raise UnreadableAnswerError
+        super().event(event)
 
-        O(MAX_PARSED_EVENT).
-        """
-        at = skipped_at(self._data, self._at)
-        if at > self._at:
-            self._at = at
-            return True
-        event = event_at(self._data, at)
-        if event is None:
-            return False
-        self._at = at + len(event)
-        return self._event(event)
+    def finish(self) -> None:
+        if self.held:
+            self.drop()
 
-    def _event(self, event: bytes) -> bool:
-        so_far, content = self._so_far, data_of(event).strip()
-        if not content:
-            return True  # a comment
-        if content == b"[DONE]":
-            so_far.done = True
-            return True
-        answer = object_of(event)
-        text = _text(self._kind, answer)
-        if text is None:
-            return False
-        if text:
-            self._texts.append(text)
-        so_far.head = so_far.head or _head_of(content)
-        choices: list[Any] = answer["choices"]
-        if choices and choices[0].get("finish_reason"):
-            so_far.finished = True
-        if usage := parse_usage(answer):
-            so_far.usage, so_far.counted = usage, not choices
-        return True
-
-    def result(self) -> TextSoFar:
-        self._so_far.text, self._so_far.pieces = "".join(self._texts), len(self._texts)
-        return self._so_far
+    def chunk(self, chunk: dict[str, Any], text: bytes) -> None:
+        so_far = self._so_far
+        if not _is_text(self._kind, chunk):
+            raise UnreadableAnswerError
+        super().chunk(chunk, text)
+        so_far.head = so_far.head or _head_of(text)
+        if parse_usage(chunk):
+            so_far.counted = not chunk["choices"]
 
 
 def _head_of(content: bytes) -> dict[str, bytes]:
@@ -120,55 +91,41 @@ def _head_of(content: bytes) -> dict[str, bytes]:
     return head
 
 
-def _text(kind: str, answer: Mapping[str, Any]) -> str | None:
-    """The text of one event, None if it has any other content."""
+def _is_text(kind: str, answer: Mapping[str, Any]) -> bool:
+    """Whether an event has at most a text. Any other member excludes a continuation, also an unknown one."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) > 1:
-        return None
+        return False
     if not choices:
-        return ""
+        return True
     choice = choices[0]
     if not isinstance(choice, dict) or choice.get("index", 0) != 0 or choice.get("logprobs"):
-        return None
+        return False
     if kind != CHAT:
-        text = choice.get("text") or ""
-    else:
-        delta = choice.get("delta") or {}
-        if not isinstance(delta, dict) or any(value for name, value in delta.items() if name not in ("role", "content")):
-            return None
-        text = delta.get("content") or ""
-    return text if isinstance(text, str) else None
+        return isinstance(choice.get("text") or "", str)
+    delta = choice.get("delta") or {}
+    if not isinstance(delta, dict) or any(value for name, value in delta.items() if name not in ("role", "content")):
+        return False
+    return isinstance(delta.get("content") or "", str)
 
 
-class SplicedReader(StreamReader):
+class SplicedReader(OuterReader):
     """Turns the events of one continuation into events of the first answer. usage: of the whole answer, once it is known."""
 
     def __init__(self, so_far: TextSoFar, *, strip_usage: bool, quiet: int = QUIET) -> None:
-        super().__init__()
-        self._events = ChunkReader(strip_usage=False, watchful=True, quiet=quiet)
+        super().__init__(ChunkReader(strip_usage=False, watchful=True, quiet=quiet))
         self._so_far = so_far
         self._strip_usage = strip_usage
 
     def feed(self, chunk: bytes) -> bytes:
-        out = self._events.feed(chunk)
-        self.done, self.within_event = self._events.done, self._events.within_event
-        return b"".join(map(self._event, events_of(out)))
+        return self._spliced(self.inner.feed(chunk))
 
     def finish(self) -> bytes:
-        out = self._events.finish()
-        self.done, self.within_event = self._events.done, self._events.within_event
+        return self._spliced(self.inner.finish())
+
+    def _spliced(self, out: bytes) -> bytes:
+        self.done, self.within_event = self.inner.done, self.inner.within_event
         return b"".join(map(self._event, events_of(out)))
-
-    @property
-    def passed(self) -> int:
-        return self._events.passed
-
-    @property
-    def late(self) -> bool:
-        return self._events.late
-
-    def raise_failure(self) -> None:
-        self._events.raise_failure()
 
     def _event(self, event: bytes) -> bytes:
         answer = object_of(event)
@@ -234,17 +191,17 @@ class TextContinuation(Continuation):
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def partial(self, data: bytes | bytearray) -> PartialReader:
-        return EventsSoFar(self._kind, data)
+    def partial(self) -> AnswerAssembler:
+        return SentText(self._kind)
 
     def request(self, body: bytes, text: str, tokens: int) -> tuple[str, list[Edit]]:
         return continue_body(self._kind, body, text, tokens)
 
-    def reader(self, so_far: PartialAnswer, *, strip_usage: bool) -> StreamReader:
+    def reader(self, so_far: FinishedAnswer, *, strip_usage: bool) -> StreamReader:
         assert isinstance(so_far, TextSoFar)
         return SplicedReader(so_far, strip_usage=strip_usage, quiet=QUIET if self._kind == CHAT else 0)
 
-    def ending(self, so_far: PartialAnswer, usage: Usage | None) -> bytes:
+    def ending(self, so_far: FinishedAnswer, usage: Usage | None) -> bytes:
         assert isinstance(so_far, TextSoFar)
         return ending(self._kind, so_far, usage)
 
@@ -255,7 +212,7 @@ def ending(kind: str, so_far: TextSoFar, usage: Usage | None) -> bytes:
         return b""
     events = list[bytes]()
     head = {name: orjson.Fragment(value) for name, value in so_far.head.items()}
-    if not so_far.finished:
+    if not so_far.finish_reason:
         nothing: dict[str, Any] = {"delta": {}} if kind == CHAT else {"text": ""}
         events.append(_made({**head, "choices": [{"index": 0, **nothing, "logprobs": None, "finish_reason": "length"}]}))
     if usage and not so_far.counted:

@@ -7,6 +7,8 @@ from typing import ClassVar
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOpening, StreamReader
+from gateway.dialects.finished_answer import AnswerAssembler
+from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.errors import error_body
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
@@ -33,6 +35,9 @@ class GenerationBody(Dialect):
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def assembler(self) -> AnswerAssembler:
+        return ChatAssembler()
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.dialect import StreamReader
+from gateway.dialects.dialect import OuterReader, StreamReader
 from gateway.dialects.events.named import name_of
 from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import LONGEST_END, EventData, ends_of, events_of
@@ -122,17 +122,16 @@ def _repeatable(item: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-class KeptReader(StreamReader):
-    """Stands between the reader of a stream of Responses and the client. O(bytes).
+class KeptReader(OuterReader):
+    """Between the reader of a stream of Responses and the client. O(bytes).
 
     response: of the last event, JSON, once `holds` says that it has arrived: then the caller sends the result of `ending`. A
     last event that is too long passes unchanged. at_once: if given, it is called with the response, and nothing is held.
     """
 
     def __init__(self, inner: StreamReader, told: ClientHistory, at_once: Callable[[bytes], None] | None = None) -> None:
-        super().__init__()
+        super().__init__(inner)
         self.response = b""
-        self._inner = inner
         self._told = told
         self._at_once = at_once
         self._held = bytearray()  # an event that is not complete yet
@@ -141,28 +140,13 @@ class KeptReader(StreamReader):
         self._span = (0, 0)  # of the response in `_last`
         self._rest = bytearray()  # bytes behind the last event
 
-    @property
-    def last_number(self) -> int:
-        return self._inner.last_number
-
-    @property
-    def passed(self) -> int:
-        return self._inner.passed
-
-    @property
-    def late(self) -> bool:
-        return self._inner.late
-
     def feed(self, chunk: bytes) -> bytes:
-        return self._read(self._inner.feed(chunk))
+        return self._read(self.inner.feed(chunk))
 
     def finish(self) -> bytes:
-        out = self._read(self._inner.finish())
+        out = self._read(self.inner.finish())
         rest, self._held = bytes(self._held), bytearray()
         return out + (self._passed(rest) if rest else b"")
-
-    def raise_failure(self) -> None:
-        self._inner.raise_failure()
 
     def ending(self, *, stored: bool) -> bytes:
         """The held bytes for the client. Call it once."""
@@ -174,8 +158,7 @@ class KeptReader(StreamReader):
         return last.edited([(start, end, self._told.edited(self.response, stored=stored))]) + rest
 
     def _read(self, data: bytes) -> bytes:
-        inner = self._inner
-        self.usage, self.done, self.reported, self.enough = inner.usage, inner.done, inner.reported, inner.enough
+        self.note()
         if self._last is not None:
             self._rest += data[: MAX_KEPT - len(self._rest)]
             return b""

@@ -12,10 +12,12 @@ from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
+from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.openai.errors import error_body, error_of
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.responses.ids import id_in, path_id, refers
 from gateway.dialects.responses.prompt import has_context, responses_prompt, runs_tools
+from gateway.dialects.responses.response_answer import ResponseAssembler
 from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
 from gateway.dialects.usage import Usage
@@ -61,6 +63,9 @@ class Responses(Dialect):
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def assembler(self) -> AnswerAssembler | None:
+        return ResponseAssembler() if self.makes_objects else None
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)

@@ -15,7 +15,6 @@ that the engine gave up, are the replica's failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -23,16 +22,25 @@ import orjson
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
+from gateway.dialects.finished_answer import text_in
 from gateway.dialects.json_structure import exceeds
+from gateway.dialects.openai.chat_answer import (
+    ChatPiece,
+    ChatPieceReader,
+    first_choice,
+    is_first,
+    message_in,
+    stop_text,
+)
 from gateway.dialects.openai.stream import QUIET, failure_of
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
-from gateway.features.translation.chat_message import in_texts
 
 CHAT_PATH: Final = "/v1/chat/completions"
 MAX_EVENT: Final = 1 << 20  # bytes; no engine writes such a chunk
 MAX_VALUES: Final = 1 << 15  # of a long event: as `json_structure` counts them
+MAX_ANSWER_VALUES: Final = 100_000  # of a whole answer
 
 _GAVE_UP: Final = frozenset(["abort", "error"])  # reasons of vLLM and SGLang
 _ERROR_NAME: Final = (b"event: error", b"event:error")
@@ -64,8 +72,8 @@ class EventWriter:
         """The first chunk is here (its deltas come to `delta` as well)."""
         raise NotImplementedError
 
-    def delta(self, delta: dict[str, Any]) -> bytes:
-        """The `delta` of the first choice. It may have anything in it, of any type."""
+    def delta(self, piece: ChatPiece) -> bytes:
+        """The next piece of the first choice."""
         raise NotImplementedError
 
     def stopped(self, text: str) -> None:
@@ -118,6 +126,7 @@ class TranslatingReader(StreamReader):
         self.writer = writer
         self._splitter = Splitter()
         self._begun = False
+        self._messages = ChatPieceReader()
         self._reason = ""
         self._deltas = 0
         self._counted = 0  # deltas that had come when the usage came
@@ -170,15 +179,12 @@ class TranslatingReader(StreamReader):
         if not isinstance(choices, list):
             return b""
         out = self._opened(chunk)
-        choice = choices[0] if choices else None
-        if isinstance(choice, dict) and choice.get("index") in (None, 0):
-            delta, reason = choice.get("delta"), choice.get("finish_reason")
-            if not isinstance(delta, dict):
-                delta = choice.get("message")  # some engines stream one chunk, written like a whole answer
-            if isinstance(delta, dict):
+        choice = first_choice(chunk)
+        if choice and is_first(choice):
+            if message := message_in(choice):
                 self._deltas += 1
-                out += self.writer.delta(in_texts(delta))
-            if isinstance(reason, str) and reason:
+                out += self.writer.delta(self._messages.read(message))
+            if reason := text_in(choice, "finish_reason"):
                 require_finished(reason)
                 self._reason = reason
                 if stop := stop_text(choice):
@@ -198,23 +204,31 @@ class TranslatingReader(StreamReader):
         return self.writer.begin(chunk)
 
 
-def stop_text(choice: Mapping[str, Any]) -> str:
-    """The stop sequence that a choice names as what ended it: vLLM's and SGLang's fields, which may hold a token's id, too."""
-    for name in ("stop_reason", "matched_stop"):
-        value = choice.get(name)
-        if isinstance(value, str):
-            return value
-    return ""
+class WholeChat:
+    """A whole chat completion. Raises ReplicaFailure "garbage" if the body is none, or was given up. reason: "" without one."""
+
+    def __init__(self, body: bytes) -> None:
+        if exceeds(body, MAX_ANSWER_VALUES):
+            raise ReplicaFailure("garbage", f"the answer has more than {MAX_ANSWER_VALUES} values")
+        try:
+            answer = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise ReplicaFailure("garbage", "the answer is not JSON") from error
+        choice = first_choice(answer) if isinstance(answer, dict) else None
+        message = choice.get("message") if choice else None
+        if not choice or not isinstance(message, dict):
+            raise ReplicaFailure("garbage", "the answer is no chat completion")
+        self.answer: dict[str, Any] = answer
+        self.message = ChatPieceReader().read(message, whole=True)
+        self.reason, self.stop = text_in(choice, "finish_reason"), stop_text(choice)
+        self.usage = parse_usage(answer)
+        require_finished(self.reason)
 
 
 def require_finished(reason: str) -> None:
     """Raises ReplicaFailure for a `finish_reason` of an answer that is neither whole nor cut where the request wanted that."""
     if reason in _GAVE_UP:
         raise ReplicaFailure("garbage", f"it gave the answer up (finish_reason {reason!r})")
-
-
-def nameless_call() -> ReplicaFailure:
-    return ReplicaFailure("garbage", "the answer has a tool call without a name")
 
 
 def _chunk_of(event: bytes) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.events.sse import MAX_PARSED_EVENT
-from gateway.dialects.openai.continuation import EventsSoFar, SplicedReader, TextSoFar, ending
+from gateway.dialects.openai.continuation import SentText, SplicedReader, TextSoFar, ending
 from gateway.dialects.openai.request import CHAT
 from gateway.dialects.openai.stream import ChunkReader
 from gateway.dialects.usage import Usage
-from gateway.request.resumption import SentBytes
+from gateway.request.resumption import READ_STEP, SentBytes
 from tests.gateway.dialects.test_continuation_request import continuation, kind_of
 from tests.gateway.dialects.test_json_edits import json_text, names
 from tests.gateway.dialects.test_openai_stream import cut
@@ -43,11 +43,23 @@ places = st.lists(st.integers(0, 5000), max_size=8)
 
 def text_so_far(kind: str, data: bytes) -> TextSoFar | None:
     """The text of these events; None if it is more than one."""
-    reading = EventsSoFar(kind, data)
-    while not reading.over:
-        if not reading.step():
-            return None
-    return reading.result()
+    reading = SentText(kind)
+    for at in range(0, len(data), READ_STEP):
+        reading.feed(data[at : at + READ_STEP])
+    reading.finish()
+    so_far = reading.answer()
+    assert so_far is None or isinstance(so_far, TextSoFar)
+    return so_far
+
+
+def after(pieces: list[str], head: dict[str, bytes]) -> TextSoFar:
+    """A client that has these pieces."""
+    events = [{**head, "choices": orjson.dumps([{"index": 0, "delta": {"content": each}}])} for each in pieces]
+    data = [orjson.dumps({name: orjson.Fragment(value) for name, value in each.items()}) for each in events]
+    so_far = text_so_far(CHAT, b"".join([b"data: %b\n\n" % each for each in data]))
+    assert so_far is not None
+    assert so_far.head == head
+    return so_far
 
 
 def read(data: bytes) -> tuple[str, list[str], list[Any], list[Any], int]:
@@ -76,7 +88,9 @@ def resumed(body: dict[str, Any], cuts: list[int], style: Style, where: list[int
     for stop in [*cuts, None]:
         so_far = text_so_far(kind, sent)
         assert so_far is not None
-        rest = b"" if so_far.finished or so_far.done else continuation(kind, orjson.dumps(asked), so_far.text, so_far.tokens)
+        rest = (
+            b"" if so_far.finish_reason or so_far.done else continuation(kind, orjson.dumps(asked), so_far.text, so_far.tokens)
+        )
         assert rest is not None
         if not rest:
             return sent + ending(kind, so_far, None if strip else usage or so_far.usage), usage or so_far.usage
@@ -170,7 +184,7 @@ def test_comments_and_empty_fields_do_no_harm() -> None:
     data = b": ping\n\n" + chunk_of(delta={"role": "assistant", "content": None, "tool_calls": [], "refusal": None})
     so_far = text_so_far(CHAT, data + chunk_of(delta={"content": "a"}) + chunk_of(delta={}, finish_reason="stop"))
     assert so_far is not None
-    assert (so_far.text, so_far.pieces, so_far.finished, so_far.done) == ("a", 1, True, False)
+    assert (so_far.text, so_far.pieces, so_far.finish_reason, so_far.done) == ("a", 1, "stop", False)
 
 
 def test_streams_beyond_a_bound_are_not_kept() -> None:
@@ -236,7 +250,7 @@ def test_an_event_that_is_not_read_whole_is_no_text(long: bytes) -> None:
 
 
 def test_each_event_of_a_continuation_passes_at_once() -> None:
-    splice = SplicedReader(TextSoFar(head={"id": b'"first"'}, text="a", pieces=1), strip_usage=True)
+    splice = SplicedReader(after(["a"], {"id": b'"first"'}), strip_usage=True)
     role, *rest = events(chat())
     assert splice.feed(role) == b"", "the client knows the role already"
     assert orjson.loads(splice.feed(rest[0])[6:])["id"] == "first"
@@ -248,7 +262,7 @@ def test_each_event_of_a_continuation_passes_at_once() -> None:
 
 
 def test_cached_tokens_are_at_most_the_prompt() -> None:
-    splice = SplicedReader(TextSoFar(head={"id": b'"first"'}, text="a b", pieces=2), strip_usage=False)
+    splice = SplicedReader(after(["a", " b"], {"id": b'"first"'}), strip_usage=False)
     usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_cache_hit_tokens": 12, "vendor": 1}
     out = orjson.loads(splice.feed(line({"choices": [], "usage": usage}))[6:])
     assert out["usage"] == {
@@ -262,7 +276,7 @@ def test_cached_tokens_are_at_most_the_prompt() -> None:
 
 
 def test_what_was_written_to_the_cache_is_counted() -> None:
-    splice = SplicedReader(TextSoFar(head={"id": b'"first"'}, text="a b", pieces=2), strip_usage=False)
+    splice = SplicedReader(after(["a", " b"], {"id": b'"first"'}), strip_usage=False)
     details = {"cached_tokens": 4, "cache_write_tokens": 8}
     splice.feed(line({"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": details}}))
     assert splice.usage == Usage(10, 5, 4, 6)
@@ -315,14 +329,14 @@ def other_events(draw: st.DrawFn) -> Pair:
 
 @given(st.lists(other_events(), max_size=3), places)
 def test_of_the_other_replicas_events_no_byte_changes_but_what_has_to(pairs: list[Pair], where: list[int]) -> None:
-    splice = SplicedReader(TextSoFar(head=FIRST, text="a b", pieces=2), strip_usage=False)
+    splice = SplicedReader(after(["a", " b"], FIRST), strip_usage=False)
     sent = "".join(before for before, _ in pairs).encode()
     out = b"".join([splice.feed(chunk) for chunk in cut(sent, where)]) + splice.finish()
     assert out.decode() == "".join(after for _, after in pairs)
 
 
 def test_an_event_of_another_kind_gets_no_head() -> None:
-    splice = SplicedReader(TextSoFar(head=FIRST, text="a b", pieces=2), strip_usage=False)
+    splice = SplicedReader(after(["a", " b"], FIRST), strip_usage=False)
     refusal = line({"error": {"message": "too long", "code": 400}})
     assert splice.feed(refusal) == refusal
 

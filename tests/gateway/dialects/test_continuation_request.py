@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from gateway.dialects.dialect import COMPLETE, IMPOSSIBLE
+from gateway.dialects.finished_answer import FinishedAnswer
 from gateway.dialects.json_edits import apply
-from gateway.dialects.openai.continuation import TextSoFar
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT, COMPLETION
 from gateway.dialects.usage import Usage
@@ -84,7 +84,9 @@ def test_without_text_the_request_is_repeated_as_it_was() -> None:
 def test_nothing_is_left_when_all_tokens_are_there() -> None:
     assert rest_of(chat(max_tokens=2)) == b""
     assert rest_of(completion(max_tokens=1)) == b""
-    tokens = TextSoFar(text="a b c", pieces=1, usage=Usage(10, 3)).tokens
+    so_far = FinishedAnswer()
+    so_far.pieces, so_far.usage = 1, Usage(10, 3)
+    tokens = so_far.tokens
     assert continuation(CHAT, orjson.dumps(chat(max_tokens=3)), "a b c", tokens) == b""
     assert json.loads(continuation(CHAT, orjson.dumps(chat(max_tokens=5)), "a b c", tokens) or b"")["max_tokens"] == 2
     assert rest_of(chat(max_tokens=1, max_completion_tokens=2)) == b""

@@ -18,7 +18,6 @@ import pytest
 from gateway.dialects.dialect import ASK
 from gateway.dialects.json_edits import apply
 from gateway.dialects.json_structure import signs
-from gateway.dialects.openai.continuation import TextSoFar
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.table import DIALECTS, DRY_RUN, OTHER
 from gateway.errors import GatewayError
@@ -27,6 +26,7 @@ from gateway.parser import wire
 from gateway.parser.parsing import INLINE_BYTES, INLINE_STRUCTURE, UNCOUNTED_BYTES, Parsing
 from gateway.parser.process import ParserProcess
 from tests.gateway.conftest import eventually
+from tests.gateway.dialects.test_continuation import after
 from tests.support.limits import open_files
 
 CHAT = DIALECTS["/v1/chat/completions"]
@@ -252,7 +252,7 @@ async def test_a_body_that_needs_too_much_memory_is_refused() -> None:
 
 async def test_a_long_continuation_is_made_there_too() -> None:
     async with parser() as (parsing, process):
-        so_far = TextSoFar(text="Well", pieces=2)
+        so_far = after(["We", "ll"], {})
         for size in (10, 100_000, 9_000_000):
             raw = body(size, max_tokens=10)
             verdict, edits = continue_body(CHAT.name, raw, so_far.text, so_far.tokens)

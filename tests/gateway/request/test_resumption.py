@@ -15,7 +15,7 @@ import pytest
 
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.request import CHAT
-from gateway.request.resumption import SentBytes, SentEvents
+from gateway.request.resumption import READ_STEP, SentBytes, SentEvents
 from tests.gateway.conftest import Running, eventually, running
 from tests.support.continuing_engine import (
     CACHED_TOKENS,
@@ -353,10 +353,10 @@ async def test_streams_that_break_off_together_are_read_in_turns_and_one_after_t
     async def read(name: str) -> None:
         kept = SentBytes()
         for _ in range(40):
-            kept.add(event(name))
+            kept.add(event(name * READ_STEP))
         so_far = await sent.read(CONTINUATION, kept)
         assert so_far is not None
-        assert so_far.text == 40 * name
+        assert so_far.text == 40 * READ_STEP * name
         ended.append((name, turns))
 
     reading = asyncio.gather(*map(read, "abc"))

@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import AnswerCollector, Answers, StreamOpening, StreamReader
+from gateway.dialects.dialect import AnswerCollector, Answers, OuterReader, StreamOpening, StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
 from gateway.dialects.openai.stream import ChatOpening, begins_well
@@ -99,43 +99,27 @@ class ChatPieces:
         return choice
 
 
-class AdaptedReader(StreamReader):
+class AdaptedReader(OuterReader):
     """For a client that wants a stream. inner: of its dialect."""
 
     def __init__(self, chat: PlainChat, inner: StreamReader, id_: str) -> None:
-        super().__init__()
+        super().__init__(inner)
         self._pieces = ChatPieces(chat)
         self._model = chat.model
         self._id = id_
-        self._inner = inner
         self._begun = False
-
-    @property
-    def last_number(self) -> int:
-        return self._inner.last_number
-
-    @property
-    def passed(self) -> int:
-        return self._inner.passed
-
-    @property
-    def late(self) -> bool:
-        return self._inner.late
 
     def feed(self, chunk: bytes) -> bytes:
         return self._passed(self._pieces.feed(chunk))
 
     def finish(self) -> bytes:
         out = self._passed(self._pieces.finish())
-        rest = self._inner.finish()
-        self._note()
+        rest = self.inner.finish()
+        self._noted()
         return out + rest
 
-    def raise_failure(self) -> None:
-        self._inner.raise_failure()
-
     def _passed(self, text: str) -> bytes:
-        if self._inner.done:
+        if self.inner.done:
             return b""
         events = list[bytes]()
         if not self._begun:
@@ -145,15 +129,14 @@ class AdaptedReader(StreamReader):
             events.append(self._chunk({"content": text}, None))
         if self._pieces.over:
             events += (self._chunk({}, self._pieces.reason), b"data: [DONE]\n\n")
-        out = self._inner.feed(b"".join(events))
-        self._note()
+        out = self.inner.feed(b"".join(events))
+        self._noted()
         return out
 
-    def _note(self) -> None:
-        inner = self._inner
-        self.usage, self.done, self.reported = inner.usage, inner.done, inner.reported
-        self.within_event, self.holds = inner.within_event, inner.holds
-        self.enough = self._pieces.over and inner.done
+    def _noted(self) -> None:
+        self.note()
+        self.within_event, self.holds = self.inner.within_event, self.inner.holds
+        self.enough = self._pieces.over and self.done
 
     def _chunk(self, delta: dict[str, str], reason: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -10,7 +10,7 @@ A text and a thought end when anything else begins; a call when its arguments ar
 call begins when its name is known (arguments without any name are the replica's failure). Models write one call after the
 other, so in practice nothing is held.
 
-Bounds: MAX_BLOCKS blocks wait, with MAX_HELD characters; MAX_CALLS calls. Beyond: ReplicaFailure.
+Bounds: MAX_BLOCKS blocks wait, with MAX_HELD characters. Beyond: ReplicaFailure.
 """
 
 from __future__ import annotations
@@ -22,23 +22,12 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.anthropic.errors import error_event
+from gateway.dialects.openai.chat_answer import ChatCall, ChatPiece, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.features.translation.messages.answer import (
-    MAX_CALLS,
-    arguments_of,
-    call_id,
-    counts_of,
-    ending,
-    message_id,
-    name_of,
-    said_of,
-    start_of,
-    thought_of,
-    too_many_calls,
-)
+from gateway.features.translation.messages.answer import call_id, counts_of, ending, message_id, said_in, start_of
 from gateway.features.translation.messages.echo import Echo
-from gateway.features.translation.translation import EventWriter, nameless_call
+from gateway.features.translation.translation import EventWriter
 
 MAX_BLOCKS: Final = 1024
 MAX_HELD: Final = 4 << 20  # characters
@@ -80,28 +69,28 @@ class JsonEnd:
 
 
 class _Block:
-    """index: in the message; -1: it has not begun. id, number: of a call."""
+    """index: in the message; -1: it has not begun. call: None: it is none. id: of a call that has begun."""
 
-    __slots__ = ("end", "held", "id", "index", "kind", "name", "over")
+    __slots__ = ("call", "end", "held", "id", "index", "kind", "over")
 
-    def __init__(self, kind: str, id_: str = "") -> None:
+    def __init__(self, kind: str, call: ChatCall | None = None) -> None:
         self.kind = kind
         self.index = -1
-        self.id = id_
-        self.name = ""
+        self.call = call
+        self.id = ""
         self.held = list[str]()
         self.end = JsonEnd()
         self.over = False
 
     def may_begin(self) -> bool:
-        return self.kind != _TOOL or self.name != ""
+        return self.call is None or self.call.name != ""
 
     def may_end(self) -> bool:
         return self.kind != _TOOL or self.end.complete
 
     def start(self) -> dict[str, Any]:
-        if self.kind == _TOOL:
-            return {"type": _TOOL, "id": self.id, "name": self.name, "input": {}}
+        if self.call is not None:
+            return {"type": _TOOL, "id": self.id, "name": self.call.name, "input": {}}
         return {"type": _TEXT, "text": ""} if self.kind == _TEXT else {"type": _THINKING, "thinking": "", "signature": ""}
 
     def delta(self, text: str) -> dict[str, Any]:
@@ -117,31 +106,26 @@ class MessageWriter(EventWriter):
         self._echo = echo
         self._id = ""
         self._blocks = deque[_Block]()  # that are not over
-        self._calls = dict[int, _Block]()  # by their index in chat; the last one of that index
+        self._calls = list[_Block]()  # by their numbers
         self._ids = set[str]()  # of calls
-        self._count = 0  # of calls
         self._next = 0  # the index of the next block
         self._held = 0
-        self._called = False
         self._stop = ""
 
     def begin(self, chunk: dict[str, Any]) -> bytes:
         self._id = message_id(chunk)
         return _event({"type": "message_start", "message": start_of(chunk, self._id)})
 
-    def delta(self, delta: dict[str, Any]) -> bytes:
+    def delta(self, piece: ChatPiece) -> bytes:
         if self._echo.empty:
             return b""
         out = list[bytes]()
-        if thought := thought_of(delta):
-            self._say(_THINKING, thought, out)
-        if text := said_of(delta):
+        if piece.reasoning:
+            self._say(_THINKING, piece.reasoning, out)
+        if text := said_in(piece):
             self._say(_TEXT, text, out)
-        calls = delta.get("tool_calls")
-        if isinstance(calls, list):
-            for call in calls:
-                if isinstance(call, dict):
-                    self._call(call, out)
+        for call, arguments in piece.calls:
+            self._call(call, arguments, out)
         return b"".join(out)
 
     def stopped(self, text: str) -> None:
@@ -159,7 +143,7 @@ class MessageWriter(EventWriter):
                 self._start(block, out)
             out.append(_event({"type": "content_block_stop", "index": block.index}))
         reason = "length" if self._echo.empty else reason
-        stop_reason, sequence = ending(reason, self._stop, self._echo, called=self._called)
+        stop_reason, sequence = ending(reason, self._stop, self._echo, called=any(block.index >= 0 for block in self._calls))
         delta = {"stop_reason": stop_reason, "stop_sequence": sequence}
         out.append(_event({"type": "message_delta", "delta": delta, "usage": counts_of(usage)}))
         out.append(_event({"type": "message_stop"}))
@@ -177,37 +161,15 @@ class MessageWriter(EventWriter):
             self._append(last, out)
         self._write(last, text, out)
 
-    def _call(self, call: dict[str, Any], out: list[bytes]) -> None:
-        function = call.get("function")
-        if not isinstance(function, dict):
-            return
-        name = name_of(function)
-        block = self._block_of(call, name, out)
-        if not block.over and name and not block.name:
-            block.name = name
-            self._called = True
+    def _call(self, call: ChatCall, arguments: str, out: list[bytes]) -> None:
+        if call.number == len(self._calls):
+            self._calls.append(_Block(_TOOL, call))
+            self._append(self._calls[-1], out)
+        block = self._calls[call.number]
+        if block.index < 0:
             self._advance(out)
-        if not block.over and (arguments := arguments_of(function)):  # else its arguments are complete
+        if arguments and not block.over:  # else they are complete
             self._write(block, arguments, out)
-
-    def _block_of(self, call: dict[str, Any], name: str, out: list[bytes]) -> _Block:
-        """The block of a call. Some engines have no indexes, or the same for all calls: a name with another id is another
-        call, and so is one with neither index nor id. (Some give each delta a new id, but the name only once.)
-        """
-        index, id_ = call.get("index"), call.get("id")
-        if not isinstance(index, int) or isinstance(index, bool):
-            index = -1
-        known = self._calls.get(index)
-        other = id_ != known.id if known is not None and isinstance(id_, str) and id_ else index == -1
-        if known is not None and not (name and known.name and other):
-            return known
-        if self._count >= MAX_CALLS:
-            raise too_many_calls()
-        block = _Block(_TOOL, call_id(id_, self._id, self._count, self._ids))
-        self._count += 1
-        self._calls[index] = block
-        self._append(block, out)
-        return block
 
     def _append(self, block: _Block, out: list[bytes]) -> None:
         if len(self._blocks) >= MAX_BLOCKS:
@@ -241,6 +203,8 @@ class MessageWriter(EventWriter):
             self._blocks.popleft()
 
     def _start(self, block: _Block, out: list[bytes]) -> None:
+        if block.call is not None:
+            block.id = call_id(block.call, self._id, self._ids)
         block.index = self._next
         self._next += 1
         out.append(_event({"type": "content_block_start", "index": block.index, "content_block": block.start()}))

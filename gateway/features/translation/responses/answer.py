@@ -1,4 +1,4 @@
-"""A chat completion as a response, and the JSON of which responses and their events consist.
+"""The JSON of which responses and their events consist.
 
 The fields that repeat the request come first, the output and the usage last: clients and proxies that look at the end of a long
 response find its usage there.
@@ -13,16 +13,11 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.json_structure import exceeds
-from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.prompt.head import short_digest
 from gateway.dialects.usage import Usage, token_count
-from gateway.errors import ReplicaFailure
-from gateway.features.translation.chat_message import in_texts
-from gateway.features.translation.responses.tools import INPUT, ToolName, tool_names
-from gateway.features.translation.translation import nameless_call, require_finished
+from gateway.features.translation.responses.tools import INPUT, ToolName
 
-MAX_STRUCTURE: Final = 100_000  # brackets and commas of a whole answer, or of the arguments of a custom tool
-MAX_NAME: Final = 1024  # characters of a call's name or id
+MAX_STRUCTURE: Final = 100_000  # brackets and commas of the arguments of a custom tool
 
 OUTPUT_TEXT, REFUSAL = "output_text", "refusal"
 _MAX_TIME: Final = 1 << 40
@@ -148,81 +143,3 @@ class ResponseForm:
         )
         who = self.identity
         return form % (self._echo, who.key, who.created, status.encode(), error, details, output, usage)
-
-
-def response_of(body: bytes, echo: bytes, seed: str = "") -> bytes:
-    """A whole chat completion as a response. Raises ReplicaFailure "garbage" if it is none."""
-    if exceeds(body, MAX_STRUCTURE):
-        raise ReplicaFailure("garbage", "the answer has too many values")
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ReplicaFailure("garbage", "the answer is not JSON") from error
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict):
-        raise ReplicaFailure("garbage", "the answer is no chat completion")
-    reason = choice.get("finish_reason")
-    reason = reason if isinstance(reason, str) else ""
-    require_finished(reason)
-    identity = Identity(answer, seed)
-    output = _items(in_texts(message), identity, tool_names(echo), status_of(reason).encode())
-    usage = usage_json(parse_usage(answer), reasoning_tokens(answer.get("usage")))
-    return ResponseForm(identity, echo).json(status_of(reason), b",".join(output), usage, reason)
-
-
-def _items(message: dict[str, Any], identity: Identity, tools: dict[str, ToolName], status: bytes) -> list[bytes]:
-    """status: of the last item; those before it are complete."""
-    parts, calls = list[bytes](), message.get("tool_calls")
-    for kind, text in ((OUTPUT_TEXT, message.get("content")), (REFUSAL, message.get("refusal"))):
-        if isinstance(text, str) and text:
-            parts.append(part_json(kind, inside(text)))
-    found = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    thought, items, done = reasoning_text(message), list[bytes](), b"completed"
-    if thought:
-        last = done if parts or found else status
-        items.append(reasoning_json(identity.item(b"rs", 0), part_json("", inside(thought)), last))
-    if parts:
-        items.append(message_json(identity.item(b"msg", len(items)), b",".join(parts), done if found else status))
-    seen = set[str]()
-    for number, call in enumerate(found, 1):
-        function, call_id = call.get("function"), call.get("id")
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(function, dict) or not isinstance(name, str):
-            raise nameless_call()
-        call_id = checked(call_id) if isinstance(call_id, str) and call_id not in seen else ""
-        seen.add(call_id)
-        head = CallHead(identity, len(items), checked(name), call_id, tools)
-        items.append(head.json(_arguments(function, head), status if number == len(found) else done))
-    return items
-
-
-def _arguments(function: dict[str, Any], head: CallHead) -> bytes:
-    given = function.get("arguments")
-    arguments = inside(given) if isinstance(given, str) else object_arguments(given or {})
-    return input_of(arguments) if head.tool.custom else arguments
-
-
-def object_arguments(given: Any) -> bytes:
-    """Arguments that an engine gives as an object, as the inside of a JSON string. Raises ReplicaFailure "garbage"."""
-    try:
-        return inside(orjson.dumps(given).decode())
-    except orjson.JSONEncodeError as error:
-        raise ReplicaFailure("garbage", "the arguments of a tool are nested too deeply") from error
-
-
-def checked(name: str) -> str:
-    """The name or id of a call. Raises ReplicaFailure "garbage" if it is longer than any model writes."""
-    if len(name) > MAX_NAME:
-        raise ReplicaFailure("garbage", f"a tool call with a name or id of more than {MAX_NAME} characters")
-    return name
-
-
-def reasoning_text(message: dict[str, Any]) -> str:
-    """Of a message or a delta. Engines that are changing its name write it twice."""
-    for name in ("reasoning_content", "reasoning"):
-        text = message.get(name)
-        if isinstance(text, str) and text:
-            return text
-    return ""

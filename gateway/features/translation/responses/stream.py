@@ -6,7 +6,7 @@
     response.completed or .incomplete             with the chat's [DONE]; or error and response.failed
 
 Texts are kept as the inside of a JSON string. Everything is repeated three times at its item's end and once at the response's:
-so one response may collect MAX_COLLECTED bytes, and MAX_CALLS calls; one with more is not believed (ReplicaFailure).
+so one response may collect MAX_COLLECTED bytes; one with more is not believed (ReplicaFailure). A body is one piece.
 
 The input of a custom tool is written at once, at its end: before that its arguments are no readable JSON.
 """
@@ -18,15 +18,15 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.excerpt import one_line
+from gateway.dialects.openai.chat_answer import ChatCall, ChatPiece, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from gateway.features.translation.responses import answer as form
 from gateway.features.translation.responses.answer import OUTPUT_TEXT, REFUSAL, CallHead, Identity, ResponseForm, inside
 from gateway.features.translation.responses.tools import ToolName, tool_names
-from gateway.features.translation.translation import EventWriter, nameless_call
+from gateway.features.translation.translation import EventWriter, WholeChat
 
 MAX_COLLECTED: Final = 4 << 20  # bytes of texts and arguments, as JSON; the longest answers of 2026 have one MiB
-MAX_CALLS: Final = 256
 MAX_ITEMS: Final = 1024  # and parts of one
 
 _REASONING: Final = "reasoning_text"
@@ -53,10 +53,9 @@ class _Item:
 class _Call:
     """A call. head: once its name is known; index: of its item, from then on. arguments: the inside of a JSON string."""
 
-    __slots__ = ("arguments", "call_id", "head", "index")
+    __slots__ = ("arguments", "head", "index")
 
     def __init__(self) -> None:
-        self.call_id = ""
         self.head: CallHead | None = None
         self.index = 0
         self.arguments = bytearray()
@@ -73,8 +72,7 @@ class ResponseWriter(EventWriter):
         self._form = ResponseForm(Identity({}, seed), echo)
         self._items = list[bytes]()  # by output index; b"": open
         self._open: _Item | None = None
-        self._calls = list[_Call]()
-        self._by_index = dict[int, _Call]()  # the engine's index
+        self._calls = list[_Call]()  # by their numbers
         self._call_ids = set[str]()  # clients match results by them: one that comes again is replaced
         self._latest = 0  # the output index of what the engine is writing
         self._collected = 0
@@ -90,28 +88,27 @@ class ResponseWriter(EventWriter):
     def counted(self, usage: dict[str, Any]) -> None:
         self._reasoning = form.reasoning_tokens(usage)
 
-    def delta(self, delta: dict[str, Any]) -> bytes:
+    def delta(self, piece: ChatPiece) -> bytes:
         """Raises ReplicaFailure "garbage" for more than one response may have."""
         out = b""
-        if thought := form.reasoning_text(delta):
-            out += self._text(_REASONING, thought)
-        for name, kind in (("content", OUTPUT_TEXT), ("refusal", REFUSAL)):
-            text = delta.get(name)
-            if isinstance(text, str) and text:
+        for kind, text in ((_REASONING, piece.reasoning), (OUTPUT_TEXT, piece.text), (REFUSAL, piece.refusal)):
+            if text:
                 out += self._text(kind, text)
-        calls = delta.get("tool_calls")
-        if isinstance(calls, list):
-            out += b"".join([self._call_delta(call) for call in calls if isinstance(call, dict)])
+        if piece.calls:
+            out += b"".join([self._call_delta(call, arguments) for call, arguments in piece.calls])
         return out
 
     def end(self, reason: str, usage: Usage | None) -> bytes:
+        out, response = self.ended(reason, usage)
+        return out + self._event(b"response." + form.status_of(reason).encode(), b'"response":' + response)
+
+    def ended(self, reason: str, usage: Usage | None) -> tuple[bytes, bytes]:
+        """The events before the last one, and the whole response."""
         status = form.status_of(reason)
         out = self._close(status.encode() if self._is_latest(self._open) else b"completed")
         for call in self._calls:
             out += self._close_call(call, status.encode() if call.index == self._latest else b"completed")
-        output = b",".join(self._items)
-        response = self._form.json(status, output, form.usage_json(usage, self._reasoning), reason)
-        return out + self._event(b"response." + status.encode(), b'"response":' + response)
+        return out, self._form.json(status, b",".join(self._items), form.usage_json(usage, self._reasoning), reason)
 
     def failed(self, message: str) -> bytes:
         """`error` is what OpenAI's clients raise, `response.failed` what others read."""
@@ -177,43 +174,25 @@ class ResponseWriter(EventWriter):
 
     # -- calls
 
-    def _call_delta(self, delta: dict[str, Any]) -> bytes:
-        function, call_id = delta.get("function"), delta.get("id")
-        if not isinstance(function, dict):
-            return b""
-        name, arguments = function.get("name"), function.get("arguments")
-        name = form.checked(name) if isinstance(name, str) else ""
-        call = self._call(delta.get("index"), form.checked(call_id) if isinstance(call_id, str) else "", name)
-        out, raw = b"", self._collect_arguments(arguments)
+    def _call_delta(self, piece: ChatCall, arguments: str) -> bytes:
+        if piece.number == len(self._calls):
+            self._calls.append(_Call())
+        call = self._calls[piece.number]
+        out, raw = b"", self._collect(arguments)
         call.arguments += raw
         if call.head is None:
-            if not name:
+            if not piece.name:
                 return b""  # what comes before the name is written with it
-            out, raw = self._begin_call(call, name), bytes(call.arguments)
+            out, raw = self._begin_call(call, piece), bytes(call.arguments)
         self._latest = call.index
         return out + self._arguments(call, raw)
 
-    def _call(self, index: Any, call_id: str, name: str) -> _Call:
-        """The call to which a delta belongs. Engines that number none, or all alike, send whole calls, each with its id; some
-        of the former without one.
-        """
-        at = index if isinstance(index, int) else -1
-        call = self._by_index.get(at)
-        other = call_id != call.call_id if call is not None and call_id else at == -1
-        if call is None or (name and call.head is not None and other):
-            if len(self._calls) == MAX_CALLS:
-                raise ReplicaFailure("garbage", f"an answer with more than {MAX_CALLS} tool calls")
-            call = self._by_index[at] = _Call()
-            self._calls.append(call)
-        call.call_id = call.call_id or call_id
-        return call
-
-    def _begin_call(self, call: _Call, name: str) -> bytes:
+    def _begin_call(self, call: _Call, piece: ChatCall) -> bytes:
         out = self._close(b"completed")
         call.index = self._new_index()
-        call_id = "" if call.call_id in self._call_ids else call.call_id
+        call_id = "" if piece.id in self._call_ids else piece.id
         self._call_ids.add(call_id)
-        head = call.head = CallHead(self._form.identity, call.index, name, call_id, self._tools)
+        head = call.head = CallHead(self._form.identity, call.index, piece.name, call_id, self._tools)
         added = self._item_fields(call.index, head.json(b"", b"in_progress"))
         return out + self._event(b"response.output_item.added", added)
 
@@ -251,16 +230,8 @@ class ResponseWriter(EventWriter):
         if parts >= MAX_ITEMS:
             raise ReplicaFailure("garbage", f"an answer of more than {MAX_ITEMS} parts")
 
-    def _collect_arguments(self, arguments: Any) -> bytes:
-        """A piece of their JSON; some engines give the object."""
-        if isinstance(arguments, dict):
-            return self._counted(form.object_arguments(arguments))
-        return self._collect(arguments) if isinstance(arguments, str) else b""
-
     def _collect(self, text: str) -> bytes:
-        return self._counted(inside(text))
-
-    def _counted(self, raw: bytes) -> bytes:
+        raw = inside(text)
         self._collected += len(raw)
         if self._collected > MAX_COLLECTED:
             raise ReplicaFailure("garbage", f"an answer of more than {MAX_COLLECTED} bytes")
@@ -277,6 +248,17 @@ class ResponseWriter(EventWriter):
         """One event, numbered. fields: JSON members."""
         self.last_number += 1
         return b'event: %b\ndata: {"type":"%b",%b,"sequence_number":%d}\n\n' % (kind, kind, fields, self.last_number)
+
+
+def response_of(body: bytes, echo: bytes, seed: str = "") -> bytes:
+    """A whole chat completion as a response. Raises ReplicaFailure "garbage" if it is none."""
+    chat, writer = WholeChat(body), ResponseWriter(echo, seed)
+    writer.begin(chat.answer)
+    if chat.usage:
+        writer.counted(chat.answer["usage"])
+    writer.delta(chat.message)
+    _, response = writer.ended(chat.reason, chat.usage)
+    return response
 
 
 def _place(item: _Item) -> bytes:

@@ -9,9 +9,8 @@ import orjson
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_body
 from gateway.errors import GatewayError
-from gateway.features.translation.responses.answer import response_of
 from gateway.features.translation.responses.request import chat_request
-from gateway.features.translation.responses.stream import ResponseWriter
+from gateway.features.translation.responses.stream import ResponseWriter, response_of
 from gateway.features.translation.translation import EventWriter, TranslatedRequest, Translation
 
 

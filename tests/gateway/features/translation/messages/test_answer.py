@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.openai import usage as openai
+from gateway.dialects.openai.chat_answer import MAX_CALLS, MAX_NAME
 from gateway.errors import ReplicaFailure
-from gateway.features.translation.messages.answer import MAX_CALLS, MAX_NAME
 from gateway.features.translation.messages.echo import Echo
 from gateway.features.translation.messages.translation import MessagesTranslation
 from tests.gateway.dialects.conversations import TEXTS

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.dialects.anthropic.stream import MessageReader
 from gateway.dialects.events.sse import MAX_PARSED_EVENT
+from gateway.dialects.openai.chat_answer import MAX_CALLS, MAX_NAME
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
-from gateway.features.translation.messages.answer import MAX_CALLS, MAX_NAME
 from gateway.features.translation.messages.echo import Echo
 from gateway.features.translation.messages.stream import MAX_BLOCKS, MAX_HELD, JsonEnd
 from gateway.features.translation.messages.translation import MessagesTranslation

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.dialects.openai.chat_answer import MAX_CALLS, MAX_NAME
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.responses.stream import ResponseReader
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure, shutting_down
-from gateway.features.translation.responses.answer import MAX_NAME
-from gateway.features.translation.responses.stream import MAX_CALLS, MAX_COLLECTED, MAX_ITEMS
+from gateway.features.translation.responses.stream import MAX_COLLECTED, MAX_ITEMS
 from tests.gateway.dialects.conversations import VALUES
 from tests.gateway.dialects.test_dialect_streams import places
 from tests.gateway.dialects.test_openai_stream import cut
@@ -120,6 +120,9 @@ def test_calls_of_custom_tools_and_of_namespaces_come_back_as_such() -> None:
     assert added.type == "function_call"
     assert (added.name, added.namespace) == ("add", "mcp__cal__")
     assert added.call_id.startswith("call_"), "the engine gave it none"
+    (long,) = response_of(translated([stream(call(0, "f", "{}", "c" * (MAX_NAME + 1)))])[0]).output
+    assert long.type == "function_call"
+    assert long.call_id.startswith("call_"), "no engine gives such a one"
     broken, _ = translated([stream(call(0, "patch", "plain", "c"))])
     assert response_of(broken).output[0].to_dict()["input"] == "plain"
 
@@ -241,9 +244,8 @@ def flooded(*pieces: bytes) -> str:
 def test_floods_are_refused() -> None:
     calls = [chunk(call(number, "f", "{}", f"c{number}")) for number in range(MAX_CALLS + 1)]
     assert flooded(*calls) == "garbage"
-    assert flooded(chunk({"tool_calls": [call(number, "f")["tool_calls"][0] for number in range(700)]})) == "garbage"
+    assert flooded(chunk({"tool_calls": [call(number, "f")["tool_calls"][0] for number in range(MAX_CALLS + 1)]})) == "garbage"
     assert flooded(chunk(call(0, "f" * (MAX_NAME + 1)))) == "garbage"
-    assert flooded(chunk(call(0, "f", "", "c" * (MAX_NAME + 1)))) == "garbage"
     assert flooded(chunk(call(0, None, "{}")), chunk({}, "stop"), DONE) == "garbage", "a call without a name"
     piece = "x" * 60_000
     assert flooded(*[chunk({"content": piece})] * (MAX_COLLECTED // len(piece) + 1)) == "garbage"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gateway.features.translation.chat_message import in_texts
 from gateway.features.translation.table import TRANSLATIONS
 from tests.gateway.features.translation.messages.chat_streams import DONE, accumulated
 from tests.gateway.features.translation.responses.streams import ECHO, response_of
@@ -29,14 +28,6 @@ HEAD = {"id": "c", "created": 1, "model": "m"}
 def whole(message: Any) -> bytes:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return json.dumps({**HEAD, "object": "chat.completion", "choices": [choice]}).encode()
-
-
-def test_parts_become_texts() -> None:
-    given = {"role": "assistant", "content": PARTS}
-    assert in_texts(given) == {"role": "assistant", "content": "Hello", "reasoning_content": "hm, yes"}
-    assert in_texts({"content": [{"type": "thinking", "thinking": "so"}]}) == {"content": "", "reasoning_content": "so"}
-    assert in_texts(plain := {"content": "x"}) is plain
-    assert given["content"] is PARTS, "what was given is as it was"
 
 
 @pytest.mark.parametrize("content", [PARTS, "Hello"])

@@ -1,0 +1,263 @@
+"""A finished answer as a value, in one form for all dialects: assembled from a body, or from a stream as it comes.
+
+    stream ── feed, event by event ──┐
+    body ──── read ──────────────────┴── AnswerAssembler: parts ── answer ──► FinishedAnswer
+
+Each dialect in which a model answers has an assembler (`Dialect.assembler`). The same answer gives the same value, from a body
+and from a stream, whatever the cutting into chunks. A stream that is cut gives the value so far, which is not `whole`. Unknown
+events and members are passed over. An assembler raises for nothing that an engine sends: an answer with more than MAX_ANSWER
+bytes, MAX_PARTS parts or MAX_VALUES values, or of another form, has no value. Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.dialects.events.splitter import Splitter
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
+from gateway.dialects.json_structure import exceeds
+from gateway.dialects.usage import Usage
+
+MAX_ANSWER: Final = 4 << 20  # bytes of texts and arguments, and of a body or an event; the longest answers of 2026 have one MiB
+MAX_PARTS: Final = 2048
+MAX_VALUES: Final = 1 << 16  # of a body or an event, as `json_structure` counts them
+
+TEXT, REASONING, REFUSAL, CALL, SEALED = "text", "reasoning", "refusal", "call", "sealed"
+STOP, LENGTH, TOOL_CALLS, CONTENT_FILTER = "stop", "length", "tool_calls", "content_filter"
+
+
+class AnswerPart:
+    """A part of an answer: a text, a thought, a refusal, a call, or bytes that only their issuer can read.
+
+    id, name: of a call; name of a thought: what the engine calls its member, of sealed bytes: what they are.
+    """
+
+    __slots__ = ("id", "kind", "name", "written")
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.id = ""
+        self.name = ""
+        self.written = bytearray()  # in one piece: it may come byte by byte
+
+    @property
+    def text(self) -> str:
+        """Of a call: its arguments, JSON as the model wrote it."""
+        return self.written.decode()
+
+    def __repr__(self) -> str:
+        return f"<AnswerPart {self.kind} {self.name!r}, {len(self.written)} bytes>"
+
+
+class FinishedAnswer:
+    """See the top of this file. parts: in their order. finish_reason: in chat's words, "" while there is none; stop: the stop
+    sequence that ended the text, if the engine names it. token_ids: of the answer, where the engine sends them. done: it came
+    to the end that its dialect has. pieces: with text, of a stream.
+    """
+
+    __slots__ = ("done", "finish_reason", "id", "model", "parts", "pieces", "stop", "token_ids", "usage")
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.model = ""
+        self.parts: list[AnswerPart] = []
+        self.finish_reason = ""
+        self.stop = ""
+        self.token_ids: list[int] = []
+        self.usage: Usage | None = None
+        self.done = False
+        self.pieces = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model's answer is all here, be it that the request has cut it."""
+        return self.done and self.finish_reason != ""
+
+    @property
+    def text(self) -> str:
+        return self.joined(TEXT)
+
+    @property
+    def reasoning(self) -> str:
+        return self.joined(REASONING)
+
+    @property
+    def refusal(self) -> str:
+        return self.joined(REFUSAL)
+
+    @property
+    def calls(self) -> list[AnswerPart]:
+        return self.of(CALL)
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far: a piece is a token, unless the usage says more."""
+        return max(self.usage.completion, self.pieces) if self.usage else self.pieces
+
+    def of(self, kind: str) -> list[AnswerPart]:
+        return [part for part in self.parts if part.kind == kind]
+
+    def joined(self, kind: str) -> str:
+        return "".join([part.text for part in self.of(kind)])
+
+    def __repr__(self) -> str:
+        return f"<FinishedAnswer {self.id!r}, {self.parts}, {self.finish_reason!r}{'' if self.whole else ', in part'}>"
+
+
+class UnreadableAnswerError(Exception):
+    """It has no value: it is too large, or not what its dialect writes."""
+
+
+class AnswerAssembler:
+    """One answer: `feed` its stream and `finish`, or `read` its body; then ask for the `answer`. O(bytes).
+
+    value: so far, but for its parts.
+    """
+
+    def __init__(self) -> None:
+        self.value = FinishedAnswer()
+        self._parts: dict[tuple[int, int], AnswerPart] = {}
+        self._splitter = Splitter()
+        self._size = 0
+        self._failed = self._unreadable = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that are held."""
+        return self._size + self._splitter.held
+
+    @property
+    def held(self) -> int:
+        """Bytes of an event that is not whole."""
+        return self._splitter.held
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of the stream."""
+        if not self._unreadable:
+            for event in self._splitter.feed(data):
+                self._take(event)
+            if self._splitter.held > MAX_ANSWER:
+                self.drop()
+
+    def finish(self) -> None:
+        """The stream is over; its last event may lack its end."""
+        rest = self._splitter.finish()
+        if rest and not (self._failed or self._unreadable):
+            with contextlib.suppress(UnreadableAnswerError, orjson.JSONEncodeError):  # it is cut
+                self.event(rest)
+
+    def read(self, body: bytes) -> None:
+        """A whole plain answer."""
+        try:
+            self.body(object_in(body))
+        except (UnreadableAnswerError, orjson.JSONEncodeError):
+            self.drop()
+        self.value.done = not self._failed
+
+    def answer(self) -> FinishedAnswer | None:
+        """None: it has no value. The same object each time."""
+        if self._unreadable:
+            return None
+        self.value.parts = [self._parts[key] for key in sorted(self._parts)]
+        return self.value
+
+    def drop(self) -> None:
+        """It has no value. Idempotent."""
+        self._unreadable = True
+        self._parts.clear()
+        self._splitter.drop()
+        self._size = 0
+
+    def _take(self, event: bytes) -> None:
+        if self._failed or self._unreadable:
+            return
+        try:
+            self.event(event)
+        except (UnreadableAnswerError, orjson.JSONEncodeError):
+            self.drop()
+
+    # -- for dialects. All of it raises UnreadableAnswerError.
+
+    def event(self, event: bytes) -> None:
+        """Read an event."""
+        raise NotImplementedError
+
+    def body(self, answer: dict[str, Any]) -> None:
+        """Read a body."""
+        raise NotImplementedError
+
+    def failed(self) -> None:
+        """The stream reports a failure: nothing after that makes the answer whole."""
+        self._failed = True
+
+    def head(self, answer: dict[str, Any]) -> None:
+        """The id and the model, where they come first."""
+        id_, model = answer.get("id"), answer.get("model")
+        if isinstance(id_, str) and not self.value.id:
+            self.value.id = id_
+        if isinstance(model, str) and not self.value.model:
+            self.value.model = model
+
+    def part(self, place: int, number: int, kind: str) -> AnswerPart:
+        """The part at this place."""
+        found = self._parts.get((place, number))
+        if found is None:
+            if len(self._parts) == MAX_PARTS:
+                raise UnreadableAnswerError
+            found = self._parts[place, number] = AnswerPart(kind)
+        return found
+
+    def write(self, part: AnswerPart, text: Any) -> None:
+        """A piece of a part; nothing if it is no text."""
+        if isinstance(text, str) and text:
+            self.value.pieces += part.kind == TEXT
+            raw = text.encode()
+            part.written += raw
+            self.hold(len(raw))
+
+    def hold(self, size: int) -> None:
+        """So many bytes more."""
+        self._size += size
+        if self._size > MAX_ANSWER:
+            raise UnreadableAnswerError
+
+    def found(self, place: int) -> AnswerPart | None:
+        """The part at this place; None: nothing has begun there."""
+        return self._parts.get((place, 0))
+
+    def parts(self, kind: str) -> list[AnswerPart]:
+        return [part for part in self._parts.values() if part.kind == kind]
+
+    def forget(self, place: int | None = None) -> None:
+        """Drop the parts at this place (None: everywhere): they come again, as a whole."""
+        for key in [key for key in self._parts if place is None or key[0] == place]:
+            self._size -= len(self._parts.pop(key).written)
+
+
+def object_in(text: bytes) -> dict[str, Any]:
+    """A JSON object. Raises UnreadableAnswerError if it is none, or too large."""
+    if len(text) > MAX_ANSWER or (len(text) > MAX_PARSED_EVENT and exceeds(text, MAX_VALUES)):
+        raise UnreadableAnswerError
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UnreadableAnswerError from error
+    if not isinstance(found, dict):
+        raise UnreadableAnswerError
+    return found
+
+
+def text_in(holder: Mapping[str, Any], name: str) -> str:
+    """A member that is a text; "": it is none."""
+    text = holder.get(name)
+    return text if isinstance(text, str) else ""
+
+
+def object_of_event(event: bytes) -> dict[str, Any]:
+    """The object of an event's data, {} without data. Raises UnreadableAnswerError."""
+    text = data_of(event).strip()
+    return object_in(text) if text else {}

@@ -1,0 +1,109 @@
+"""The answer of one request as a value, for whoever asks: assembled once, of what goes to the client, as it goes.
+
+    Exchange.assemble ──► AnswerAssembly ◄── the stream's events, or the body        before a tap sees its end
+                                └── answer ──► FinishedAnswer
+
+A request for which nobody asks has none. Held bytes are charged to the request's lease; without room there is no value.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.admission.memory import MemoryLease
+from gateway.dialects.dialect import AnswerTail, OuterReader, StreamReader
+from gateway.dialects.finished_answer import MAX_ANSWER, AnswerAssembler, FinishedAnswer
+from gateway.dialects.usage import Usage
+
+STEP: Final = 1 << 16  # bytes that are charged at once
+
+
+class AnswerAssembly:
+    """See the top of this file."""
+
+    __slots__ = ("_assembler", "_charged", "_lease")
+
+    def __init__(self, assembler: AnswerAssembler, lease: MemoryLease) -> None:
+        self._assembler = assembler
+        self._lease = lease
+        self._charged = 0
+
+    @property
+    def answer(self) -> FinishedAnswer | None:
+        """So far. None: it has no value."""
+        return self._assembler.answer()
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes of a stream."""
+        self._assembler.feed(data)
+        self.charge(self._assembler.size)
+
+    def finish(self) -> None:
+        self._assembler.finish()
+
+    def read(self, body: bytes) -> None:
+        """A whole plain answer."""
+        if self.charge(len(body)):
+            self._assembler.read(body)
+
+    def charge(self, size: int) -> bool:
+        """False: there is no room for so many bytes in all, and no value."""
+        if size <= self._charged:
+            return True
+        if size > MAX_ANSWER or not self._lease.grow(size - self._charged + STEP):
+            self._assembler.drop()
+            return False
+        self._charged = size + STEP
+        return True
+
+    def __repr__(self) -> str:
+        return f"<AnswerAssembly {self.answer!r}>"
+
+
+class AssembledTail(AnswerTail):
+    """A large plain answer on its way to an assembly as well."""
+
+    def __init__(self, inner: AnswerTail, assembly: AnswerAssembly, begin: bytes) -> None:
+        self._inner = inner
+        self._assembly = assembly
+        self._body = bytearray()
+        self._add(begin)
+
+    def feed(self, data: bytes) -> None:
+        self._inner.feed(data)
+        self._add(data)
+
+    def usage(self) -> Usage | None:
+        """The answer is over; a part of it is none."""
+        body, self._body = bytes(self._body), bytearray()
+        if body:
+            self._assembly.read(body)
+        return self._inner.usage()
+
+    def _add(self, data: bytes) -> None:
+        if self._assembly.charge(len(self._body) + len(data)):
+            self._body += data
+        else:
+            self._body.clear()
+
+
+class AssembledReader(OuterReader):
+    """A stream on its way to an assembly as well."""
+
+    def __init__(self, inner: StreamReader, assembly: AnswerAssembly) -> None:
+        super().__init__(inner)
+        self._assembly = assembly
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self._noted(self.inner.feed(chunk))
+
+    def finish(self) -> bytes:
+        out = self._noted(self.inner.finish())
+        self._assembly.finish()
+        return out
+
+    def _noted(self, out: bytes) -> bytes:
+        self._assembly.feed(out)
+        self.note()
+        self.within_event, self.holds = self.inner.within_event, self.inner.holds
+        return out
