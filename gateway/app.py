@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
+from typing import Protocol
 
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.listeners import addresses_of, open_listeners, url_of
@@ -20,7 +21,6 @@ from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.config.schema import Config
 from gateway.core import Core, Surroundings, lifecycle_of
 from gateway.features.table import install_all
-from gateway.features.workers.handover import Receiver
 from gateway.server.endpoints import SHUTDOWN_S, ServedParts, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
 from gateway.server.http.connections import ClientServer
@@ -33,6 +33,12 @@ from gateway.telemetry.request_log import RequestLog
 
 _SWEEP_S = 1.0
 _SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
+
+
+class Closable(Protocol):
+    """Anything that ends when it is closed."""
+
+    def close(self) -> None: ...
 
 
 class Gateway(Core):
@@ -154,15 +160,15 @@ async def serve(
     started: Callable[[str], None],
     listeners: Sequence[socket.socket] = (),
     sides: SideSockets = NO_SIDES,
-    handed: socket.socket | None = None,
+    accepting: Sequence[Callable[[ClientServer], Closable]] = (),
 ) -> None:
     """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
     (`limits.drain_accept_s` is between the signal and `stop`: `commands/ending.py`.)
 
     hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the supervisor's
     sockets to accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus,
-    who are answered to the end. handed: brings connections that the supervisor has accepted (`handover.py`). Raises OSError if
-    the address cannot be had.
+    who are answered to the end. accepting: what else brings connections to the server, from the call until it is closed.
+    Raises OSError if the address cannot be had.
     """
     warn_of_connections(gateway.config)
     if not listeners:
@@ -176,8 +182,8 @@ async def serve(
             async with serving(sides, partial(side_runner, gateway.served)):
                 listeners = listeners or open_listeners(*gateway.config.address)
                 acceptors = [stack.enter_context(closing(Acceptor(each, server))) for each in listeners]
-                if handed:
-                    stack.enter_context(closing(Receiver(handed, server)))
+                for accept in accepting:
+                    stack.enter_context(closing(accept(server)))
                 started(url_of(listeners[0].getsockname()))
                 await stop.wait()
                 gateway.served.running.drain()

@@ -79,7 +79,8 @@ class Surroundings:
     new one). dials: makes connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a
     process that knows those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the
     sources of replicas that a configuration asks for (default: those of the features). wall_clock: Unix seconds, of what is
-    kept. first_probes_s: how long a start waits for the replicas' first answers.
+    kept. first_probes_s: how long a start waits for the replicas' first answers. lasts: the next start is to
+    know what this gateway has learned.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -93,6 +94,7 @@ class Surroundings:
     observers: Sequence[Observer] = ()
     members: SourcesOf | None = None
     first_probes_s: float = FIRST_PROBES_S
+    lasts: bool = False
 
 
 class Work:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.json_schema import Schema, config_schema
+from gateway.features.table import WholeConfig
 
 FILE = Path(__file__).parent.parent / "helm" / "values.schema.json"
 WIDTH = 128
@@ -32,7 +33,7 @@ def chart_schema(text: str) -> str:
 
 def section() -> Schema:
     """Schema of the chart's value `config`: the gateway's configuration keys that a user of the chart can set."""
-    schema = config_schema()
+    schema = config_schema(WholeConfig)
     for name in OF_THE_CHART:
         del schema["properties"][name]
     for name in SECTIONS:

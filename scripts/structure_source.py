@@ -95,7 +95,8 @@ class Source:
         """The feature that a file or dotted module belongs to; empty: the core."""
         path = file.replace(".py", "").replace(".", "/").removeprefix("gateway/")
         if self._new:
-            return path.split("/")[1] if path.startswith("features/") and path.count("/") else ""
+            name = path.split("/")[1] if path.startswith("features/") else ""
+            return name if f"gateway/features/{name}/__init__.py" in self.texts else ""  # else of the table of them
         return next((name for begin, name in BEFORE.items() if f"{path}/".startswith(begin)), "")
 
     def lines(self) -> Lines:

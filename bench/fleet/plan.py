@@ -22,9 +22,8 @@ from pathlib import Path
 
 from bench.fleet.exchange import Decision, following, handing_out
 from bench.measure.machine import REPORTS, command, versions
-from gateway.cluster.replication import BATCH_S
+from gateway.cluster.replication import BATCH_S, pause_s
 from gateway.commands.simulate import Fronts, Workload, replay
-from gateway.features.sharing.link import pause_s
 from router.simulation.fleet import FleetSpec, Result
 from router.simulation.generators import ChatWorkload, Lengths
 from router.simulation.workloads import WorkloadSource

@@ -17,7 +17,8 @@ from typing import Any, Final
 import pygtrie
 
 from gateway.accounting.money import DOLLAR, PER_MILLION
-from gateway.config.schema import DAYS, MATCH_ALL, PeakConfig, PriceConfig, unix_time
+from gateway.config.kinds import MATCH_ALL, unix_time
+from gateway.config.schema import DAYS, PeakConfig, PriceConfig
 
 MAX_KNOWN: Final = 1024
 

@@ -63,7 +63,7 @@ class LocalControl:
             case Leave(name):
                 await self.membership.remove(name)
             case Reconfigure():
-                await self.reload.take(command.config)
+                await self.reload.take(command.config(type(self.live.config)))
             case RejectConfig(why):
                 self.reload.refuse(why)
             case Perform(topic, argument):

@@ -43,9 +43,10 @@ from gateway.cluster.kept import KeptReplicas, MembersBySource
 from gateway.cluster.member_source import MemberSource
 from gateway.cluster.watches import RETRY_S, Watch, Watches, answered
 from gateway.config.checks import address_problem
+from gateway.config.kinds import MATCH_ALL
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
-from gateway.config.schema import MATCH_ALL, MAX_REPLICAS, Config
+from gateway.config.schema import MAX_REPLICAS, Config
 from gateway.fleet.directory import FIRST_PROBES_S, LOGGED, Fleet
 from gateway.fleet.membership import (
     COMMANDED,

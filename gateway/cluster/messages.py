@@ -30,9 +30,9 @@ def encode_config(config: Config) -> bytes:
     return msgspec.msgpack.encode(config)
 
 
-def decode_config(data: bytes) -> Config:
-    """Raises MessageError."""
-    config: Config = decode(_CONFIG, data)
+def decode_config(kind: type[Config], data: bytes) -> Config:
+    """kind: as the sender has it. Raises MessageError."""
+    config: Config = decode(msgspec.msgpack.Decoder(kind), data)
     return config
 
 
@@ -68,10 +68,9 @@ class Reconfigure(Struct, frozen=True, tag="reconfigure"):
     def to(cls, config: Config) -> Reconfigure:
         return cls(encode_config(config))
 
-    @property
-    def config(self) -> Config:
-        """Decoded at each call. Raises MessageError."""
-        return decode_config(self.encoded)
+    def config(self, kind: type[Config]) -> Config:
+        """Raises MessageError."""
+        return decode_config(kind, self.encoded)
 
 
 class Perform(Struct, frozen=True, tag="perform"):
@@ -113,9 +112,6 @@ class Want(Struct, frozen=True, array_like=True, tag=3):
 
     of: Annotated[str, Meta(max_length=64)] = ""
     since_s: Annotated[float, Meta(ge=0, le=EVERYTHING_S)] = 0.0
-
-
-_CONFIG: Final = msgspec.msgpack.Decoder(Config)
 
 
 def decode(decoder: Any, data: bytes) -> Any:

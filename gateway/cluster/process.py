@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.config.schema import Config
+from gateway.config.sections import processes_of
 
 log = logging.getLogger("warmroute.gateway")
 
@@ -77,7 +78,7 @@ def budget_bytes(config: Config, root: Path = Path("/")) -> int:
     """Memory in bytes that this process's requests may hold: one worker's part of the gateway's budget."""
     mib = config.limits.inflight_mb
     whole = mib << 20 if mib else memory_bytes(root) // _SHARE
-    return whole // config.workers
+    return whole // processes_of(config)
 
 
 def memory_bytes(root: Path = Path("/")) -> int:

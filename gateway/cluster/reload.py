@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -27,9 +27,11 @@ from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.cluster.membership import Membership
 from gateway.cluster.process import budget_bytes, connection_limit
+from gateway.config.hints import FIXED
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
+from gateway.config.sections import marked
 from gateway.config.source import ConfigSource
 from gateway.fleet.directory import LOGGED, Fleet
 from gateway.telemetry.logs import first_of
@@ -41,22 +43,6 @@ log = logging.getLogger("warmroute.reload")
 
 GOOD, INVALID, UNCHANGED = "good", "invalid", "unchanged"
 RESULTS = (GOOD, INVALID, UNCHANGED)
-FIXED: Final = (
-    "listen",
-    "admin_listen",
-    "metrics_listen",
-    "workers",
-    "state",
-    "ledger",
-    "keys",
-    "sharing",
-    "snapshot",
-    "log_level",
-    "log_format",
-    "admin_key",
-)
-FIXED_PARTS: Final = {"routing": ("block_bytes", "block_tokens", "compare"), "tracing": ("endpoint",)}
-"""Keys of sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +134,15 @@ class Reload:
 
 def possible(old: Config, new: Config) -> Config:
     """The new configuration with the old values of settings that cannot change; the log names them."""
-    fixed = {key: getattr(old, key) for key in FIXED}
-    differ = [key for key, before in fixed.items() if getattr(new, key) != before]
-    for section, parts in FIXED_PARTS.items():
-        before, after = getattr(old, section), getattr(new, section)
-        differ += [f"{section}.{key}" for key in parts if getattr(after, key) != getattr(before, key)]
-        fixed[section] = replace(after, **{key: getattr(before, key) for key in parts})
+    fixed, differ = dict[str, Any](), list[str]()
+    for key, parts in marked(type(old), FIXED):
+        before, after = getattr(old, key), getattr(new, key)
+        if parts is True:
+            fixed[key] = before
+            differ += [key] if after != before else []
+        else:
+            fixed[key] = replace(after, **{part: getattr(before, part) for part in parts})
+            differ += [f"{key}.{part}" for part in parts if getattr(after, part) != getattr(before, part)]
     if differ:
         keys = ["WARMROUTE_ADMIN_KEY" if key == "admin_key" else key for key in differ]
         log.warning("configuration: what differs here needs a restart", extra={"keys": keys})

@@ -32,6 +32,7 @@ from router.replication_log import Journal
 log = logging.getLogger("warmroute.workers")
 
 BATCH_S = 0.02
+FEW = 8  # other gateways; with more, each writes and reads more rarely in proportion
 UNSENT_BYTES = 8 << 20
 BATCH_BYTES = 64 << 10  # size at which a batch is full
 EVENT_BYTES = 64  # approximate size of an event without its keys
@@ -41,6 +42,13 @@ RESYNC_S = 0.5  # between two checks of a blocked transport
 
 CallLater = Callable[[float, Callable[[], None]], object]
 """Calls a function after some seconds (an event loop's `call_later`)."""
+
+
+def pause_s(others: int) -> float:
+    """Between two writes of a gateway to what it shares with so many others, and between two reads: a reader then gets
+    FEW / BATCH_S envelopes a second at most.
+    """
+    return BATCH_S * max(1.0, others / FEW)
 
 
 class Subscriber(Protocol):

@@ -7,9 +7,13 @@ from collections.abc import Iterator
 
 from gateway.admission.memory import PARSE_COPIES, largest_of, limit_for, peak_of
 from gateway.config.addresses import host_and_port, is_loopback
+from gateway.config.kinds import MATCH_ALL
 from gateway.config.parse import Problem
-from gateway.config.schema import MATCH_ALL, Config
+from gateway.config.schema import Config
+from gateway.config.sections import processes_of
 from gateway.config.source import LoadedConfig
+from gateway.features.declaring import Advice, imported
+from gateway.features.table import FEATURES
 
 
 def warnings_of(loaded: LoadedConfig) -> list[Problem]:
@@ -20,13 +24,17 @@ def warnings_of(loaded: LoadedConfig) -> list[Problem]:
         *_repeated_urls(config),
         *_keys_in_clear(config),
         *_prices(config),
-        *_budgets(config),
         *_aliases(config),
-        *_fallbacks(config),
         *_limits(config),
+        *(problem for feature in advisers() for problem in feature.warnings(config)),
     )
     empty = [Problem((), f"the variable {name} is set, but empty: it counts as not set") for name in loaded.empty]
     return empty + sorted(map(loaded.at, found), key=lambda problem: problem.line)
+
+
+def advisers() -> Iterator[Advice]:
+    """The features that have something to say about configurations."""
+    return (imported(feature.advice)() for feature in FEATURES.values() if feature.advice)
 
 
 def _is_pattern(name: str) -> bool:
@@ -64,10 +72,6 @@ def _keys_in_clear(config: Config) -> Iterator[Problem]:
             if replica.key and not encrypted and not is_loopback(host):
                 text = f"the replica's key goes to {replica.url} unencrypted, as all requests there do: use https"
                 yield Problem(("pools", number, "replicas", index, "url"), text)
-    for place, source in enumerate(config.discovery):
-        if source.key and not source.tls and not source.file:  # a file has whole URLs, which are not known here
-            text = "the replicas' key goes to what is found unencrypted, as all requests there do: set tls"
-            yield Problem(("discovery", place, "key"), text)
 
 
 def _prices(config: Config) -> Iterator[Problem]:
@@ -86,16 +90,6 @@ def _prices(config: Config) -> Iterator[Problem]:
             yield Problem(("prices", model), f"no pool serves a model whose name begins with {model!r}")
 
 
-def _budgets(config: Config) -> Iterator[Problem]:
-    """Of issuers' tenants, where nothing costs anything. Those of keys are in a database."""
-    for number, issuer in enumerate(config.keys.oidc):
-        for name in ("budget_usd_day", "budget_usd_month"):
-            if getattr(issuer, name) is not None and not config.prices:
-                yield Problem(
-                    ("keys", "oidc", number, name), "a budget is never reached without prices: nothing costs anything"
-                )
-
-
 def _aliases(config: Config) -> Iterator[Problem]:
     """Aliases of models that no pool serves."""
     prefixes = [name for pool in config.pools for name in pool.models]
@@ -106,23 +100,9 @@ def _aliases(config: Config) -> Iterator[Problem]:
             yield Problem(("model_aliases", alias), f"no pool serves a model with the name {model!r}")
 
 
-def _fallbacks(config: Config) -> Iterator[Problem]:
-    """Pools that are asked for a model that they probably do not serve: their replicas would answer 404."""
-    by_name = {pool.name: pool for pool in config.pools}
-    for number, pool in enumerate(config.pools):
-        fallback = pool.fallback
-        prefixes = by_name[fallback.pool].models if fallback else ()
-        if fallback is None or not prefixes or MATCH_ALL in prefixes:
-            continue
-        for model in (fallback.model,) if fallback.model else pool.models:
-            if not any(model.startswith(name) or name.startswith(model) for name in prefixes):
-                text = f"the pool {fallback.pool!r} serves no model with the name {model!r}: set model to one that it serves"
-                yield Problem(("pools", number, "fallback"), text)
-
-
 def _limits(config: Config) -> Iterator[Problem]:
     """Bodies that `body_mb` allows but the memory budget refuses, if it is configured."""
-    limits, workers = config.limits, config.workers
+    limits, workers = config.limits, processes_of(config)
     largest = largest_of((limits.inflight_mb << 20) // workers)
     if not limits.inflight_mb or peak_of(limits.body_mb << 20) <= largest:
         return

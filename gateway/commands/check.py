@@ -9,7 +9,8 @@ from pathlib import Path
 
 from gateway.commands.advice import warnings_of
 from gateway.commands.streams import escaped
-from gateway.config.source import read
+from gateway.config.sections import sources_of
+from gateway.features.table import WholeConfig, read
 
 DESCRIPTION = (
     "Validate a configuration file. All errors are listed at once, with file and line; the exit status is then 2. Valid values"
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.schema:
         from gateway.config.json_schema import editor_schema
 
-        print(json.dumps(editor_schema(), indent=2))
+        print(json.dumps(editor_schema(WholeConfig), indent=2))
         return 0
     from gateway.commands.surroundings import notes_of, require_libraries
 
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     replicas = sum(len(pool.replicas) for pool in config.pools)
     refused = bool(options.strict and warnings)
     result = "refused for its warnings (--strict)" if refused else "good"
-    sources = f", sources: {len(config.discovery)}" if config.discovery else ""
+    sources = f", sources: {found}" if (found := len(sources_of(config))) else ""
     what = f"pools: {len(config.pools)}, replicas: {replicas}{sources}, policy: {config.routing.policy}"
     print(escaped(f"{options.file}: {result}: {what}"))
     return int(refused)

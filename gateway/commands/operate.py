@@ -1,7 +1,4 @@
-"""`warmroute status` and `warmroute drain`: the replicas of a running gateway, by its operator endpoints.
-
-Each gateway knows its own drains only, so a drain goes to all gateways that are named.
-"""
+"""The endpoints for operators of running gateways, for the commands that ask them."""
 
 from __future__ import annotations
 
@@ -32,15 +29,7 @@ ANSWER_S: Final = 45.0  # a gateway with several workers waits up to 34 s for th
 MOST_BYTES: Final = 64 << 20  # of an answer
 DEFAULT_ADMIN: Final = f"http://127.0.0.1:{int(DEFAULT_LISTEN.rpartition(':')[2]) + ADMIN_PORT_OFFSET}"
 
-STATUS: Final = (
-    "Show the replicas of running gateways, where they are found, and whether each gateway shares with others. The exit status "
-    "is 1 if one of them cannot be asked."
-)
-DRAIN: Final = (
-    "Send no new requests to a replica, at each of the gateways that are named; what runs there finishes. The exit status is 1 "
-    "if one of them does not do it."
-)
-_LISTENER: Final = (
+LISTENER: Final = (
     f"of an admin listener (admin_listen), or {UNIX}/PATH (default: %(default)s). With an admin key, set {KEY} to it"
 )
 
@@ -114,66 +103,6 @@ class _CommandFailure(Struct, frozen=True):
 
 
 T = TypeVar("T", bound=Struct)
-
-
-def add_status_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--admin", metavar="URL[,URL...]", default=DEFAULT_ADMIN, help=f"one or more URLs, each {_LISTENER}")
-    form = parser.add_mutually_exclusive_group()
-    answers = "print what GET /warmroute/replicas answers; of several gateways, an object with the answer of each by its URL"
-    form.add_argument("--json", action="store_true", help=answers)
-    again = "show it every SECONDS (default: %(const)g), with requests/s, cached tokens and money, until Ctrl-C"
-    form.add_argument("--watch", metavar="SECONDS", nargs="?", type=_seconds, const=2.0, help=again)
-
-
-def add_drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the replica's name, as `warmroute status` shows it")
-    parser.add_argument("--off", action="store_true", help="end the drain: the replica gets requests again")
-    parser.add_argument("--admin", metavar="URL[,URL...]", default=DEFAULT_ADMIN, help=f"one or more URLs, each {_LISTENER}")
-
-
-def status(options: argparse.Namespace) -> int:
-    """Returns the exit status."""
-    result, answers, admins = 0, dict[str, Any](), admins_of(options)
-    for admin in admins:
-        try:
-            raw = ask(admin, "GET", "/warmroute/replicas")
-            replicas, answers[admin] = read(admin, raw, ReplicasAnswer), whole(admin, raw)
-            if not options.json:
-                from gateway.commands.tables import console
-
-                sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), SharingAnswer)
-                if len(admins) > 1:
-                    print(f"{admin}:")
-                for part in picture(replicas, sharing):
-                    console().print(part)
-        except OperatorError as error:
-            result = failed(error)
-    if options.json and (answers or len(admins) > 1):
-        print(json.dumps(answers if len(admins) > 1 else answers[admins[0]], indent=2))
-    return result
-
-
-def drain(options: argparse.Namespace) -> int:
-    """Returns the exit status."""
-    result = 0
-    for admin in admins_of(options):
-        try:
-            path = "/warmroute/undrain" if options.off else "/warmroute/drain"
-            answer = read(admin, ask(admin, "POST", path, {"name": options.name}), DrainAnswer)
-        except OperatorError as error:
-            result = failed(error)
-            continue
-        done = "gets no new requests" if answer.draining else "gets requests"
-        if options.off and answer.draining:  # by a pod that is not ready, say
-            done = "still gets no new requests, for the source that found it drains it"
-        print(shown(f"{admin}: {answer.name} {done}; running there: {answer.inflight}"))
-    return result
-
-
-def _seconds(text: str) -> float:
-    if not 0.1 <= (seconds := float(text)) <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text}: from 0.1 to 86,400 seconds are possible")
-    return seconds
 
 
 def admins_of(options: argparse.Namespace) -> list[str]:

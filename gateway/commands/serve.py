@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ from msgspec.structs import asdict
 from gateway.cluster import process
 from gateway.commands.advice import warnings_of
 from gateway.commands.ending import ServingEnd, ServingGateway
-from gateway.config.schema import DEFAULT_LISTEN, DEFAULT_WORKERS, Config, LimitConfig, RoutingConfig
-from gateway.config.source import ConfigSource, LoadedConfig, read
+from gateway.config.schema import DEFAULT_LISTEN, Config, LimitConfig, RoutingConfig
+from gateway.config.sections import processes_of
+from gateway.config.source import ConfigSource, LoadedConfig
+from gateway.features.table import SECTIONS, read
 from gateway.telemetry import logs
 from gateway.telemetry.request_log import RequestLog
 from router import POLICIES
@@ -43,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replica", metavar="URL", action="append", help="base URL of a replica; repeat for more")
     parser.add_argument("--host", metavar="ADDRESS", help=f"address to listen on (default: {host})")
     parser.add_argument("--port", type=int, metavar="N", help=f"port to listen on, 0 for any free one (default: {port})")
-    parser.add_argument("--workers", type=int, metavar="N", help=f"processes that serve together (default: {DEFAULT_WORKERS})")
+    for section in SECTIONS:
+        if section.flag:
+            text = f"{section.flag} (default: {section.default})"
+            parser.add_argument(f"--{section.name}", type=int, metavar="N", help=text)
     policies = f"routing policy: {', '.join(POLICIES)} (default: {RoutingConfig().policy})"
     parser.add_argument("--policy", metavar="NAME", choices=list(POLICIES), help=policies)
 
@@ -51,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns the exit status. Raises ConfigError."""
     from gateway.cluster.side_sockets import ListenError
+    from gateway.commands.serving import StartError
     from gateway.commands.surroundings import require_libraries
-    from gateway.features.workers.supervisor import StartError
 
     source = ConfigSource(_path_of(options), lambda: _with_warnings(_config_of(options)))
     loaded = _config_of(options)
@@ -62,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     _with_warnings(loaded)
     process.raise_file_limit()
     try:
-        if config.workers == 1:
+        if processes_of(config) == 1:
             process.relax_garbage_collection()
         process.run(_serve_until_signal(config, requests, source))
     except OSError as error:
@@ -97,20 +101,17 @@ def _config_of(options: argparse.Namespace) -> LoadedConfig:
     if options.host is not None or options.port is not None:
         host, port = options.host or host, port if options.port is None else options.port
         overrides["listen"] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if options.workers is not None:
-        overrides["workers"] = options.workers
+    for section in SECTIONS:
+        if section.flag and (value := getattr(options, section.name)) is not None:
+            overrides[section.name] = value
     if options.policy:
         overrides["routing"] = {**asdict(config.routing), "policy": options.policy}
     return read(path, overrides) if overrides else loaded
 
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: ConfigSource[Config]) -> None:
-    from gateway.app import compose, serve
     from gateway.cluster.side_sockets import side_sockets
-    from gateway.core import Surroundings
-    from gateway.features.sharing.single_process import single_process
-    from gateway.features.snapshots.keeper import file_of
-    from gateway.features.workers.supervisor import Supervisor
+    from gateway.commands.serving import ToServe, serving_of
     from gateway.fleet.directory import LOGGED
     from router.index import trie
 
@@ -123,17 +124,11 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Conf
 
         def started(serving: ServingGateway, urls: Callable[[], list[str]], url: str) -> None:
             ending.serving = serving
-            budget = process.budget_bytes(config) * config.workers
-            about = {"workers": config.workers, "inflight_limit_bytes": budget, "compiled": not trie.__file__.endswith(".py")}
+            workers, compiled = processes_of(config), not trie.__file__.endswith(".py")
+            about = {"workers": workers, "inflight_limit_bytes": process.budget_bytes(config) * workers, "compiled": compiled}
             log.info("listening", extra={"url": url, **sides.urls, **logs.first_of("replicas", urls(), LOGGED), **about})
 
-        if config.workers > 1:
-            supervisor = Supervisor(config, source, sides=sides, snapshot=file_of(config))
-            await supervisor.run(ending.stop, ending.hurry, partial(started, supervisor, supervisor.hub.replica_urls))
-        else:
-            control_plane = partial(single_process, snapshot=file_of(config))
-            gateway = compose(config, requests, Surroundings(source=source, control_plane=control_plane))
-            await serve(gateway, ending.stop, ending.hurry, partial(started, gateway, gateway.fleet.urls), sides=sides)
+        await serving_of(config)(ToServe(config, requests, source, sides, ending, started))
     late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status
     signal.pthread_sigmask(signal.SIG_BLOCK, late)
     for number in late:

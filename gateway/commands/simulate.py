@@ -78,8 +78,7 @@ def fronts_of(options: argparse.Namespace) -> Fronts:
         return ONE
     if options.sharing_delay is not None:
         return Fronts(options.gateways, options.sharing_delay)
-    from gateway.cluster.replication import BATCH_S
-    from gateway.features.sharing.link import pause_s
+    from gateway.cluster.replication import BATCH_S, pause_s
 
     return Fronts(options.gateways, BATCH_S + pause_s(options.gateways - 1))
 

@@ -9,7 +9,6 @@ import ipaddress
 import re
 import reprlib
 import socket
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,7 +20,6 @@ _BASE_URL = re.compile(
     r"(?i:https?)://(?P<host>\[[^\]]+\]|[^\[\]:/?#]+)(?P<port>:[^/?#]*)?(?P<path>(/([\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)*)",
     re.ASCII,
 )
-_QUERY = re.compile(r"([\w.~!$&'()*+,;=:@/?-]|%[0-9A-Fa-f]{2}){0,1024}", re.ASCII)
 # API paths that are often copied into a base URL.
 _API_PATH = re.compile(r"/v1/(chat/completions|completions|embeddings|models|responses|messages|score|rerank|tokenize)/*\Z")
 
@@ -77,95 +75,6 @@ def parse_base_url(url: str) -> tuple[str, str]:
     return url.rstrip("/").removesuffix("/v1"), netloc
 
 
-ISSUER_URL: Final = "an https URL (http for this machine only), without credentials"
-
-
-def issuer_url(url: str) -> str:
-    """The same URL, checked: whoever can change what comes from there makes tokens. Raises AddressError."""
-    parse_base_url(url)
-    if not url.lower().startswith("https://") and not is_loopback(urlsplit(url).hostname or ""):
-        raise AddressError(f"{ISSUER_URL} is expected, got {shown(url)}")
-    return url
-
-
-def jwks_url(url: str) -> str:
-    """The same URL, which may have a query, checked; "" is one, too. Raises AddressError."""
-    if url:
-        base, _, query = url.partition("?")
-        issuer_url(base)
-        if not _QUERY.fullmatch(query):
-            raise AddressError(f"{ISSUER_URL} is expected, got {shown(url)}")
-    return url
-
-
-def host_name(url: str) -> str:
-    """The host of a checked URL, as a name in logs."""
-    return re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(url).hostname or "")[:64]
-
-
-STORE_URL: Final = "redis://[USER@]HOST[:PORT][/DB], or rediss://, redis+sentinel://, redis+cluster://, or off"
-_HOSTS = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?"
-# Patterns are for editors and the chart; `parse_store_url` checks more.
-STORE_URL_PATTERN: Final = (
-    rf"off|rediss?(\+sentinel|\+cluster)?://([^\s@/:]+@)?{_HOSTS}(,{_HOSTS})*(/[A-Za-z0-9_.-]+)?(/[0-9]{{1,5}})?"
-)
-_STORE_URL = re.compile(
-    r"redis(?P<tls>s?)(\+(?P<kind>sentinel|cluster))?://((?P<user>[^\s@/:]+)@)?(?P<hosts>[^\s@/?#]+)(?P<path>(/[A-Za-z0-9_.-]+)*)/?"
-)
-_PORTS: Final = {"": 6379, "cluster": 6379, "sentinel": 26379}
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAddress:
-    """Of a Valkey or Redis server. kind: "", "sentinel" (hosts are those of the sentinels; service: what they watch) or
-    "cluster" (hosts are some of its nodes).
-    """
-
-    kind: str
-    tls: bool
-    user: str
-    hosts: tuple[tuple[str, int], ...]
-    service: str
-    db: int
-
-
-def parse_store_url(url: str) -> StoreAddress:
-    """Raises AddressError, which does not show credentials."""
-    if "@" in url and ":" in url.partition("://")[2].rpartition("@")[0]:
-        raise AddressError("a password does not belong in a URL; set WARMROUTE_SHARING_PASSWORD")
-    match = _STORE_URL.fullmatch(url)
-    if not match:
-        raise AddressError(f"{STORE_URL} is expected, got {shown(url.rpartition('@')[2])}")
-    kind, path = match["kind"] or "", match["path"].split("/")[1:]
-    service = path.pop(0) if kind == "sentinel" and path else ""
-    if kind == "sentinel" and not service:
-        raise AddressError("the name of the service that the sentinels watch is missing: redis+sentinel://HOST,HOST/SERVICE")
-    if path and (kind == "cluster" or len(path) > 1 or not re.fullmatch("[0-9]{1,5}", path[0])):
-        raise AddressError(
-            f"{shown('/'.join(path))} is not the number of a database" if kind != "cluster" else "a cluster has one database"
-        )
-    hosts = tuple([_store_host(host, _PORTS[kind]) for host in match["hosts"].split(",")])
-    if len(hosts) > 1 and not kind:
-        raise AddressError("several hosts are those of a cluster or of sentinels: redis+cluster:// or redis+sentinel://")
-    return StoreAddress(kind, bool(match["tls"]), match["user"] or "", hosts, service, int(path[0]) if path else 0)
-
-
-def _store_host(text: str, otherwise: int) -> tuple[str, int]:
-    """(host without brackets, port)"""
-    match = re.fullmatch(r"(?P<host>\[[^\]]+\]|[^\[\]:]+)(:(?P<port>[0-9]{1,5}))?", text)
-    port = parse_port(match["port"]) if match and match["port"] else otherwise
-    if not match or not is_host(match["host"]) or not port:
-        raise AddressError(f"{shown(text)} is not HOST or HOST:PORT")
-    return match["host"].strip("[]"), port
-
-
-def store_url(url: str) -> str:
-    """The same URL, checked. Raises AddressError."""
-    if url != "off":
-        parse_store_url(url)
-    return url
-
-
 def is_host(host: str) -> bool:
     """Whether it is a valid host name, an IPv4 address, or an IPv6 address in brackets."""
     try:
@@ -185,22 +94,6 @@ def dns_name(text: str) -> str:
     if not is_host(text) or address_of(text) is not None:
         raise AddressError(f"{shown(text)} is not a DNS name such as vllm.models.svc.cluster.local")
     return text.lower()
-
-
-def name_server(text: str) -> str:
-    """IP:PORT of a name server, the port 53 if none is given. IPv6 with a port: [IP]:PORT. Raises AddressError."""
-    bracketed = re.fullmatch(r"\[([^\]]+)\](?::([0-9]{1,5}))?", text)
-    host, port = (bracketed[1], bracketed[2]) if bracketed else (text, None)
-    if not bracketed and text.count(":") == 1:
-        host, _, port = text.partition(":")
-    try:
-        address = ipaddress.ip_address("" if "%" in host else host)  # c-ares takes no zones
-    except ValueError:
-        raise AddressError(f"{shown(text)} is not the address of a name server such as 10.96.0.10:53") from None
-    number = 53 if port is None else parse_port(port)
-    if not number:
-        raise AddressError(f"{shown(text)} has no valid port")
-    return f"[{address}]:{number}" if address.version == 6 else f"{address}:{number}"
 
 
 def base_url(host: str, port: int, *, tls: bool = False) -> str:

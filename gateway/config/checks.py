@@ -1,7 +1,7 @@
 """What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
 replicas with one name, keys and certificates that are half named, tokens in clear text, model prefixes that two pools claim,
-aliases of aliases, prices in no order of dates, fallbacks that lead nowhere or in a circle, pools without any replica, sources
-without a pool, issuers of tokens with one name.
+aliases of aliases, prices in no order of dates, fallbacks that lead nowhere or in a circle, pools without any replica. What is
+wrong within the sections of features, these say themselves (`hints.CLASHES`).
 
 The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
 wrong between others.
@@ -12,42 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.config.addresses import host_and_port, is_loopback
 from gateway.config.aliases import Aliases, chains
-from gateway.config.listen import KEYWORDS, OFF, listener_problems
-from gateway.config.parse import ConfigError, Key, Problem, key_name, values_of
+from gateway.config.hints import CLASHES, SOURCES
+from gateway.config.kinds import unix_time
+from gateway.config.listen import KEYWORDS, listener_problems
+from gateway.config.parse import Key, Problem, key_name
 from gateway.config.schema import (
-    LEDGER,
     MAX_FALLBACKS,
     MAX_REPLICAS,
-    SOURCE_KINDS,
     Config,
-    DiscoveryConfig,
-    DnsConfig,
     KeyConfig,
-    KubernetesConfig,
-    OidcConfig,
     PoolConfig,
     PriceConfig,
     ReplicaConfig,
-    SharingConfig,
     TlsConfig,
-    unix_time,
 )
+from gateway.config.sections import marked
 from gateway.errors import first_names
 
 ALIASES = "model_aliases"
 
 
-def checked(config: Config) -> Config:
-    """The configuration, if its values fit together. Raises ConfigError."""
-    if problems := tuple(clashes(dict(values_of(config)))):
-        raise ConfigError(*problems)
-    return config
-
-
-def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """values: of a Config, by key. O(values)."""
+def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
+    """kind: of the whole file. values: of one, by key. O(values)."""
     replicas = {key: value for key, value in values.items() if isinstance(value, ReplicaConfig)}
     yield from listener_problems(
         {name: values[name,] for name in KEYWORDS if (name,) in values},
@@ -56,7 +43,7 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
     )
     if len(replicas) > MAX_REPLICAS:
         yield Problem(("pools",), f"at most {MAX_REPLICAS} replicas are possible, got {len(replicas)}")
-    for key, first in _repeated((key, replica.name) for key, replica in replicas.items()):
+    for key, first in repeated((key, replica.name) for key, replica in replicas.items()):
         name = replicas[key].name
         if replicas[key].url == replicas[first].url:
             yield Problem(key, f"the replica {name!r} is listed twice, first as {key_name(first)}")
@@ -66,10 +53,10 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
     pools: dict[Key, str] = {
         key: value for key, value in values.items() if len(key) == 3 and key[0] == "pools" and key[2] == "name" and value
     }
-    for key, first in _repeated(pools.items()):
+    for key, first in repeated(pools.items()):
         yield Problem(key, f"the name {pools[key]!r} is that of {key_name(first)} already")
     prefixes: dict[Key, str] = {key: value for key, value in values.items() if len(key) == 4 and key[2] == "models"}
-    for key, first in _repeated(prefixes.items()):
+    for key, first in repeated(prefixes.items()):
         yield Problem(key, f"the model prefix {prefixes[key]!r} is claimed twice, first by {key_name(first)}")
     aliases: dict[str, str] = {str(key[1]): value for key, value in values.items() if len(key) == 2 and key[0] == ALIASES}
     for alias, model, further in chains(aliases):
@@ -77,28 +64,15 @@ def clashes(values: Mapping[Key, Any]) -> Iterator[Problem]:
         text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
         yield Problem((ALIASES, alias), text)
     yield from _wrong_prices(values.get(("prices",), {}))
-    if not values.get(("discovery",), True):
+    finders = [name for name, _ in marked(kind, SOURCES)]
+    if not any(values.get((name,), True) for name in finders):
         for key, value in values.items():
             if len(key) == 3 and key[2] == "replicas" and not value:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
-    yield from _wrong_sources(values)
-    yield from _wrong_sharing(values)
-    yield from _wrong_keys(values)
+    for _, wrong in marked(kind, CLASHES):
+        yield from wrong(values)
     if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
-        sources = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]
-        yield from _wrong_pools_of_sources(sources, [pool.name for pool in Config(pools=tuple(values["pools",])).pools])
-
-
-def _wrong_keys(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    if values.get(("keys", "url")) == LEDGER and values.get(("ledger", "url"), OFF) == OFF:
-        yield Problem(("keys", "url"), "there is no ledger to keep them in: set ledger.url, or name a database of their own")
-    issuers = {key: value for key, value in values.items() if isinstance(value, OidcConfig)}
-    for key, first in _repeated((key, issuer.name) for key, issuer in issuers.items()):
-        text = f"the name {issuers[key].name!r} is that of {key_name(first)} already; give each issuer its own `name`"
-        yield Problem((*key, "name"), text)
-    for key, first in _repeated((key, issuer.issuer) for key, issuer in issuers.items()):
-        yield Problem((*key, "issuer"), f"it is that of {key_name(first)} already: `audience` takes a list")
 
 
 def _wrong_prices(prices: Mapping[str, Sequence[PriceConfig]]) -> Iterator[Problem]:
@@ -135,58 +109,6 @@ def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfi
             yield Problem(
                 key, f"its URL is that of {key_name(known)}, which has another key, other TLS options or another engine"
             )
-
-
-def _wrong_sources(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """Sources that are none or several, lack what they need, or come twice."""
-    for key, value in values.items():
-        match value:
-            case DiscoveryConfig(kinds=kinds) if len(kinds) != 1:
-                got = " and ".join(kinds) or "none"
-                yield Problem(key, f"one of {', '.join(SOURCE_KINDS)} is expected, got {got}")
-            case DiscoveryConfig(file=file, tls=True) if file:
-                yield Problem((*key, "tls"), "a file has the whole URLs of its replicas: write https there")
-            case KubernetesConfig(service=service, pods=pods):
-                if bool(service) == bool(pods):
-                    yield Problem(key, "either service or pods is expected")
-                yield from _in_clear(key, value)
-            case DnsConfig(name=name, port=None) if not name.startswith("_"):
-                yield Problem((*key, "port"), f"it is needed, or a name of SRV records such as _http._tcp.{name}")
-    sources = ((key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig))
-    for key, first in _repeated((key, source.source) for key, source in sources if source.kinds):
-        yield Problem(key, f"the same source as {key_name(first)}")
-
-
-def _wrong_sharing(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """Certificates without a use: who gives them believes that nobody on the way can read."""
-    sharing = values.get(("sharing",))
-    if not isinstance(sharing, SharingConfig):
-        return
-    for name in ("ca_file", "cert_file", "key_file"):
-        if getattr(sharing, name) and not sharing.url.startswith("rediss"):
-            yield Problem(("sharing", name), f"TLS needs a URL that begins with rediss, got {sharing.url}")
-    if sharing.key_file and not sharing.cert_file:
-        yield Problem(("sharing", "key_file"), "it is the key of a cert_file, which is missing")
-
-
-def _wrong_pools_of_sources(sources: Iterable[tuple[Key, DiscoveryConfig]], names: Sequence[str]) -> Iterator[Problem]:
-    """Sources that name no pool. names: of the pools."""
-    for key, source in sources:
-        if source.pool and source.pool not in names:
-            yield Problem((*key, "pool"), f"{source.pool!r} is no pool's name; possible are: {first_names(names)}")
-        elif not source.pool and len(names) > 1:
-            yield Problem((*key, "pool"), f"the name of the replicas' pool is needed: one of {first_names(names)}")
-
-
-def _in_clear(key: Key, kubernetes: KubernetesConfig) -> Iterator[Problem]:
-    """An API server without TLS that would get a token over the network, or has certificates for nothing."""
-    if not kubernetes.server or kubernetes.server.lower().startswith("https:"):
-        return
-    if kubernetes.ca_file:
-        yield Problem((*key, "ca_file"), f"TLS needs an https URL, got {kubernetes.server}")
-    if kubernetes.token_file and not is_loopback(host_and_port(kubernetes.server)[0]):
-        text = f"the token would go over the network unencrypted: an https URL is needed, got {kubernetes.server}"
-        yield Problem((*key, "server"), text)
 
 
 def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[Problem]:
@@ -228,7 +150,7 @@ def address_problem(config: Config, url: str) -> str:
     return next((str(problem) for problem in problems if problem.key == ("url",)), "")
 
 
-def _repeated(values: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, Key]]:
+def repeated(values: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, Key]]:
     """(key, key of the same value's first appearance) of each value that appears again."""
     first: dict[str, Key] = {}
     for key, value in values:

@@ -6,6 +6,10 @@ ALONE      a list of which one item may stand alone, without the list
 FALSE      what `false` stands for (YAML reads `off` and `no` without quotes as false): a text; of a section, which may be
            `"off"` likewise, a mapping
 READ       a function that normalizes a text, or raises ValueError
+FIXED      it cannot change while the gateway runs: True, or the names of such keys of a section
+CLASHES    of a section: a function from all good values by key (`checks.py`) to the problems between some of them
+SOURCES    of a section: a function from its value to the names of the sources of replicas that it has the gateway watch
+PROCESSES  the number of processes that serve together, and share the bounds of the configuration
 SECRET     the value comes from the environment, never from the file
 UNSHOWN    a wrong value may be a secret that was written in the wrong place: messages do not quote it
 """
@@ -21,6 +25,7 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 ALONE, EXPECTED, FALSE, NAME, READ, SECRET, UNSHOWN = "alone", "expected", "false", "name", "read", "secret", "unshown"
+CLASHES, FIXED, PROCESSES, SOURCES = "clashes", "fixed", "processes", "sources"
 
 # Bound of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000

@@ -17,8 +17,6 @@ class Live:
 
     The other attributes cache values that every request needs: compiled code reads them directly, and a Struct's by a lookup.
     blocks: block lengths in bytes and in token ids. patience_s: limit on waiting for a client to read. max_body: in bytes.
-    trace_share: of requests without a trace that are traced; follows_parents: those of a trace as their sender does.
-    has_keys: the tenant comes from a key.
     aliases: of models, None without any. cors_origins: of web pages that may read answers.
     """
 
@@ -35,9 +33,6 @@ class Live:
         self.patience_s: float = config.timeouts.idle_s
         self.max_body: int = config.limits.body_mb << 20
         self.timeouts: TimeoutConfig = config.timeouts
-        self.trace_share: float = config.tracing.sample
-        self.follows_parents: bool = config.tracing.follow_parents
-        self.has_keys: bool = config.keys.on
         self.cors_origins: frozenset[str] = frozenset(config.cors_origins)
         self.aliases = Aliases(config.model_aliases) if config.model_aliases else None
         self.prices: Mapping[str, tuple[PriceConfig, ...]] = config.prices

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gateway.config.checks import clashes
+from gateway.config.hints import SOURCES
 from gateway.config.parse import MAX_PROBLEMS, ConfigError, NotReadable, Problem, parse
 from gateway.config.schema import Config
+from gateway.config.sections import marked
 from gateway.config.yaml_file import YamlFile
 
 log = logging.getLogger("warmroute.reload")
@@ -49,13 +51,13 @@ class LoadedConfig:
         return _located(problem, self.file, self.replaced)
 
 
-def load(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> Config:
-    """The configuration from a YAML file (None: no file), then the environment, then `overrides` (raw values by key)."""
-    return read(path, overrides, env).config
+def read(
+    kind: type[Config], path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ
+) -> LoadedConfig:
+    """The configuration from a YAML file (None: no file), then the environment, then `overrides` (raw values by key).
 
-
-def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> LoadedConfig:
-    """`load`, with the file's lines. Raises ConfigError with all problems."""
+    kind: the type of the whole file. Raises ConfigError with all problems.
+    """
     file = YamlFile(path) if path else None
     raw: dict[str, Any] = dict(file.values) if file else {}
     problems = list(file.problems[:MAX_PROBLEMS]) if file else []
@@ -66,9 +68,12 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
     environment = {key: value for key, name in _VARIABLES.items() if (value := env.get(name))}
     replacing = {**environment, **overrides}
     if raw.get("pools") in (None, []):
-        raw["pools"] = [{}] if raw.get("discovery") else []  # replicas that are all found need no pool to be named
-    parsed = parse(Config, {**raw, **replacing})
-    found = [_attributed(each, environment.keys() - overrides.keys()) for each in (*parsed.problems, *clashes(parsed.good))]
+        finders = [name for name, _ in marked(kind, SOURCES)]
+        raw["pools"] = [{}] if any(map(raw.get, finders)) else []  # replicas that are all found need no pool to be named
+    parsed = parse(kind, {**raw, **replacing})
+    found = [
+        _attributed(each, environment.keys() - overrides.keys()) for each in (*parsed.problems, *clashes(kind, parsed.good))
+    ]
     problems += [_located(problem, file, replacing) for problem in found[:MAX_PROBLEMS]]
     if problems or parsed.value is None:
         more = (_more(file.problems, " in the YAML") if file else "", _more(found))

@@ -1,50 +1,63 @@
-"""The features of a gateway: one line each. The package of one is imported only in a gateway that wants it.
+"""The features of a gateway: one line each.
 
-A feature is a folder here, with a module `feature.py` that has `install(core)` (`gateway/core.py`).
+A feature is a folder here, with two modules: `declaration.py` (`declaring.py`), which is imported with this table, and
+`feature.py`, which has `install(core)` (`gateway/core.py`) and is imported in a gateway that wants it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from gateway.config.listen import OFF
-from gateway.config.schema import Config
-from gateway.core import Core
+from gateway.config import source
+from gateway.config.sections import config_type
+from gateway.config.source import LoadedConfig
+from gateway.features.declaring import Feature
 
+if TYPE_CHECKING:
+    from gateway.core import Core
 
-class Feature(NamedTuple):
-    """name: of its folder. wanted: whether a configuration asks for it, or its clients may."""
-
-    name: str
-    wanted: Callable[[Config], bool]
-
-
-def _always(_config: Config) -> bool:
-    return True
-
-
-FEATURES: Final = [
-    Feature("tracing", lambda config: config.tracing.endpoint != OFF),
-    Feature("keys", _always),
-    Feature("ledger", lambda config: config.ledger.url != OFF),
-    Feature("savings", lambda config: config.routing.compare),
-    Feature("sharing", _always),
-    Feature("recording", _always),
-    Feature("doctor", _always),
-    Feature("live_page", _always),
-    Feature("diagnostics", _always),
-    Feature("fallback_pools", _always),
-    Feature("translation", _always),
-    Feature("responses", _always),
-    Feature("websocket", _always),
-    Feature("discovery", _always),
+NAMES: Final = [
+    "tracing",
+    "keys",
+    "ledger",
+    "savings",
+    "snapshots",
+    "sharing",
+    "workers",
+    "recording",
+    "doctor",
+    "live_page",
+    "diagnostics",
+    "fallback_pools",
+    "translation",
+    "responses",
+    "websocket",
+    "discovery",
 ]
+"""In the order in which they are installed."""
 
 
-def install_all(core: Core, features: list[Feature] = FEATURES) -> None:
-    """Add those to the core that its configuration wants, in the order of the table."""
-    for feature in features:
+def _declared(name: str) -> Feature:
+    feature: Feature = import_module(f"gateway.features.{name}.declaration").FEATURE
+    return feature
+
+
+FEATURES: Final[Mapping[str, Feature]] = {name: _declared(name) for name in NAMES}
+SECTIONS: Final = [feature.section for feature in FEATURES.values() if feature.section is not None]
+WholeConfig: Final = config_type(SECTIONS)
+
+
+def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> LoadedConfig:
+    """A configuration with the sections of all features. Raises ConfigError."""
+    return source.read(WholeConfig, path, overrides, env)
+
+
+def install_all(core: Core) -> None:
+    """Add the features to the core that its configuration wants."""
+    for name, feature in FEATURES.items():
         if feature.wanted(core.config):
-            import_module(f"gateway.features.{feature.name}.feature").install(core)
+            import_module(f"gateway.features.{name}.feature").install(core)

@@ -23,7 +23,9 @@ from typing import Any
 import pygtrie
 
 from gateway.admission.pool_queue import Admission, Permit, priority_of
-from gateway.config.schema import MATCH_ALL, Config, FallbackConfig
+from gateway.config.kinds import MATCH_ALL
+from gateway.config.schema import Config, FallbackConfig
+from gateway.config.sections import processes_of
 from gateway.errors import (
     RETRY_S,
     GatewayError,
@@ -113,7 +115,7 @@ class Fleet:
         self._by_name: dict[str, ReplicaState] = {}  # including leaving replicas
         self._unused_urls: list[str] = []  # URLs of removed replicas
         self._metrics = metrics
-        keep_s = SHOWN_S if config.workers == 1 else 2 * SHOWN_S
+        keep_s = SHOWN_S if processes_of(config) == 1 else 2 * SHOWN_S
         self._departed, self._departed_pools = DepartedNames(keep_s), DepartedNames(keep_s)
         self._members = merge({CONFIGURATION: configured(config)}, [pool.name for pool in config.pools]).members
         self.pools: tuple[Pool, ...] = ()

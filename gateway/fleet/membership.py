@@ -16,17 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.config.addresses import AddressError, parse_base_url
+from gateway.config.kinds import is_name
 from gateway.config.schema import (
     AUTO_ENGINE,
     MAX_REPLICAS,
     AddedReplica,
     Config,
-    DiscoveryConfig,
     KeyConfig,
     PoolConfig,
     ReplicaConfig,
     TlsConfig,
-    is_name,
 )
 from gateway.fleet import engines
 from gateway.upstream.access.options import ConnectionOptions
@@ -99,13 +98,6 @@ def _listed(replica: ReplicaConfig, pool: PoolConfig) -> Member:
     tls = replica.tls if replica.url.startswith("https:") else None
     key, capacity = replica.key, replica.capacity_tokens
     return Member(replica.name, replica.url, pool.name, capacity, key=key, tls=tls, engine=replica.engine)
-
-
-def connected_as(member: Member, source: DiscoveryConfig) -> Member:
-    """A discovered member with the options that its source sets for all of its members."""
-    tls = source.tls if isinstance(source.tls, TlsConfig) and member.url.startswith("https:") else None
-    engine = source.engine if member.engine == AUTO_ENGINE else member.engine
-    return member if (source.key, tls, engine) == member.connection else replace(member, key=source.key, tls=tls, engine=engine)
 
 
 def configured(config: Config) -> tuple[Member, ...]:

@@ -255,6 +255,7 @@ class UpstreamClient:
         a replica closes an idle connection. loops: writes X-Warmroute-Via (default: with a new id). dials: makes the connector
         of an address (default: over the network).
         """
+        self.strips_keys = False  # of the gateway itself, which clients send and replicas must not see
         self._loops = loops or LoopGuard()
         self._live = live
         self._timeouts = live.timeouts
@@ -425,7 +426,7 @@ class UpstreamClient:
         length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
         begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\n{common}".encode("ascii")
         headers = call.headers if upstream.fragile is None else _FEW_HEADERS  # what it does not read can do it no harm
-        if self._live.has_keys:
+        if self.strips_keys:
             headers = without_client_keys(headers)
         if upstream.access is not None and upstream.access.credentials is not None:
             headers = upstream.access.credentials.headers(headers)

@@ -17,8 +17,7 @@ from bench.fleet.plan import CHAT, Fleet, measured
 from bench.fleet.restart import Case, restart
 from bench.fleet.rolling import Scale, Variant, rolling
 from bench.measure.machine import trace_folder
-from gateway.cluster.replication import BATCH_S
-from gateway.features.sharing.link import FEW, pause_s
+from gateway.cluster.replication import BATCH_S, FEW, pause_s
 from router.types import KEY_BYTES
 from tests.support.tiers import gate, nightly
 from tests.support.tools import tool

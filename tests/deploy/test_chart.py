@@ -13,8 +13,8 @@ import yaml
 from gateway.cluster.reload import FIXED, FIXED_PARTS
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import load
 from tests.deploy.helm import CHART, ONE_REPLICA, Helm, UniqueKeys, changed, container, pod, validate
+from tests.support.configs import load
 from tests.support.tools import ROOT, tool
 
 DASHBOARDS = sorted((ROOT / "dashboards").glob("*.json"))

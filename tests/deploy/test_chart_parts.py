@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.source import load
 from tests.deploy.helm import ONE_REPLICA, Helm, Objects, changed, container, pod, validate
+from tests.support.configs import load
 
 pytestmark = pytest.mark.tools
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.addresses import STORE_URL, STORE_URL_PATTERN, parse_store_url
-from gateway.config.source import load
+from gateway.features.sharing.address import STORE_URL, STORE_URL_PATTERN, parse_store_url
 from tests.deploy.helm import ONE_REPLICA, Helm, changed, container, validate
 from tests.deploy.test_chart import notes_of, template
 from tests.deploy.test_chart_parts import SECRET, SIM, all_valid, config_of, spec_of
+from tests.support.configs import load
 from tests.support.tools import ROOT, tool
 
 pytestmark = pytest.mark.tools

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 from gateway.app import compose
-from gateway.config.schema import DiscoveryConfig, KubernetesConfig
 from gateway.core import Surroundings
 from gateway.features.discovery.kubernetes.api import Api, ApiAccess, CannotGoOn
 from gateway.features.discovery.kubernetes.source import KubernetesSource
+from gateway.features.discovery.section import DiscoveryConfig, KubernetesConfig
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runner

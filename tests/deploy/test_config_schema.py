@@ -22,10 +22,11 @@ from gateway.commands.cli import main
 from gateway.config.hints import default_of
 from gateway.config.json_schema import editor_schema
 from gateway.config.parse import ConfigError
-from gateway.config.schema import ALL, NONE, OPERATORS, TENANT, Config, LogLevel
-from gateway.config.source import load
+from gateway.config.schema import ALL, NONE, OPERATORS, TENANT, LogLevel
+from gateway.features.table import WholeConfig
 from router.policies.table import POLICIES
 from scripts.chart_schema import chart_schema
+from tests.support.configs import load
 
 # What a user cannot set in the chart: where to listen is the chart's, the admin key comes from a Secret.
 NOT_IN_THE_CHART = {"listen", "metrics_listen", "admin_key"}
@@ -96,7 +97,7 @@ def test_what_differs_from_the_structs_is_written_anew(schema: dict[str, Any], r
 
 
 def test_values_yaml_shows_every_key_with_its_default(values: dict[str, Any]) -> None:
-    defaults = {field.name: plain(default_of(field)) for field in msgspec.structs.fields(Config) if not field.required}
+    defaults = {field.name: plain(default_of(field)) for field in msgspec.structs.fields(WholeConfig) if not field.required}
     shown = {name: default for name, default in defaults.items() if name not in NOT_IN_THE_CHART}
     apart = {**shown["sharing"], "cluster": ""}  # the release's own
     assert values["config"] == {**shown, "pools": [], "sharing": apart}
@@ -105,7 +106,7 @@ def test_values_yaml_shows_every_key_with_its_default(values: dict[str, Any]) ->
 def test_every_key_of_the_gateway_is_in_the_chart(section: dict[str, Any]) -> None:
     """Without the generator: keys and defaults, section by section."""
     properties = section["properties"]
-    for field in msgspec.structs.fields(Config):
+    for field in msgspec.structs.fields(WholeConfig):
         assert (field.name in properties) is (field.name not in NOT_IN_THE_CHART)
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             inner = properties[field.name]["properties"]
@@ -132,7 +133,7 @@ def test_the_schema_for_editors_is_valid_and_without_secrets(capsys: pytest.Capt
 @pytest.mark.parametrize("of", ["chart", "editor"])
 def test_bounds_are_those_of_the_gateway(of: str, section: dict[str, Any], tmp_path: Path) -> None:
     """Every scalar setting, and those of a replica and of a price: the schema accepts exactly what the gateway accepts."""
-    section = section if of == "chart" else editor_schema()
+    section = section if of == "chart" else editor_schema(WholeConfig)
     cases: list[dict[str, Any]] = [
         put(SMALLEST, path, value)
         for path, inner in leaves(section)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.source import load
 from replica.flags import parser
 from tests.deploy.helm import CHART, Helm, validate
+from tests.support.configs import load
 
 FOLDER = CHART / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yaml"))

@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from bench.measure.ports import free_port
-from gateway.config.source import load
 from gateway.features.sharing.server.client import PASSWORD, SENTINEL_PASSWORD
 from replica.flags import parser
 from tests.deploy.processes import answers, running, until
 from tests.deploy.test_pods import valkey_server
+from tests.support.configs import load
 from tests.support.pods import Container, Pod, address, node
 from tests.support.tools import ROOT, tool
 

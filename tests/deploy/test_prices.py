@@ -11,7 +11,7 @@ import yaml
 from gateway.accounting.prices import PriceBook
 from gateway.commands.advice import warnings_of
 from gateway.config.schema import Config
-from gateway.config.source import read
+from gateway.features.table import read
 from tests.support.paths import ROOT
 
 FILE = ROOT / "deploy" / "prices.yaml"

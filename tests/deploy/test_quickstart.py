@@ -11,10 +11,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.config.source import load
 from gateway.features.discovery.kubernetes.objects import DEFAULT_PORT
 from replica.flags import parser
 from tests.deploy.conftest import ROOT
+from tests.support.configs import load
 from tests.support.tools import tool
 
 PAGE = (ROOT / "docs" / "quickstart-vllm-kubernetes.md").read_text("utf-8")

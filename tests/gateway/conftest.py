@@ -21,7 +21,6 @@ from yarl import URL
 
 from gateway.app import Gateway, compose
 from gateway.config.schema import Config
-from gateway.config.source import load
 from gateway.core import Surroundings
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import ADMIN, SHUTDOWN_S, clients_runner, side_runner
@@ -30,6 +29,7 @@ from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from gateway.upstream.resolver import Resolver
 from tests.support.compiled import COMPILED
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica
 
 collect_ignore = ["test_extensions.py", "test_features.py"] if COMPILED else []  # toys are no part of what was compiled

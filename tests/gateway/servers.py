@@ -10,9 +10,9 @@ from typing import Any
 from gateway.admission.connection_limit import ConnectionLimit
 from gateway.admission.memory import Budget
 from gateway.config.live import Live
-from gateway.config.source import load
 from gateway.errors import too_many_connections
 from gateway.server.http.connections import ClientServer
+from tests.support.configs import load
 
 
 def live_of(**config: Any) -> Live:

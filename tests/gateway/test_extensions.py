@@ -17,7 +17,6 @@ import pytest
 
 from gateway.app import Gateway, compose
 from gateway.cluster.messages import Drain
-from gateway.config.source import load
 from gateway.core import Surroundings
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect, StreamReader
@@ -32,6 +31,7 @@ from gateway.request.record import SettledRequest
 from gateway.request.slots import Slot
 from gateway.upstream.headers import Address
 from tests.gateway.conftest import LOGGED, eventually
+from tests.support.configs import load
 from tests.support.in_memory import Answer, BytesReply, BytesRequest, MemoryDials, framed, replica
 
 CHAT = "/v1/chat/completions"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -13,17 +12,63 @@ import pytest
 from tests import test_layers as layers
 from tests.support.paths import ROOT
 
-FEATURES = sorted(path.name for path in (ROOT / "gateway" / "features").iterdir() if (path / "__init__.py").exists())
-# What composes a gateway still imports these: the table should be alone in that.
-NEEDED = {layers.feature(other) for other in layers.imports("gateway.app") if layers.feature(other) not in ("", "table")}
+PACKAGES = sorted(path.name for path in (ROOT / "gateway" / "features").iterdir() if (path / "__init__.py").exists())
 
-TOY = '''
-"""A toy: refuses requests whose tenant is "nobody", counts those of the others, and asks all processes for the counts."""
+TOY = {
+    "__init__": '"""A toy."""\n',
+    "declaration": '''
+"""Refuses requests of one tenant, counts those of the others, and asks all processes for the counts."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from gateway.config.hints import FIXED
+from gateway.config.kinds import ConfigSection
+from gateway.config.sections import Section
+from gateway.features.declaring import Command, Feature
+
+
+class ToyConfig(ConfigSection, frozen=True):
+    """Whom it refuses."""
+
+    refuses: str = ""
+
+
+TOY = Section("toy", Annotated[ToyConfig, Meta(extra={FIXED: True})], ToyConfig())
+FEATURE = Feature(
+    wanted=lambda config: TOY.of(config).refuses,
+    section=TOY,
+    commands=[Command("toy", "say who is refused", "gateway.features.toy.command")],
+)
+''',
+    "command": '''
+"""`warmroute toy`: prints who is refused."""
+
+from pathlib import Path
+
+from gateway.features.table import read
+from gateway.features.toy.declaration import TOY
+
+DESCRIPTION = "Say who is refused."
+
+
+def add_arguments(parser):
+    parser.add_argument("file", type=Path)
+
+
+def run(options):
+    print(TOY.of(read(options.file, {}).config).refuses)
+    return 0
+''',
+    "feature": '''
+"""Adds the toy to a gateway."""
 
 import json
 
 from gateway.core import Core
 from gateway.errors import GatewayError
+from gateway.features.toy.declaration import TOY
 from gateway.request.slots import Slot
 from gateway.server.routing import Response, get
 
@@ -31,11 +76,11 @@ SEEN = Slot[int]("toy")
 
 
 def install(core: Core) -> None:
-    counts = []
+    counts, refused = [], TOY.of(core.config).refuses
 
     def enter(exchange) -> None:
-        if exchange.caller.tenant == "nobody":
-            raise GatewayError(418, "teapot", "Not for nobody.")
+        if exchange.caller.tenant == refused:
+            raise GatewayError(418, "teapot", f"Not for {refused}.")
         SEEN.set(exchange.record, len(counts) + 1)
 
     def settled(record) -> None:
@@ -54,19 +99,26 @@ def install(core: Core) -> None:
     core.observers.append(settled)
     core.endpoints.append(endpoints)
     core.topics.answers("toy", lambda _question: json.dumps(counts).encode())
-'''
+''',
+}
 TRY_TOY = """
-import asyncio
+import asyncio, contextlib, io, pathlib
+from gateway.commands import cli
 from tests.gateway.conftest import running
 from tests.support.fakes import FakeReplica
 
 async def main():
-    async with FakeReplica() as replica, running(replica) as run:
+    async with FakeReplica() as replica, running(replica, toy={"refuses": "nobody"}) as run:
         for tenant, status in (("a", 200), ("nobody", 418), ("b", 200)):
             assert (await run.post(headers={"X-Tenant-Id": tenant}))[0] == status
         assert (await run.get("/warmroute/toy"))[2] == b'[[1, "a"], [2, "b"]]'
 
 asyncio.run(main())
+path = pathlib.Path("toy.yaml")
+path.write_text("pools: [{replicas: [http://r:1]}]\\ntoy: {refuses: nobody}\\n")
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    assert cli.main(["toy", str(path)]) == 0
+assert out.getvalue() == "nobody\\n"
 """
 
 
@@ -81,7 +133,7 @@ def tree(tmp_path: Path) -> Path:
 def lines_of(tree: Path, names: set[str]) -> None:
     """Take their lines out of the table."""
     table = tree / "gateway" / "features" / "table.py"
-    kept = [line for line in table.read_text("utf-8").splitlines() if not re.match(rf' +Feature\("({"|".join(names)})"', line)]
+    kept = [line for line in table.read_text("utf-8").splitlines() if line.strip(' ",') not in names]
     table.write_text("\n".join(kept) + "\n", "utf-8")
 
 
@@ -93,13 +145,11 @@ def passes(tree: Path, *program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in FEATURES if name not in NEEDED])
+@pytest.mark.parametrize("name", PACKAGES)
 def test_without_a_feature_the_core_serves_requests(tree: Path, name: str) -> None:
     gone = {name}
     while users := {user for user, used in layers.USES.items() if used & gone} - gone:
         gone |= users
-    if gone & NEEDED:
-        pytest.skip(f"{sorted(gone & NEEDED)} would have to go with it")
     for each in gone:
         shutil.rmtree(tree / "gateway" / "features" / each)
     lines_of(tree, gone)
@@ -109,9 +159,9 @@ def test_without_a_feature_the_core_serves_requests(tree: Path, name: str) -> No
 def test_a_feature_is_one_folder_and_one_line(tree: Path) -> None:
     toy = tree / "gateway" / "features" / "toy"
     toy.mkdir()
-    (toy / "__init__.py").write_text('"""A toy."""\n', "utf-8")
-    (toy / "feature.py").write_text(TOY, "utf-8")
+    for name, text in TOY.items():
+        (toy / f"{name}.py").write_text(text, "utf-8")
     table = tree / "gateway" / "features" / "table.py"
     text = table.read_text("utf-8")
-    table.write_text(text.replace("FEATURES: Final = [\n", 'FEATURES: Final = [\n    Feature("toy", _always),\n'), "utf-8")
+    table.write_text(text.replace("NAMES: Final = [\n", 'NAMES: Final = [\n    "toy",\n'), "utf-8")
     passes(tree, "-c", TRY_TOY)

@@ -1,6 +1,6 @@
 """A gateway without configuration that serves a chat and a stream from memory, in a process of its own.
 
-python -m tests.support.composed NAME...     none of these features may have been imported
+python -m tests.support.composed NAME...     none of these features may have been imported, and nothing of them may be known
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import subprocess
 import sys
 
+import pytest
+
 from gateway.app import compose
-from gateway.config.source import load
+from gateway.config.parse import ConfigError
 from gateway.core import Surroundings
+from gateway.features.table import read
 from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, framed, replica
@@ -23,6 +28,20 @@ UNKNOWN_PATH = b'{"detail":"Not Found"}'
 EVENTS = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n'
 
 
+POOLS = {"pools": [{"replicas": ["http://replica.memory:1"]}]}
+SECTIONS = {
+    "discovery": {"discovery": [{"file": "replicas.yaml"}]},
+    "keys": {"keys": {"url": "sqlite"}},
+    "ledger": {"ledger": {"url": "sqlite"}},
+    "responses": {"state": {"url": "sqlite"}},
+    "sharing": {"sharing": {"url": "redis://h"}},
+    "snapshots": {"snapshot": {"file": "auto"}},
+    "tracing": {"tracing": {"sample": 1}},
+    "workers": {"workers": 2},
+}
+COMMANDS = {"doctor": "doctor", "keys": "keys", "ledger": "usage", "recording": "record"}
+
+
 def answer(request: bytes) -> bytes:
     if request.startswith(b"POST /v1/messages "):
         return framed(UNKNOWN_PATH).replace(b"200 OK", b"404 Not Found", 1)
@@ -30,7 +49,7 @@ def answer(request: bytes) -> bytes:
 
 
 async def main() -> None:
-    config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}], "state": {"url": "off"}}, env={})
+    config = read(None, {**POOLS, **({} if "responses" in sys.argv else {"state": {"url": "off"}})}, env={}).config
     around = Surroundings(dials=lambda address: MemoryDials(address, replica(answer)))
     gateway = compose(config, RequestLog(LogOutput(len), logging.INFO), around)
     async with gateway.background():
@@ -50,5 +69,11 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    for name in SECTIONS.keys() & {*sys.argv}:
+        with pytest.raises(ConfigError, match="unknown key"):
+            read(None, {**POOLS, **SECTIONS[name]}, env={})
+    helped = subprocess.run([sys.executable, "-m", "gateway", "--help"], capture_output=True, text=True, check=True).stdout
+    commands = set(re.findall(r"^    (\w+) ", helped, re.MULTILINE))
+    assert not commands & {COMMANDS[name] for name in sys.argv[1:] if name in COMMANDS}, commands
     imported = {name for name in sys.argv[1:] if f"gateway.features.{name}" in sys.modules}
     assert not imported, imported

@@ -8,6 +8,7 @@ replicas with emptied caches.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import signal
@@ -19,20 +20,33 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from gateway.commands.demo import script
 from gateway.commands.demo.processes import DemoError, Process, admin_url, listening_url, log_line, ready_url
 from gateway.commands.demo.table import DemoTurn, Message, print_comparison, print_header, print_turn
 from gateway.dialects.usage import Usage
 
+DESCRIPTION: Final = (
+    "Start two replicas and a gateway, play two conversations over one long document, and print a table: predicted and reported"
+    " cached tokens, TTFT and cost, compared with round robin."
+)
 
-def run(*, engine: str, once: bool) -> int:
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--once", action="store_true", help="exit after the table; status 0 if every turn but the first ones hit the cache"
+    )
+    text = "engine of the replicas: real or simulated (default: %(default)s)"
+    parser.add_argument("--engine", choices=["transformers", "sim"], default="transformers", help=text)
+
+
+def run(options: argparse.Namespace) -> int:
     """Play the demo; returns the exit status: 0 if every second and later turn reported cached tokens."""
     signal.signal(signal.SIGTERM, _interrupt)  # so that every process is stopped on the way out
     try:
         with contextlib.ExitStack() as stack:
-            return _play(engine, once, stack)
+            return _play(options.engine, options.once, stack)
     except DemoError as error:
         print(f"warmroute demo: {error}", file=sys.stderr)
         return 1

@@ -28,9 +28,11 @@ from msgspec.structs import replace
 
 from gateway.cluster.member_source import SourceError
 from gateway.config.addresses import AddressError, base_url, parse_base_url
-from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
+from gateway.config.schema import MAX_REPLICAS
+from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.dns_targets import TargetAddresses
-from gateway.fleet.membership import Member, connected_as, fitting
+from gateway.features.discovery.section import DiscoveryConfig, DnsConfig
+from gateway.fleet.membership import Member, fitting
 
 if TYPE_CHECKING:
     import aiodns

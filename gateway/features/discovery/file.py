@@ -17,10 +17,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway.config.parse import ConfigError, parse
-from gateway.config.schema import DiscoveryConfig, ListedReplica, ReplicaList
 from gateway.config.source import POLL_S, ConfigSource
 from gateway.config.yaml_file import YamlFile
-from gateway.fleet.membership import Member, connected_as
+from gateway.features.discovery.connecting import connected_as
+from gateway.features.discovery.section import DiscoveryConfig, ListedReplica, ReplicaList
+from gateway.fleet.membership import Member
 
 log = logging.getLogger("warmroute.discovery")
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from gateway.commands.streams import OutputError, escaped, messages_lost
+from gateway.config.kinds import unix_time
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError, convert
-from gateway.config.schema import KeysConfig, unix_time
-from gateway.config.source import read
 from gateway.database.failures import StoreFailed
+from gateway.features.keys.section import KEYS, KeysConfig
+from gateway.features.table import read
 
 if TYPE_CHECKING:
     from gateway.features.keys.record import Key
@@ -245,9 +246,9 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
     if not file:
         options.parser.error("which keys? Name them: --config FILE, or --url URL")
     config = read(Path(file), {}).config
-    if config.keys.url == OFF:
+    if KEYS.of(config).url == OFF:
         raise ConfigError("keys.url is off: there are no keys")
-    return config.keys.url if config.keys.url.startswith("/") else database_of(config)
+    return KEYS.of(config).url if KEYS.of(config).url.startswith("/") else database_of(config)
 
 
 def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, makes: bool = False) -> T:

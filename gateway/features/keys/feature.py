@@ -8,6 +8,7 @@ from gateway.features.keys.callers import KeyHolders
 from gateway.features.keys.endpoints import KeyEndpoints
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limiting import Limiting, LimitSettling
+from gateway.features.keys.section import KEYS
 from gateway.features.keys.tokens.fetching import Fetcher
 from gateway.features.keys.tokens.tokens import Tokens
 from gateway.server.operator import Operator
@@ -15,7 +16,7 @@ from gateway.server.routing import Route
 
 
 def install(core: Core) -> None:
-    keys = _keys_of(core) if core.config.keys.on else None
+    keys = _keys_of(core) if KEYS.of(core.config).on else None
 
     def endpoints(operator: Operator, _local: LocalControl, control: ControlPlane) -> list[Route]:
         return KeyEndpoints(keys, operator, control).routes()
@@ -24,11 +25,12 @@ def install(core: Core) -> None:
     if keys is None:
         return
     limiting = Limiting(keys, core.meter, core.metrics)
-    core.callers = KeyHolders(keys, limiting, core.metrics, required=core.config.keys.required)
+    core.callers = KeyHolders(keys, limiting, core.metrics, required=KEYS.of(core.config).required)
     core.extensions.entering.append(limiting.enter)
     core.extensions.waited.append(limiting.waited)
     core.extensions.chosen.append(limiting.expect)
     core.observers.append(LimitSettling(keys))
+    core.upstream.strips_keys = True
     core.work.starts.append(keys.begin)
     keys.join(core.topics)
     core.work.tasks.append(keys.run)
@@ -43,7 +45,7 @@ def install(core: Core) -> None:
 def _keys_of(core: Core) -> Keys:
     config = core.config
     keys = Keys(config, core.metrics, core.wall_clock, core.clock)
-    if config.keys.oidc:
+    if KEYS.of(config).oidc:
         fetch = Fetcher(core.live, core.around.resolver).fetch
-        keys.tokens = Tokens(config.keys.oidc, fetch, core.clock, core.metrics.keys_failures.add)
+        keys.tokens = Tokens(KEYS.of(config).oidc, fetch, core.clock, core.metrics.keys_failures.add)
     return keys

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Final
 from gateway.cluster.topics import Topics
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
-from gateway.config.schema import LEDGER, Config
+from gateway.config.schema import Config
+from gateway.config.sections import processes_of
 from gateway.config.source import ConfigSource
 from gateway.database.failures import StoreFailed
 from gateway.database.places import LEDGER_FILE, with_path
@@ -37,6 +38,7 @@ from gateway.features.keys.limits.calendar import Calendar
 from gateway.features.keys.limits.limiter import Limiter, Moment
 from gateway.features.keys.record import Key
 from gateway.features.keys.ring import KeyRing
+from gateway.features.keys.section import KEYS, LEDGER
 from gateway.features.keys.spending import Spending
 from gateway.features.keys.tokens.tokens import Tokens
 from gateway.telemetry.metrics import Metrics
@@ -71,9 +73,9 @@ async def open_store(url: str, now: Callable[[], float]) -> KeyStore:
 
 def database_of(config: Config) -> str:
     """The URL of the keys' database, with a path; "": there is none."""
-    url = config.keys.url
+    url = KEYS.of(config).url
     if url == LEDGER:
-        return with_path(config.ledger.url, LEDGER_FILE)
+        return with_path(getattr(config, LEDGER).url, LEDGER_FILE)  # the section of another feature, which is there
     return "" if url == OFF or url.startswith("/") else with_path(url, FILE)
 
 
@@ -89,16 +91,16 @@ class Keys:
         opens: Opener = open_store,
     ) -> None:
         self.ring = KeyRing()
-        self.limiter = Limiter(config.workers, self._limits_of, written=bool(database_of(config)))
+        self.limiter = Limiter(processes_of(config), self._limits_of, written=bool(database_of(config)))
         self.process = secrets.token_hex(_PROCESS_BYTES)
-        self.ready = config.keys.url == OFF  # the keys are known
+        self.ready = KEYS.of(config).url == OFF  # the keys are known
         self.siblings = set[str]()  # processes that exchange with this one directly, and sooner than through the database
         self.tokens: Tokens | None = None  # of issuers, that are taken as keys are
-        self.is_file = config.keys.url.startswith("/")
+        self.is_file = KEYS.of(config).url.startswith("/")
         self.spending: Spending | None = None  # the exchange with other workers
-        self._workers = config.workers
+        self._workers = processes_of(config)
         self._url = database_of(config)
-        self._file = Path(config.keys.url) if self.is_file else None
+        self._file = Path(KEYS.of(config).url) if self.is_file else None
         self._metrics = metrics
         self._clock = clock
         self.wall_clock = wall_clock
@@ -115,7 +117,7 @@ class Keys:
         self._purged = -1  # day
         self._failing = False
         self._reason = ""  # for which the first reading failed
-        if config.keys.on:
+        if KEYS.of(config).on:
             metrics.keys_up.set((), 0)
             for reason in REASONS:
                 metrics.keys_refused.add((reason,), 0)

@@ -14,11 +14,12 @@ from msgspec.structs import asdict
 
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
-from gateway.config.schema import MAX_GRANTED, Dollars, Granted, GrantedPool, OidcConfig, Positive, unix_time
+from gateway.config.kinds import Dollars, Positive, unix_time
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.limits.account import KeyLimits
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import DIGEST, ID
+from gateway.features.keys.section import MAX_GRANTED, Granted, GrantedPool, OidcConfig
 from gateway.request.record import NO_TENANT
 
 MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on

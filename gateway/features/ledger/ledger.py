@@ -24,12 +24,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
 from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
 from gateway.features.ledger.batches import LedgerBatch, RowMaker, day_of, milliseconds
 from gateway.features.ledger.buffer import Buffer
+from gateway.features.ledger.section import LedgerConfig
 from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.ledger")

@@ -15,6 +15,7 @@ from gateway.features.histories.lazy import LazyStore
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.responses.keeping import Keeping
 from gateway.features.responses.recall import Recall
+from gateway.features.responses.section import STATE
 from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.following import Followers
 from gateway.features.runs.runs import Runs
@@ -42,7 +43,7 @@ def install(core: Core) -> None:
 
 
 def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
-    state, wall_clock, metrics = core.config.state, core.wall_clock, core.metrics
+    state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics
     lazy = LazyStore(_load, state.url, state.ttl_s, metrics.state_file_lost.add, wall_clock, core.clock)
     store = lazy if state.url != OFF else None
     histories = Histories(store, KeptItems(core.parsing), metrics.responses_kept, metrics.histories, wall_clock)

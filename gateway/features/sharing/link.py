@@ -28,9 +28,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gateway.cluster.messages import EventBatch, Reset, Want
-from gateway.cluster.replication import BATCH_S
+from gateway.cluster.replication import pause_s
 from gateway.config.listen import OFF
-from gateway.config.schema import Config, SharingConfig
+from gateway.config.schema import Config
 from gateway.features.sharing.clock import StoreClock
 from gateway.features.sharing.incoming import Incoming, Routers
 from gateway.features.sharing.messages import (
@@ -48,6 +48,7 @@ from gateway.features.sharing.messages import (
 from gateway.features.sharing.others import DEAD_S
 from gateway.features.sharing.outbox import MOST_BYTES, Outbox
 from gateway.features.sharing.position import BEGINNING, Position, order_of
+from gateway.features.sharing.section import SHARING, SharingConfig
 from gateway.features.sharing.server import client as store
 from gateway.features.sharing.server.failures import explained
 from gateway.features.sharing.snapshot_exchange import SnapshotExchange
@@ -66,7 +67,6 @@ CARE_S: Final = 10.0  # between two times that these bounds are renewed
 BEAT_S: Final = 1.0  # a gateway that has nothing to say shows that it lives
 BLOCK_MS: Final = 500  # that a read waits for news
 RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
-FEW: Final = 8  # others; with more, each writes and reads more rarely in proportion
 BYE_S: Final = 1.0
 
 Connect = Callable[[SharingConfig], AbstractAsyncContextManager[Any]]
@@ -381,11 +381,6 @@ def link_of(
     unsent_bytes: int = MOST_BYTES,
 ) -> Link | None:
     """None: the gateway does not share."""
-    if config.sharing.url == OFF:
+    if SHARING.of(config).url == OFF:
         return None
-    return Link(config.sharing, format_of(config.routing), routers, metrics, clock=clock, unsent_bytes=unsent_bytes)
-
-
-def pause_s(others: int) -> float:
-    """Between two writes, and between two reads: a reader then gets FEW / BATCH_S envelopes a second at most."""
-    return BATCH_S * max(1.0, others / FEW)
+    return Link(SHARING.of(config), format_of(config.routing), routers, metrics, clock=clock, unsent_bytes=unsent_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 
@@ -12,10 +11,10 @@ from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.link import Link, link_of
 from gateway.features.sharing.outbox import MOST_BYTES
 from gateway.features.sharing.state import TOPIC
-from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.features.snapshots.knowledge import MAX_BYTES, Knowledge
-from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot, format_of
-from gateway.features.snapshots.warm_start import WarmStart
+from gateway.features.snapshots.single_process import knowledge_of
+from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 
 log = logging.getLogger("warmroute.sharing")
 
@@ -26,40 +25,12 @@ def single_process(
     local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MOST_BYTES
 ) -> SingleProcess:
     """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
-    config, knowledge = local.live.config, Knowledge(local)
+    knowledge = Knowledge(local)
     transport = StoreTransport(knowledge)
-    link = transport.link = link_of(config, transport, local.metrics, local.clock, unsent_bytes)
+    link = transport.link = link_of(local.live.config, transport, local.metrics, local.clock, unsent_bytes)
     if link:
         local.topics.answers(TOPIC, link.describe)
-    keeper = Keeper(snapshot, knowledge.collect, local.metrics) if snapshot else None
-    lasting = SingleKnowledge(knowledge, format_of(config.routing), keeper, link)
-    return SingleProcess(local, lasting, transport if link else None)
-
-
-class SingleKnowledge(WarmStart):
-    """The `IndexPersistence` part of one process."""
-
-    def __init__(self, knowledge: Knowledge, format: str, keeper: Keeper | None, link: Link | None) -> None:  # noqa: A002
-        super().__init__(format, keeper, link)
-        self.knowledge = knowledge
-
-    async def begin(self) -> None:
-        await self.find(self._take_in)
-        self.begun()
-
-    async def _take_in(self, snapshot: Snapshot) -> bool:
-        try:
-            await self.knowledge.begin(snapshot)
-        except KnowledgeError as error:
-            about = {"source": snapshot.source, "reason": str(error)}
-            logging.getLogger("warmroute.snapshots").warning("snapshot ignored", extra=about)
-            return False
-        return True
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.knowledge.run())
-            group.create_task(super().run())
+    return SingleProcess(local, knowledge_of(local, knowledge, snapshot, link), transport if link else None)
 
 
 class StoreTransport:

@@ -22,6 +22,7 @@ from gateway.config.schema import Config
 from gateway.database.places import state_folder
 from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.frames import CLOCKS, Clocks
+from gateway.features.snapshots.section import SNAPSHOT
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.notices import Notices
@@ -45,7 +46,7 @@ class SnapshotFile:
 
 def file_of(config: Config) -> SnapshotFile | None:
     """The file that a configuration asks for."""
-    file = config.snapshot.file
+    file = SNAPSHOT.of(config).file
     if file != AUTO:
         return SnapshotFile(Path(file)) if file != OFF else None
     host, port = config.address

@@ -11,11 +11,12 @@ from gateway.features.tracing.exporter import Exporter
 from gateway.features.tracing.observer import Traces
 from gateway.features.tracing.otlp import OtlpSender  # now: later, the library's import would hold requests up
 from gateway.features.tracing.sampling import Tracer
+from gateway.features.tracing.section import TRACING
 
 
 def install(core: Core) -> None:
     service = os.environ.get("OTEL_SERVICE_NAME") or "warmroute"
-    exporter = Exporter(OtlpSender(core.config.tracing.endpoint, service, __version__))
+    exporter = Exporter(OtlpSender(TRACING.of(core.config).endpoint, service, __version__))
     traces = Traces(Tracer(core.live, random.Random(), core.wall_clock), exporter)
     core.extensions.begun.append(traces.begin)
     core.extensions.explainers.append(traces)

@@ -15,6 +15,7 @@ from typing import Final
 
 from gateway.config.live import Live
 from gateway.features.tracing.context import HEADER, SAMPLED, TraceParent, parse_traceparent
+from gateway.features.tracing.section import TRACING, TracingConfig
 from gateway.features.tracing.trace import ROOT_BITS, Trace
 from gateway.request.client import ClientRequest
 
@@ -30,16 +31,21 @@ class Tracer:
         self._chance = chance
         self._wall_clock = wall_clock
 
+    @property
+    def _sampled(self) -> TracingConfig:
+        """In force now."""
+        return TRACING.of(self._live.config)
+
     def begin(self, request: ClientRequest, now: float) -> Trace | None:
         """Start a trace; None: the request is not traced. now: time of the gateway's clock."""
         header = request.headers.get(HEADER)
         parent = parse_traceparent(header) if header else None
         if parent is None:
-            return self._trace(None, request, now) if self._chance.random() < self._live.trace_share else None
+            return self._trace(None, request, now) if self._chance.random() < self._sampled.sample else None
         return self._trace(parent, request, now) if parent.sampled and self._takes(parent) else None
 
     def _takes(self, parent: TraceParent) -> bool:
-        return self._live.follows_parents or int(parent.trace_id[16:], 16) < self._live.trace_share * _IDS
+        return self._sampled.follow_parents or int(parent.trace_id[16:], 16) < self._sampled.sample * _IDS
 
     def _trace(self, parent: TraceParent | None, request: ClientRequest, now: float) -> Trace:
         root = self._chance.getrandbits(ROOT_BITS) or 1
@@ -51,4 +57,4 @@ class Tracer:
         return trace
 
     def __repr__(self) -> str:
-        return f"<Tracer of {self._live.trace_share:g} of the requests>"
+        return f"<Tracer of {self._sampled.sample:g} of the requests>"

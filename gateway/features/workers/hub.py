@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from gateway.cluster.messages import Command, EventBatch, Leave, Reconfigure, Reset, Want, encode_config
 from gateway.cluster.topics import Topics
-from gateway.config.schema import MAX_SOURCES, Config
+from gateway.config.schema import Config
+from gateway.config.sections import MAX_SOURCES, sources_of
 from gateway.features.sharing.link import Link
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.command_log import CommandLog, Replayed
@@ -283,8 +284,8 @@ class Hub:
             asked = encode(dict.fromkeys(self.workers, b""))
             self.workers[asker].channel.send(TopicAnswer(execute.number, asked), HUB)
         if isinstance(command, Reconfigure):
-            before, self.config = self.config, command.config
-            names = {each.source for each in self.config.discovery} | {KEPT}
+            before, self.config = self.config, command.config(type(self.config))
+            names = {*sources_of(self.config), KEPT}
             self._found = {name: found for name, found in self._found.items() if name in names}
             self._commands.reconfigured(before, self.config)
             self._departure = self._clock()

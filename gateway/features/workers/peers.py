@@ -43,6 +43,7 @@ from gateway.features.workers.messages import (
     encode,
 )
 from gateway.features.workers.questions import PEER_LIMITS, PeerLimits, Questions
+from gateway.features.workers.section import WORKERS
 from gateway.features.workers.transfer import ReceivedSnapshot, SnapshotReceiver, send
 from gateway.features.workers.transport import HubTransport
 from gateway.fleet.membership import Member
@@ -64,7 +65,7 @@ def part_of(config: Config) -> Config:
     """A worker's share of the gateway's bounds; a pool's max_inflight is not divided: the workers share it at run time."""
 
     def part(whole: int) -> int:
-        return math.ceil(whole / config.workers)
+        return math.ceil(whole / WORKERS.of(config))
 
     pools = tuple(replace(pool, max_queue=part(pool.max_queue)) for pool in config.pools)
     limits = replace(config.limits, connections=part(config.limits.connections))
@@ -312,7 +313,7 @@ class Peers:
         command = message.command
         try:
             if isinstance(command, Reconfigure):
-                command = Reconfigure.to(part_of(command.config))
+                command = Reconfigure.to(part_of(command.config(type(self._local.live.config))))
             await self._local.execute(command)
         except ConfigError as error:
             return TopicAnswer(message.number, error=str(error))

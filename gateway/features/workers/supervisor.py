@@ -23,6 +23,7 @@ from gateway.cluster.listeners import Address, addresses_of, listen, url_of
 from gateway.cluster.messages import Reconfigure, RejectConfig
 from gateway.cluster.reload import possible
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
+from gateway.commands.serving import StartError
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import ConfigSource
@@ -36,6 +37,7 @@ from gateway.features.workers.handover import Handover
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import BOOKED_S
 from gateway.features.workers.messages import from_worker
+from gateway.features.workers.section import WORKERS
 from gateway.features.workers.sharing import HubRouters
 from gateway.tasks import unless
 from gateway.upstream.loop_guard import new_id
@@ -55,7 +57,10 @@ CLOSE_S = 2.0  # of it, for the goodbye to other gateways, and the last lines of
 HURRY_S = 7.0  # that a worker takes to end when it does not wait for requests
 
 # The child finds its modules where we found ours, whatever its working directory is.
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.commands.worker import main; main(sys.argv[2:])"
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from gateway.features.workers.worker import main; main(sys.argv[2:])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +79,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-class StartError(Exception):
-    """The workers cannot start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -168,7 +169,7 @@ class Supervisor:
             await asyncio.gather(lasting, return_exceptions=True)
 
     async def _run_workers(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
-        self.slots = [WorkerSlot(listen(self._addresses)) for _ in range(self._config.workers)]
+        self.slots = [WorkerSlot(listen(self._addresses)) for _ in range(WORKERS.of(self._config))]
         keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
         beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
         due: float | None = None  # when the workers should have ended, beside the time that their requests have

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.accounting.prices import MAX_KNOWN, PriceBook
-from gateway.config.schema import DAYS, PeakConfig, PriceConfig, TierConfig, unix_time
+from gateway.config.kinds import unix_time
+from gateway.config.schema import DAYS, PeakConfig, PriceConfig, TierConfig
 
 
 def at(text: str) -> float:

@@ -17,12 +17,12 @@ from gateway.cluster.membership import KEPT, MAX_DRAINS, Membership
 from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
-from gateway.config.source import load
 from gateway.core import Surroundings
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running, serving_runner
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, FakeRequest, models, streams
 
 

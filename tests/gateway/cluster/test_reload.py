@@ -17,10 +17,11 @@ from yarl import URL
 
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import ConfigSource, load
+from gateway.config.source import ConfigSource
 from gateway.fleet.membership import configured
 from tests.gateway.conftest import BODY, Running, config_over, eventually, longest_pause, running
 from tests.support.configmap import ConfigMap
+from tests.support.configs import load
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, dies_now, http, models, streams, writes
 from tests.support.limits import open_files
 from tests.support.tiers import gate
@@ -338,11 +339,11 @@ async def test_what_needs_a_restart_stays_and_is_named(caplog: pytest.LogCapture
         fixed["tracing"] = {"endpoint": "http://127.0.0.1:1", "sample": 0.5}
         await reload(run, two, **fixed, routing=routing)
         (record,) = [record for record in caplog.records if "restart" in record.message]
-        keys = ["listen", "state", "log_level", "routing.block_bytes", "routing.block_tokens", "tracing.endpoint"]
+        keys = ["listen", "routing.block_bytes", "routing.block_tokens", "log_level", "tracing.endpoint", "state"]
         assert (record.levelno, vars(record)["keys"]) == (logging.WARNING, keys)
         assert run.gateway.config.routing.block_bytes == run.gateway.live.config.routing.block_bytes == 256
         assert run.gateway.router.trie.ttl_s == 7, "all else is as in the file"
-        assert run.gateway.live.trace_share == 0.5
+        assert run.gateway.config.tracing.sample == 0.5
         assert run.gateway.config.tracing.endpoint == "off"
         assert (await run.post())[1]["X-Warmroute-Replica"] == two.name
         await reload(run, two, **fixed, routing=routing)

@@ -18,9 +18,9 @@ import pytest
 from gateway.app import compose, serve
 from gateway.cluster.side_sockets import ListenError, SideSockets, side_sockets
 from gateway.config.schema import ADMIN_PORT_OFFSET, Config
-from gateway.config.source import load
 from gateway.server.endpoints import SIDE_CONNECTIONS
 from tests.gateway.conftest import BODY, LOGGED
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.commands.ending import ServingEnd
 from gateway.config.schema import Config
-from gateway.config.source import load
+from tests.support.configs import load
 
 
 class Served:

@@ -10,14 +10,17 @@ import pytest
 
 from gateway.cluster.messages import decode_config, encode_config
 from gateway.commands.advice import warnings_of
+from gateway.config.kinds import EngineName
 from gateway.config.parse import ConfigError
-from gateway.config.schema import AUTO_ENGINE, Config, EngineName, KeyConfig, PoolConfig, TlsConfig
-from gateway.config.source import load, read
+from gateway.config.schema import AUTO_ENGINE, Config, KeyConfig, PoolConfig, TlsConfig
+from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.dns import DnsSource, DnsTarget
 from gateway.features.discovery.kubernetes.objects import PodEndpoint, Read, members_of
+from gateway.features.table import WholeConfig, read
 from gateway.features.workers.messages import FoundMember, FoundMembers, decode_found, encode
 from gateway.fleet.engines import ENGINES
-from gateway.fleet.membership import CONFIGURATION, Member, configured, connected_as, merge
+from gateway.fleet.membership import CONFIGURATION, Member, configured, merge
+from tests.support.configs import load
 
 SECRET = "sk-the-secret-itself"
 URL, HTTPS = "http://10.0.0.1:8000", "https://10.0.0.2:8000"
@@ -42,7 +45,7 @@ def test_they_go_to_other_processes_as_they_are() -> None:
         },
         {"url": URL, "key": {"file": "/run/key"}, "engine": "distributed-llama"},
     )
-    assert decode_config(encode_config(config)) == config
+    assert decode_config(WholeConfig, encode_config(config)) == config
     one, two = configured(config)
     assert (one.key, one.tls) == (KeyConfig(env="A"), TlsConfig("/ca", "/c", "/k", "a.test"))
     assert (two.key, two.tls, two.engine) == (KeyConfig(file="/run/key"), None, "distributed-llama"), "TLS is for https only"
@@ -122,7 +125,7 @@ def test_discovery_has_the_short_form_of_tls_and_a_mapping() -> None:
     assert (found.tls, found.key, found.engine) == (TlsConfig("/ca"), KeyConfig(env="A"), "vllm")
     assert connected_as(Member("r", URL, "", engine="ollama"), options).tls is None
     assert connected_as(Member("r", URL, "", engine="ollama"), options).engine == "ollama", "its own word goes first"
-    assert decode_config(encode_config(Config((PoolConfig(),), (options,)))).discovery == (options,)
+    assert decode_config(WholeConfig, encode_config(WholeConfig((PoolConfig(),), discovery=(options,)))).discovery == (options,)
     for wrong in ("yes", 7, []):
         with pytest.raises(ConfigError, match="true, false or a mapping"):
             discovery(tls=wrong)

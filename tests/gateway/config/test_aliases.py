@@ -13,7 +13,8 @@ from gateway.config.aliases import MAX_ALIASES, MAX_NAME_CHARS, STAR, Aliases, c
 from gateway.config.live import Live
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import load, read
+from gateway.features.table import read
+from tests.support.configs import load
 
 POOLS = [{"replicas": ["http://127.0.0.1:9001"]}]
 names = st.text(alphabet="ab-", max_size=4)

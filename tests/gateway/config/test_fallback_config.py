@@ -14,7 +14,8 @@ from gateway.commands.cli import main
 from gateway.config.json_schema import config_schema
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_FALLBACKS, MAX_POOLS, FallbackConfig
-from gateway.config.source import load, read
+from gateway.features.table import WholeConfig, read
+from tests.support.configs import load
 
 
 def pool(name: str, fallback: Any = None, **more: Any) -> dict[str, Any]:
@@ -104,18 +105,18 @@ def test_the_command_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("fallback", ["b", {"pool": "b"}, {"pool": "b", "model": "x"}, None])
 def test_the_schema_for_editors_knows_both_forms(fallback: Any) -> None:
-    jsonschema.validate({"pools": [{"replicas": ["http://a:1"], "fallback": fallback}]}, config_schema())
+    jsonschema.validate({"pools": [{"replicas": ["http://a:1"], "fallback": fallback}]}, config_schema(WholeConfig))
 
 
 @pytest.mark.parametrize("fallback", [5, {"model": "x"}, {"pool": "b", "more": 1}])
 def test_the_schema_for_editors_refuses_others(fallback: Any) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"pools": [{"replicas": ["http://a:1"], "fallback": fallback}]}, config_schema())
+        jsonschema.validate({"pools": [{"replicas": ["http://a:1"], "fallback": fallback}]}, config_schema(WholeConfig))
 
 
 def test_workers_get_it() -> None:
     config = load(None, {"pools": [pool("a", {"pool": "b", "model": "x"}), pool("b")]}, env={})
-    assert decode_config(encode_config(config)) == config
+    assert decode_config(WholeConfig, encode_config(config)) == config
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS
-from gateway.config.source import load
 from gateway.core import Surroundings
 from gateway.fleet.membership import CONFIGURATION, MAX_DEPARTED, SHOWN_S, DepartedNames, Member, Members, merge, reconcile
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import LOGGED
+from tests.support.configs import load
 from tests.support.in_memory import MemoryDials, framed, replica
 from tests.support.snapshots import snapshot_of
 

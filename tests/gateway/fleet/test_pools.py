@@ -9,10 +9,10 @@ import pytest
 
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_POOL_NAME, Config, PoolConfig, ReplicaConfig
-from gateway.config.source import load
 from gateway.fleet.breaker import Breaker
 from gateway.fleet.pools import Pool, succeed
 from gateway.fleet.state import ReplicaState
+from tests.support.configs import load
 
 
 def config_of(*pools: dict[str, Any]) -> Config:

@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from bench.measure.ports import free_port
-from gateway.config.source import load
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.openai.stream import MAX_ERROR_BYTES, ChatOpening
 from gateway.errors import ReplicaFailure
@@ -23,6 +22,7 @@ from gateway.request.retries import RetryBudget
 from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.compiled import uncompiled
+from tests.support.configs import load
 from tests.support.fakes import (
     DONE,
     STREAM_HEAD,

@@ -31,13 +31,13 @@ from yarl import URL
 
 from bench.measure.ports import free_port
 from gateway.app import compose
-from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from router.learning.sessions import MAX_NEW
 from tests.gateway.conftest import Running, serving_runner
 from tests.support.compiled import uncompiled
+from tests.support.configs import load
 from tests.support.fakes import (
     DONE,
     STREAM_HEAD,

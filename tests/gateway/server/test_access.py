@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gateway.config.source import load
 from gateway.dialects.salts import salted
 from gateway.parser.parsing import INLINE_BYTES
 from gateway.server.access import KEY_HEADER, fields_are_direct
 from tests.gateway.conftest import BODY, Running, eventually, running
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, answers, dies, hangs, models, status, streams
 
 # As a client from outside, through a proxy on this machine that forwards its address.

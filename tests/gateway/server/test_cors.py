@@ -10,9 +10,9 @@ import pytest
 
 from gateway.admission.cors import EXPOSED, METHODS
 from gateway.config.parse import ConfigError
-from gateway.config.source import load
 from tests.gateway.cluster.test_reload import reload
 from tests.gateway.conftest import BODY, Running, running
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, answers, http, streams, writes
 
 PAGE, OTHER = "https://chat.example.org", "https://evil.example.org"

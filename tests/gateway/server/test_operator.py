@@ -10,7 +10,6 @@ import pytest
 from yarl import URL
 
 from gateway.config.schema import MAX_REPLICAS
-from gateway.config.source import load
 from gateway.dialects.anthropic.sessions import user_session
 from gateway.errors import ReplicaFailure
 from gateway.request.client import SESSION_HEADERS, WEAK_SESSION_HEADER
@@ -19,6 +18,7 @@ from gateway.upstream.client import ReplicaCall
 from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.upstream.test_resolver import NameServer
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, FakeRequest, answers, models, streams
 
 FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs

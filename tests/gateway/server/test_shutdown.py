@@ -15,11 +15,11 @@ import pytest
 
 from gateway.app import Gateway, compose, serve
 from gateway.cluster.commands import ControlPlane, LocalControl, SingleProcess
-from gateway.config.source import load
 from gateway.core import Surroundings
 from gateway.request.running import ROUND_S, ROUNDS, RunningRequests
 from gateway.server.http.accept import BATCH
 from tests.gateway.conftest import BODY, LOGGED, eventually
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, answers, hangs, streams
 
 RAW = json.dumps(BODY).encode()

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from gateway.app import compose
 from gateway.commands.streams import StandardError
-from gateway.config.source import load
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.log_output import LogOutput, Sink, sink_of
 from gateway.telemetry.logs import Handler
 from gateway.telemetry.request_log import RequestLog
 from tests.gateway.conftest import eventually, serving_runner
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica
 
 WAIT_S = 60.0  # a thread that waited for ever would keep its event loop from ending, too

@@ -24,7 +24,7 @@ import orjson
 
 from gateway.cluster.member_source import SourceError
 from gateway.config.addresses import base_url
-from gateway.config.schema import KubernetesConfig
+from gateway.features.discovery.section import KubernetesConfig
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod, unless that is turned off
 CONNECT_S: Final = 5.0

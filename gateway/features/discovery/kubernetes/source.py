@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from gateway.config.schema import DiscoveryConfig
 from gateway.features.discovery.kubernetes.api import WATCH_S, Api, ApiAccess, access_of
 from gateway.features.discovery.kubernetes.objects import members_of, read_pod, read_slice
 from gateway.features.discovery.kubernetes.watcher import Watcher
+from gateway.features.discovery.section import DiscoveryConfig
 from gateway.fleet.membership import Member
 
 log = logging.getLogger("warmroute.discovery")

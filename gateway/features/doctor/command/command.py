@@ -126,7 +126,7 @@ def _prices(options: argparse.Namespace) -> DoctorPrices:
     """Raises ConfigError."""
     if options.config is None:
         return DoctorPrices(fixed=options.price)
-    from gateway.config.source import read
+    from gateway.features.table import read
 
     return DoctorPrices(read(options.config, {}).config.prices, options.price)
 

@@ -12,11 +12,13 @@ import asyncio
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.config.addresses import AddressError, jwks_url
+from gateway.config.addresses import AddressError
 from gateway.config.live import Live
-from gateway.config.schema import OidcConfig, TlsConfig
+from gateway.config.schema import TlsConfig
 from gateway.errors import GatewayError, ReplicaFailure
+from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.jwks import JwksError, PublicKey, keys_of, parsed
+from gateway.features.keys.urls import jwks_url
 from gateway.upstream.access.options import ConnectionOptions
 from gateway.upstream.client import ReplicaCall, UpstreamClient
 from gateway.upstream.resolver import Resolver

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gateway.config.schema import OidcConfig
 from gateway.features.keys.record import limits_of
+from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.fetching import FetchFailed
 from gateway.features.keys.tokens.jwks import PublicKey
 

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from gateway.config.schema import OidcConfig
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.limits.account import KeyLimits
 from gateway.features.keys.secret import MAX_CHARS, digest_of
+from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.issuer import Issuer
 from gateway.features.keys.tokens.jwks import MAX_KID_CHARS, PublicKey
 from gateway.features.keys.tokens.verdict import FORGED, UNDECIDED, Verdict

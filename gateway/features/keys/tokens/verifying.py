@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.config.schema import OidcConfig
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.record import is_tenant
+from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.issuer import Issuer
 from gateway.features.keys.tokens.jwks import PublicKey
 from gateway.features.keys.tokens.verdict import EXPIRED, FORGED, UNFIT, Verdict

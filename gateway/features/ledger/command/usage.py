@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Final
 
 from gateway.commands.streams import escaped
+from gateway.config.kinds import database_url
 from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
-from gateway.config.schema import database_url
-from gateway.config.source import read
 from gateway.database.failures import StoreFailed
 from gateway.features.ledger.command.output import as_json, print_usage, write_csv
 from gateway.features.ledger.command.period import EXPECTED, Moment, PeriodError, moment, period
+from gateway.features.ledger.section import LEDGER
 from gateway.features.ledger.sums import GROUP, Period, UsageReport
+from gateway.features.table import read
 
 DESCRIPTION: Final = (
     "Show what was used and what it cost, by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from"
@@ -76,7 +77,7 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
         file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
         if not file:
             options.parser.error("which ledger? Name it: --config FILE, or --url URL")
-        url = read(Path(file), {}).config.ledger.url
+        url = LEDGER.of(read(Path(file), {}).config).url
     if url == OFF:
         raise ConfigError("ledger.url is off: there is no ledger")
     return url

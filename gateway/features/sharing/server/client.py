@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from gateway.config.addresses import StoreAddress, parse_store_url
 from gateway.config.parse import ConfigError
-from gateway.config.schema import SharingConfig
+from gateway.features.sharing.address import StoreAddress, parse_store_url
+from gateway.features.sharing.section import SharingConfig
 from gateway.features.sharing.server.failures import DENIED, PASSWORD, SENTINEL_PASSWORD, check_files, sentinel_failures
 from gateway.upstream.dialer import is_ip_address
 from gateway.upstream.resolver import AddressSource

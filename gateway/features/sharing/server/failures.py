@@ -8,9 +8,10 @@ import ssl
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.config.addresses import parse_store_url
-from gateway.config.schema import SharingConfig, TlsConfig
+from gateway.config.schema import TlsConfig
 from gateway.errors import ReplicaFailure
+from gateway.features.sharing.address import parse_store_url
+from gateway.features.sharing.section import SharingConfig
 from gateway.upstream.access.credentials import context_of
 
 PASSWORD: Final = "WARMROUTE_SHARING_PASSWORD"

@@ -13,9 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.app import compose
-from gateway.config.schema import MAX_REPLICAS, DiscoveryConfig, DnsConfig
+from gateway.config.schema import MAX_REPLICAS
 from gateway.features.discovery.dns import EMPTY_S, REFRESH_S, RETRY_S, DnsSource, DnsTarget, LookUpFailed, asking
 from gateway.features.discovery.dns_targets import MAX_ADDRESSES, MAX_TTL_S, TargetAddresses
+from gateway.features.discovery.section import DiscoveryConfig, DnsConfig
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, serving_runner

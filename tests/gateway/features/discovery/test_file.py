@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.schema import DiscoveryConfig
 from gateway.features.discovery.file import FileSource
+from gateway.features.discovery.section import DiscoveryConfig
 from gateway.fleet.membership import Member
 from tests.gateway.conftest import eventually
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.source import load
 from gateway.dialects.prompt.outline import Outliner
 from gateway.errors import GatewayError
 from gateway.features.doctor.examiner import PART, Examiner
 from gateway.features.doctor.watch import DoctorWatch, WatchedRequests
 from tests.gateway.conftest import eventually
 from tests.gateway.features.doctor.test_watch import seen
+from tests.support.configs import load
 
 PRICES = {"*": [{"input": 1.0, "output": 2.0, "tiers": [{"above": 1000, "input": 2.0, "output": 4.0}]}]}
 SAYS_ITS_PID = "import os, pathlib, sys, time; pathlib.Path({!r}).write_text(str(os.getpid())); {}"

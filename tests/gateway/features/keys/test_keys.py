@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.schema import Config, KeysConfig
 from gateway.database.database import Database, T, Work
 from gateway.database.steadiness import STEADY_S
 from gateway.errors import GatewayError
@@ -18,9 +17,11 @@ from gateway.features.keys.limits.calendar import day_text
 from gateway.features.keys.limits.limiter import Limiter
 from gateway.features.keys.record import MAX_GRACE_S, KeyRefusedError, Settings, stamp
 from gateway.features.keys.secret import digest_of
+from gateway.features.keys.section import KeysConfig
 from gateway.features.keys.store import MAX_FORMER, SPENT_AT_ONCE, KeyStore
 from gateway.features.keys.tables import TABLES
 from gateway.features.keys.tables import spent as spent_table
+from gateway.features.table import WholeConfig
 from gateway.telemetry.metrics import Metrics
 
 HOUR_S = 3600.0
@@ -42,7 +43,7 @@ class Clock:
 def gateway(file: Path, wall: float = NOON) -> tuple[Keys, Clock]:
     """Its keys, and its monotonic clock."""
     clock = Clock()
-    config = Config(pools=(), keys=KeysConfig(f"sqlite:///{file}"))
+    config = WholeConfig(pools=(), keys=KeysConfig(f"sqlite:///{file}"))
     return Keys(config, Metrics(), lambda: wall + clock(), clock), clock
 
 

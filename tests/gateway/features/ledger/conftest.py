@@ -11,13 +11,13 @@ from sqlalchemy import Connection, select
 
 from gateway.accounting.consumed import Consumption
 from gateway.accounting.meter import Bill
-from gateway.config.schema import LedgerConfig
 from gateway.database.database import Database
 from gateway.dialects.usage import Usage
 from gateway.features.ledger.batches import RowMaker
 from gateway.features.ledger.buffer import Entry
 from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import BUFFER_BYTES, Ledger, Opener, open_store
+from gateway.features.ledger.section import LedgerConfig
 from gateway.features.ledger.store import OPERATION_S, LedgerStore
 from gateway.features.ledger.tables import TABLES, daily, rows
 from gateway.request.record import SettledRequest

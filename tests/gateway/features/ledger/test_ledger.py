@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.schema import LedgerConfig
 from gateway.database.failures import StoreFailed
 from gateway.database.steadiness import STEADY_S
 from gateway.features.ledger.batches import LedgerBatch
 from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import MAX_BATCH, BatchStore, Ledger, Opener
+from gateway.features.ledger.section import LedgerConfig
 from gateway.features.ledger.store import InvalidValueError
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ConnectionError as LostConnection
 
-from gateway.config.addresses import AddressError, StoreAddress, parse_store_url
-from gateway.config.schema import SharingConfig
+from gateway.config.addresses import AddressError
+from gateway.features.sharing.address import StoreAddress, parse_store_url
 from gateway.features.sharing.link import Link
+from gateway.features.sharing.section import SharingConfig
 from gateway.features.sharing.server.client import LIBRARY, connected, reason_of, store_errors
 from gateway.features.sharing.server.failures import explained
 from gateway.telemetry.metrics import Metrics

@@ -13,10 +13,10 @@ import pytest
 from redis.exceptions import TimeoutError as Late
 
 from gateway.cluster.messages import EventBatch
-from gateway.config.schema import SharingConfig
 from gateway.features.sharing.link import Link
 from gateway.features.sharing.messages import VERSION, Envelope, encode_envelope
 from gateway.features.sharing.position import READ_MOST
+from gateway.features.sharing.section import SharingConfig
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.telemetry.metrics import Metrics
 from router.events import CacheLost, encode

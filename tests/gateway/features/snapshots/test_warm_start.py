@@ -21,11 +21,12 @@ from gateway.cluster.commands import SingleProcess
 from gateway.cluster.messages import Join
 from gateway.config.schema import ReplicaConfig, RoutingConfig
 from gateway.core import Surroundings
-from gateway.features.sharing.single_process import SingleKnowledge, single_process
+from gateway.features.sharing.single_process import single_process
 from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.keeper import SnapshotFile, file_of
 from gateway.features.snapshots.knowledge import Knowledge
 from gateway.features.snapshots.origins import has_restarted
+from gateway.features.snapshots.single_process import SingleKnowledge
 from gateway.features.snapshots.snapshot import Header, Origin, Snapshot, format_of
 from gateway.fleet.engines import Facts
 from router import Replica, Router

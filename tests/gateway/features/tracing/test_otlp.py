@@ -240,7 +240,7 @@ def test_without_the_library_the_start_says_what_to_install() -> None:
 import sys
 sys.modules["opentelemetry"] = None
 from gateway.commands.surroundings import require_libraries
-from gateway.config.source import load
+from tests.support.configs import load
 pools = [{"replicas": ["http://127.0.0.1:1"]}]
 require_libraries(load(None, {"pools": pools, "tracing": {"endpoint": "http://c:4318"}}, env={}))
 """

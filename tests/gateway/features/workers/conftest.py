@@ -14,8 +14,8 @@ from gateway.app import Gateway, compose
 from gateway.cluster.commands import LocalControl
 from gateway.cluster.messages import decode_config
 from gateway.config.schema import Config
-from gateway.config.source import load
 from gateway.core import Surroundings
+from gateway.features.table import WholeConfig
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import HISTORY_BYTES
@@ -25,6 +25,7 @@ from gateway.features.workers.questions import PEER_LIMITS, PeerLimits
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import clients_runner
 from tests.gateway.conftest import LOGGED, Running, eventually, serving_runner
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica
 
 
@@ -89,7 +90,7 @@ class Star:
             return made[0]
 
         around = Surroundings(control_plane=control_plane, first_probes_s=self.first_probes_s)
-        gateway = compose(part_of(decode_config(welcome.config)), LOGGED, around)
+        gateway = compose(part_of(decode_config(WholeConfig, welcome.config)), LOGGED, around)
         run = await self.stack.enter_async_context(serving_runner(gateway, clients_runner(gateway.served)))
         await gateway.control.ready()
         its.send(Heartbeat("serving"))

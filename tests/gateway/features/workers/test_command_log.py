@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.schema import AddedReplica, Config
-from gateway.config.source import load
 from gateway.features.workers.channel import HUB
 from gateway.features.workers.command_log import CommandLog, Replayed
+from tests.support.configs import load
 
 OWN = "http://127.0.0.1:8000"  # where the gateway listens: no replica can be there
 URLS = st.sampled_from(["http://one", "http://two"])

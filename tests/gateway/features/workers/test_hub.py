@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cluster.messages import Command, Drain, EventBatch, Join, Leave, Reconfigure, RejectConfig, Reset, decode_config
-from gateway.config.schema import MAX_REPLICAS, MAX_SOURCES, AddedReplica, Config, ReplicaConfig
-from gateway.config.source import load
+from gateway.config.schema import MAX_REPLICAS, AddedReplica, Config, ReplicaConfig
+from gateway.config.sections import MAX_SOURCES
+from gateway.features.table import WholeConfig
 from gateway.features.workers.channel import HEAD, HUB, Channel, Receive
 from gateway.features.workers.command_log import DRAINS_MOST, PENDING_MOST
 from gateway.features.workers.hub import SWEEP_S, Hub
@@ -37,6 +38,7 @@ from gateway.telemetry.exposition import packed
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.features.workers.test_channel import framed, messages
 from tests.support.compiled import uncompiled
+from tests.support.configs import load
 
 
 class End:
@@ -187,7 +189,7 @@ def test_additions_outlive_a_reload_unless_it_names_the_replica_or_has_its_pool_
     added = [Join("default", REPLICA_B), Drain("b:1", on=True), Drain("a:1", on=True)]
     assert late.commands == [*added, Drain("z", on=True)], "z may be the member of a source"
     done(made, end, Drain("z", on=False))
-    assert decode_config(late.of(Welcome)[0][1].config) == other
+    assert decode_config(WholeConfig, late.of(Welcome)[0][1].config) == other
     made.command(Reconfigure.to(config_of("http://a:1", "http://b:1")))
     assert replayed(made) == [Drain("b:1", on=True), Drain("a:1", on=True)], "b:1 is in the configuration now"
     made.command(Reconfigure.to(config_of()))
@@ -552,7 +554,7 @@ def test_a_configuration_survives_the_way_to_a_worker_unchanged() -> None:
     }
     config = load(None, raw, env={})
     made = Hub(config, Now(), lambda _: None)
-    sent = decode_config(joined(made)[1].of(Welcome)[0][1].config)
+    sent = decode_config(WholeConfig, joined(made)[1].of(Welcome)[0][1].config)
     assert sent == config
-    assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (Config, ReplicaConfig, config.pools)
-    assert Reconfigure.to(config).config == config
+    assert (type(sent), type(sent.pools[0].replicas[0]), sent.pools) == (WholeConfig, ReplicaConfig, config.pools)
+    assert Reconfigure.to(config).config(WholeConfig) == config

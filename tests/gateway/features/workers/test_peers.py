@@ -12,7 +12,6 @@ import pytest
 
 from gateway.cluster.messages import EventBatch, Reconfigure, RejectConfig
 from gateway.config.schema import Config
-from gateway.config.source import load
 from gateway.features.workers.channel import HUB
 from gateway.features.workers.messages import COUNTERS, Ask, Message, TopicAnswer, from_hub
 from gateway.features.workers.peers import part_of
@@ -21,6 +20,7 @@ from gateway.telemetry.exposition import unpacked_slices
 from router.events import Event, decode
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.workers.conftest import Star, Worker, closed, pair, star
+from tests.support.configs import load
 from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, hangs, models, streams
 
 STREAM = {**BODY, "stream": True}

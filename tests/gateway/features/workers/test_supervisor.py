@@ -18,13 +18,14 @@ import pytest
 from gateway.commands.demo.processes import Process, admin_url, listening_url, log_line
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
-from gateway.config.source import ConfigSource, load
+from gateway.config.source import ConfigSource
 from gateway.features.snapshots.file import write
 from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.features.snapshots.snapshot import Header, Snapshot
 from gateway.features.workers.supervisor import BOOT, END_S, WELL_S, Patience, StartError, Supervisor, WorkerSlot
 from gateway.telemetry.exposition import unpacked_slices
 from tests.gateway.conftest import BODY, eventually
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica, answers, streams
 from tests.support.paths import ROOT
 from tests.support.tiers import gate

@@ -15,9 +15,9 @@ import uvloop
 
 from gateway.app import compose, serve
 from gateway.cluster.listeners import open_listeners
-from gateway.config.source import load
 from gateway.server.http.accept import BATCH, Acceptor
 from tests.gateway.conftest import LOGGED
+from tests.support.configs import load
 from tests.support.fakes import FakeReplica
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}

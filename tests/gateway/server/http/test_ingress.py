@@ -18,13 +18,13 @@ import pytest
 
 from gateway.admission.memory import Budget
 from gateway.cluster.process import budget_bytes, memory_bytes
-from gateway.config.source import load
 from gateway.server.http.connection import MAX_UNCHARGED
 from gateway.server.http.inflate import INFLATER_BYTES
 from gateway.server.http.request_head import HEAD_COPIES, MAX_HEAD_BYTES
 from gateway.turns import turns_of
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.request.test_robust import RAW, STREAM, dial, post, read_answer, served
+from tests.support.configs import load
 from tests.support.fakes import (
     STREAM_HEAD,
     Behaviour,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.config.schema import DiscoveryConfig, KubernetesConfig
 from gateway.features.discovery.kubernetes.objects import MAX_ENDPOINTS, MAX_NOTES, Read, members_of, read_pod, read_slice
+from gateway.features.discovery.section import DiscoveryConfig, KubernetesConfig
 from gateway.fleet.membership import Member, problem_of
 from tests.support.kubernetes import endpoint, pod_of, slice_of
 

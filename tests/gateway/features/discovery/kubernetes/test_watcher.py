@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.schema import KubernetesConfig
 from gateway.features.discovery.kubernetes import api as kubernetes_api
 from gateway.features.discovery.kubernetes.api import Api, ApiAccess, KubernetesError, access_of
 from gateway.features.discovery.kubernetes.objects import read_slice
 from gateway.features.discovery.kubernetes.watcher import EMPTY_S, RELIST_RETRY_S, RELIST_S, Watcher
+from gateway.features.discovery.section import KubernetesConfig
 from tests.gateway.conftest import eventually
 from tests.gateway.upstream.certificates import Authority
 from tests.support.kubernetes import SLICES, FakeKubernetes, endpoint, slice_of

@@ -17,11 +17,12 @@ from jsonschema import Draft202012Validator
 from gateway.commands.surroundings import require_libraries
 from gateway.config.json_schema import editor_schema
 from gateway.config.parse import ConfigError
-from gateway.config.schema import OidcConfig
+from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.fetching import FetchFailed
 from gateway.features.keys.tokens.issuer import AGAIN_S, MAX_RETRY_S, Issuer
 from gateway.features.keys.tokens.jwks import ALGORITHMS, JwksError, PublicKey, keys_of
 from gateway.features.keys.tokens.tokens import MAX_VERDICTS, TokenClaims, Tokens, named_in
+from gateway.features.table import WholeConfig
 from tests.gateway.conftest import config_over
 from tests.support.issuer import AUDIENCE, FakeIssuer, encoded, public_jwk
 from tests.support.paths import ROOT
@@ -254,7 +255,7 @@ def test_configurations_that_are_refused(oidc: list[dict[str, Any]], expected: s
 
 
 def test_one_audience_stands_alone_in_the_schema_for_editors() -> None:
-    schema = Draft202012Validator(editor_schema())
+    schema = Draft202012Validator(editor_schema(WholeConfig))
     for audience, good in (("a", True), (["a", "b"], True), ([], False), (7, False)):
         raw = {"pools": [{"replicas": ["http://a:1"]}], "keys": {"oidc": [{**GOOD, "audience": audience}]}}
         assert schema.is_valid(raw) is good
@@ -265,7 +266,7 @@ def test_without_the_library_the_start_says_what_to_install() -> None:
 import sys
 sys.modules["jwt"] = None
 from gateway.commands.surroundings import require_libraries
-from gateway.config.source import load
+from tests.support.configs import load
 require_libraries(load(None, {{"pools": [{{"replicas": ["http://127.0.0.1:1"]}}], "keys": {{"oidc": [{GOOD}]}}}}, env={{}}))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

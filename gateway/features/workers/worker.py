@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from gateway.app import compose, serve
 from gateway.cluster.commands import LocalControl
@@ -18,7 +19,9 @@ from gateway.cluster.messages import decode_config
 from gateway.cluster.process import relax_garbage_collection, run
 from gateway.cluster.side_sockets import SideSockets
 from gateway.core import Surroundings
+from gateway.features.table import WholeConfig
 from gateway.features.workers.channel import Channel
+from gateway.features.workers.handover import Receiver
 from gateway.features.workers.messages import COUNTERS, Heartbeat, Publish, Welcome, from_hub
 from gateway.features.workers.peers import Peers, connect, part_of
 from gateway.telemetry import logs
@@ -56,7 +59,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # handled by the supervisor
     worker, welcome = await channel.first()
     assert isinstance(welcome, Welcome)
-    whole = decode_config(welcome.config)
+    whole = decode_config(WholeConfig, welcome.config)
     requests = logs.configure(whole.log_level, worker=worker, log_format=whole.log_format)
 
     def orphaned() -> None:
@@ -73,7 +76,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     def started(_url: str) -> None:
         channel.send(Heartbeat("serving"))
 
-    await serve(gateway, stop, hurry, started, sockets["clients"], sides, sockets["handed"][0])
+    await serve(gateway, stop, hurry, started, sockets["clients"], sides, [partial(Receiver, sockets["handed"][0])])
     channel.send(Publish(COUNTERS, packed(gateway.local.page())))  # the last snapshot
     channel.close()
     await channel.closed.wait()

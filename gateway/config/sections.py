@@ -1,0 +1,66 @@
+"""Sections of the configuration that features declare, and the type of the whole file, which has them beside the core's keys.
+
+    TRACING: Final = Section("tracing", Annotated[TracingConfig, Meta(...)], TracingConfig())     in the feature's package
+    config_type([TRACING, ...])                                                    in the table of features
+    TRACING.of(config)                                                             where the feature reads it
+
+A section is read, checked, described for editors and reloaded as the core's own are: its hint says how (`hints.py`). A
+configuration with the section of a feature that is not there has an unknown key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from gateway.config.hints import PROCESSES, SOURCES, extra_of
+from gateway.config.schema import Config
+
+MAX_SOURCES = 64  # of replicas: each is watched, by each process
+
+T = TypeVar("T")
+
+
+class Section(Generic[T]):
+    """A key at the top of the file. hint: the type of its value, with `msgspec.Meta`. default: its value if the file has none.
+
+    flag: what the flag of `warmroute serve` with this name sets, a number; "": there is no such flag.
+    """
+
+    def __init__(self, name: str, hint: Any, default: T, *, flag: str = "") -> None:
+        self.name, self.hint, self.default, self.flag = name, hint, default, flag
+
+    def of(self, config: Config) -> T:
+        """Its value. The type of this configuration may be without it."""
+        value: T = getattr(config, self.name, self.default)
+        return value
+
+    def __repr__(self) -> str:
+        return f"<Section {self.name}>"
+
+
+def config_type(sections: Iterable[Section[Any]]) -> type[Config]:
+    """The type of a whole file with these sections."""
+    fields = [(section.name, section.hint, section.default) for section in sections]
+    made = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, forbid_unknown_fields=True, module=__name__)
+    return cast(type[Config], made)
+
+
+def marked(kind: type[Config], mark: str) -> Iterator[tuple[str, Any]]:
+    """(key, what its hint says) of the keys at the top of a file with this one of `hints.py`."""
+    for field in msgspec.structs.fields(kind):
+        extra = extra_of(field.type)
+        if mark in extra:
+            yield field.name, extra[mark]
+
+
+def processes_of(config: Config) -> int:
+    """How many processes serve together, and share the bounds of this configuration."""
+    return next((getattr(config, name) for name, _ in marked(type(config), PROCESSES)), 1)
+
+
+def sources_of(config: Config) -> Sequence[str]:
+    """Names of the sources of replicas that this configuration has the gateway watch."""
+    return [source for name, names in marked(type(config), SOURCES) for source in names(getattr(config, name))]

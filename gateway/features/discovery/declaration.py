@@ -1,0 +1,10 @@
+"""Sources of replicas beside the configuration."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.declaring import Feature
+from gateway.features.discovery.section import DISCOVERY
+
+FEATURE: Final = Feature(section=DISCOVERY, advice="gateway.features.discovery.advice:DiscoveryAdvice")

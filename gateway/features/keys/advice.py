@@ -1,0 +1,60 @@
+"""The library, database and file that keys need, and budgets that nothing reaches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from gateway.config.parse import ConfigError, Problem
+from gateway.config.schema import Config
+from gateway.config.source import LoadedConfig
+from gateway.database.places import unreadable
+from gateway.features.declaring import Advice
+from gateway.features.keys.section import KEYS
+
+
+class KeysAdvice(Advice):
+    """See the top of this file."""
+
+    def require(self, config: Config) -> None:
+        """Raises ConfigError."""
+        if KEYS.of(config).oidc:
+            from gateway.features.keys.tokens import jwks
+
+            if not jwks.is_installed():
+                raise ConfigError(f"keys.oidc needs a library that is not installed here: pip install '{jwks.LIBRARY}'")
+
+    def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
+        """Raises ConfigError for a file of keys that can be read, and is invalid."""
+        url = KEYS.of(loaded.config).url
+        yield from unreadable(KEYS.name, url)
+        if url.startswith("/"):
+            yield from _of_the_file(Path(url), has_prices=bool(loaded.config.prices))
+
+    def warnings(self, config: Config) -> Iterator[Problem]:
+        """Budgets of issuers' tenants, where nothing costs anything. Those of keys are in a database."""
+        for number, issuer in enumerate(KEYS.of(config).oidc):
+            for name in ("budget_usd_day", "budget_usd_month"):
+                if getattr(issuer, name) is not None and not config.prices:
+                    text = "a budget is never reached without prices: nothing costs anything"
+                    yield Problem(("keys", "oidc", number, name), text)
+
+
+def _of_the_file(path: Path, *, has_prices: bool) -> Iterator[Problem]:
+    if path.exists() and not path.is_file():  # to open a pipe would wait for whoever writes into it
+        yield Problem(("keys", "url"), f"not on this machine: {path} is not a regular file")
+        return
+    from gateway.features.keys.file import read_keys
+
+    try:
+        keys = read_keys(path)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        yield Problem(("keys", "url"), f"not on this machine: {error}")
+        return
+    limited = [key for key in keys if key.settings.budget_usd_day is not None or key.settings.budget_usd_month is not None]
+    if limited and not has_prices:
+        text = f"{len(limited)} of its keys have a budget, which is never reached without prices: nothing costs anything"
+        yield Problem(("keys", "url"), text)

@@ -1,0 +1,14 @@
+"""API keys: who sends a request, what they may do, and how much they may use."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.declaring import Command, Feature
+from gateway.features.keys.section import KEYS
+
+FEATURE: Final = Feature(
+    section=KEYS,
+    commands=[Command("keys", "make, list, rotate and revoke API keys", "gateway.features.keys.command")],
+    advice="gateway.features.keys.advice:KeysAdvice",
+)

@@ -1,0 +1,9 @@
+"""The live page."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.declaring import Feature
+
+FEATURE: Final = Feature()

@@ -1,0 +1,10 @@
+"""Stored responses and conversations, and responses that run in the background."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.declaring import Feature
+from gateway.features.responses.section import STATE
+
+FEATURE: Final = Feature(section=STATE, advice="gateway.features.responses.advice:StateAdvice")

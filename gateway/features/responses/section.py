@@ -1,0 +1,35 @@
+"""The section `state`: what the gateway keeps for its clients."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from gateway.config.hints import EXPECTED, FALSE, FIXED
+from gateway.config.kinds import ConfigSection, DatabaseUrl, Seconds, about
+from gateway.config.listen import OFF
+from gateway.config.sections import Section
+
+
+class StateConfig(ConfigSection, frozen=True):
+    """What the gateway keeps for its clients: responses and conversations (OpenAI's Responses API with `store`)."""
+
+    url: Annotated[
+        DatabaseUrl,
+        about(
+            "sqlite (a file in the user's state folder), sqlite:///PATH, postgresql://USER@HOST/NAME (the password is in"
+            " PGPASSWORD), or off: nothing is kept, and requests that name a response go to the replica that has it."
+        ),
+    ] = "sqlite"
+    ttl_s: Annotated[Seconds, about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
+
+
+STATE: Final = Section(
+    "state",
+    Annotated[
+        StateConfig,
+        Meta(extra={FALSE: {"url": OFF}, EXPECTED: "a mapping such as {url: sqlite}, or off to keep nothing,", FIXED: True}),
+    ],
+    StateConfig(),
+)

@@ -1,0 +1,10 @@
+"""Sharing: several gateways with one mind, over a store."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.features.declaring import Feature
+from gateway.features.sharing.section import SHARING
+
+FEATURE: Final = Feature(section=SHARING, advice="gateway.features.sharing.advice:SharingAdvice")

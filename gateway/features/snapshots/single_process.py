@@ -1,0 +1,53 @@
+"""A gateway that is one process, with its prefix index in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gateway.cluster.commands import LocalControl, SingleProcess
+from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot, format_of
+from gateway.features.snapshots.warm_start import Siblings, WarmStart
+
+log = logging.getLogger("warmroute.snapshots")
+
+
+def with_file(local: LocalControl, snapshot: SnapshotFile | None) -> SingleProcess:
+    """snapshot: the file that it begins with, and leaves; None: there is none."""
+    return SingleProcess(local, knowledge_of(local, Knowledge(local), snapshot))
+
+
+def knowledge_of(
+    local: LocalControl, knowledge: Knowledge, snapshot: SnapshotFile | None, siblings: Siblings | None = None
+) -> SingleKnowledge:
+    """siblings: gateways with which it shares; None: there are none."""
+    keeper = Keeper(snapshot, knowledge.collect, local.metrics) if snapshot else None
+    return SingleKnowledge(knowledge, format_of(local.live.config.routing), keeper, siblings)
+
+
+class SingleKnowledge(WarmStart):
+    """The `IndexPersistence` part of one process."""
+
+    def __init__(self, knowledge: Knowledge, format: str, keeper: Keeper | None, siblings: Siblings | None) -> None:  # noqa: A002
+        super().__init__(format, keeper, siblings)
+        self.knowledge = knowledge
+
+    async def begin(self) -> None:
+        await self.find(self._take_in)
+        self.begun()
+
+    async def _take_in(self, snapshot: Snapshot) -> bool:
+        try:
+            await self.knowledge.begin(snapshot)
+        except KnowledgeError as error:
+            about = {"source": snapshot.source, "reason": str(error)}
+            log.warning("snapshot ignored", extra=about)
+            return False
+        return True
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.knowledge.run())
+            group.create_task(super().run())

@@ -1,0 +1,16 @@
+"""`warmroute serve` with several workers: this process supervises them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gateway.commands.serving import ToServe
+from gateway.features.snapshots.keeper import file_of
+from gateway.features.workers.supervisor import Supervisor
+
+
+async def serve(what: ToServe) -> None:
+    """Until a signal ends it. Raises OSError, StartError."""
+    supervisor = Supervisor(what.config, what.source, sides=what.sides, snapshot=file_of(what.config))
+    started = partial(what.started, supervisor, supervisor.hub.replica_urls)
+    await supervisor.run(what.ending.stop, what.ending.hurry, started)
