@@ -20,7 +20,7 @@ from gateway.cluster.reload import Parts, Reload
 from gateway.cluster.side_sockets import NO_SIDES, SideSockets
 from gateway.config.schema import Config
 from gateway.core import Core, Surroundings, lifecycle_of
-from gateway.features.table import install_all
+from gateway.features.table import install_all, new_metrics
 from gateway.server.endpoints import SHUTDOWN_S, ServedParts, clients_runner, side_runner
 from gateway.server.http.accept import Acceptor
 from gateway.server.http.connections import ClientServer
@@ -47,7 +47,6 @@ class Gateway(Core):
     Tests look inside through it.
     """
 
-    local: LocalControl
     served: ServedParts
 
     def begin_leaving(self) -> None:
@@ -97,7 +96,7 @@ class Gateway(Core):
 
 
 def compose(config: Config, requests: RequestLog, around: Surroundings | None = None) -> Gateway:
-    gateway = Gateway(config, requests, around or Surroundings())
+    gateway = Gateway(config, requests, new_metrics(), around or Surroundings())
     install_all(gateway)
     gateway.lifecycle = lifecycle_of(gateway)
     gateway.local = _local_of(gateway)

@@ -117,12 +117,13 @@ class Core:
     """See the top of this file. requests: their log."""
 
     lifecycle: Lifecycle  # when all features are installed
-    control: ControlPlane  # when this process can be controlled
+    local: LocalControl  # when this process can be controlled
+    control: ControlPlane
 
-    def __init__(self, config: Config, requests: RequestLog, around: Surroundings) -> None:
+    def __init__(self, config: Config, requests: RequestLog, metrics: Metrics, around: Surroundings) -> None:
         self.around = around
         self.clock, self.wall_clock = around.clock, around.wall_clock
-        self.live, self.metrics, self.requests = Live(config), Metrics(), requests
+        self.live, self.metrics, self.requests = Live(config), metrics, requests
         self.loops, chance, routing = around.loops or LoopGuard(), random.Random(), config.routing
         self.router = _router_of(routing, chance)
         self.fleet = Fleet(config, self.router, self.metrics, chance, self.clock)

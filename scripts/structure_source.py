@@ -96,7 +96,8 @@ class Source:
         path = file.replace(".py", "").replace(".", "/").removeprefix("gateway/")
         if self._new:
             name = path.split("/")[1] if path.startswith("features/") else ""
-            return name if f"gateway/features/{name}/__init__.py" in self.texts else ""  # else of the table of them
+            is_folder = any(each.startswith(f"gateway/features/{name}/") for each in self.texts)
+            return name if is_folder else ""  # the table of features is none
         return next((name for begin, name in BEFORE.items() if f"{path}/".startswith(begin)), "")
 
     def lines(self) -> Lines:

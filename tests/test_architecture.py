@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from gateway.config.hints import SECRET, bare, extra_of, takes_bool
-from gateway.features.table import WholeConfig
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import WholeConfig, new_metrics
 from hatch_build import modules
 from router import POLICIES
 from tests.gateway.conftest import running
@@ -214,7 +213,7 @@ def test_the_metrics_page_lists_every_metric() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `((?:warmroute|process)_\w+)", text, re.MULTILINE)
     exposed = set()
-    for family in Metrics().registry.collect():
+    for family in new_metrics().registry.collect():
         exposed.add(family.name + "_total" if family.type == "counter" else family.name)
     assert set(rows) == exposed
     assert len(rows) == len(exposed), "a metric is listed twice"

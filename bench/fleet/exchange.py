@@ -30,9 +30,10 @@ from gateway.features.sharing.messages import (
     Envelope,
     encode_envelope,
 )
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.snapshots.snapshot import Snapshot
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from router import Replica, Router
 from router.events import BookingClosed, BookingFirstToken, BookingOpened, Event, encode
 from router.types import KEY_BYTES
@@ -91,7 +92,7 @@ class Follower:
             outbox=Outbox(clock),
             store_clock=StoreClock(),
             clock=clock,
-            metrics=Metrics(),
+            metrics=new_metrics().of(SharingMetrics),
         )
 
     def subscribe(self, subscriber: Subscriber) -> None:

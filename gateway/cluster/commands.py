@@ -121,7 +121,6 @@ class LocalControl:
         metrics.set_memory_gauges(held=memory.held, limit=memory.limit, rejected=memory.refused)
         metrics.set_connection_gauges(open_now=connections.open, limit=connections.limit, rejected=connections.refused)
         self.fleet.set_gauges(metrics, self.clock())
-        self.membership.set_gauges(metrics)
         self.before_page()
         return metrics.instruments
 

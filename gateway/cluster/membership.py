@@ -61,7 +61,6 @@ from gateway.fleet.membership import (
     problem_of,
 )
 from gateway.fleet.prober import ProbeResult
-from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
 
 log = logging.getLogger("warmroute.membership")
@@ -353,14 +352,6 @@ class Membership:
         for each in new[:LOGGED]:
             about = {"replica": each.member.name[:100], "source": each.source, "error": each.why}
             log.warning("replica is not a member", extra=about)
-
-    def set_gauges(self, metrics: Metrics) -> None:
-        """Set the gauges of the sources; called at each scrape."""
-        for gauge in (metrics.discovery_up, metrics.discovery_replicas):
-            gauge.values.clear()  # removes sources that do not exist now
-        for watch, replicas in self.state_of_sources():
-            metrics.discovery_up.set((watch.name,), not watch.problem)
-            metrics.discovery_replicas.set((watch.name,), replicas)
 
     def state_of_sources(self) -> Sequence[tuple[Watch, int]]:
         """Each source, and the number of its members."""

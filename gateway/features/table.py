@@ -16,6 +16,7 @@ from gateway.config import source
 from gateway.config.sections import config_type
 from gateway.config.source import LoadedConfig
 from gateway.features.declaring import Feature
+from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from gateway.core import Core
@@ -54,6 +55,11 @@ WholeConfig: Final = config_type(SECTIONS)
 def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str] = os.environ) -> LoadedConfig:
     """A configuration with the sections of all features. Raises ConfigError."""
     return source.read(WholeConfig, path, overrides, env)
+
+
+def new_metrics() -> Metrics:
+    """Those of the core and of all features."""
+    return Metrics([feature.metrics for feature in FEATURES.values() if feature.metrics is not None])
 
 
 def install_all(core: Core) -> None:

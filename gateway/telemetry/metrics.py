@@ -1,4 +1,4 @@
-"""All metric names.
+"""The names of the core's metrics; those of features are in their packages (`metrics.py`).
 
 Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` its name, from the configuration,
 an operator or another source, `endpoint` a path of a table (`dialects/table.py`), `tenant` one of the first TENANTS distinct
@@ -10,6 +10,8 @@ bounded by `counters.MAX_LABEL_SETS`. Units are in the names. `merge_rule`: how 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -23,12 +25,13 @@ LATE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 TENANTS = 100
 
+T = TypeVar("T")
+
 _TOKEN_LABELS = ("model", "replica")
-_TODAY = "since midnight (UTC), or the gateway's start if that was later"
 _REQUEST_LABELS = ("model", "endpoint")
 
 
-class _Family:
+class MetricFamily:
     """Makes instruments with the prefix warmroute_."""
 
     def __init__(self, instruments: Instruments) -> None:
@@ -45,29 +48,37 @@ class _Family:
 
 
 class Metrics:
-    """The gateway's metrics, in their own registry: two gateways can run in one process."""
+    """The gateway's metrics, in their own registry: two gateways can run in one process.
 
-    def __init__(self) -> None:
+    kinds: classes with the metrics of features, each made with a `MetricFamily`; `of` finds them again.
+    """
+
+    def __init__(self, kinds: Sequence[type[Any]] = ()) -> None:
         self.instruments = Instruments()
         self.registry = CollectorRegistry()
-        family = _Family(self.instruments)
+        family = MetricFamily(self.instruments)
         self._add_requests(family)
         self._add_admission(family)
         self._add_tokens(family)
-        self._add_policies(family)
-        self._add_kept(family)
-        self._add_ledger(family)
-        self._add_keys(family)
         self._add_state(family)
         self._add_reloads(family)
-        self._add_discovery(family)
-        self._add_snapshots(family)
-        self._add_sharing(family)
+        self._add_replication(family)
         self._add_workers(family)
         self._add_process(family)
+        self._kinds = kinds
+        self._of: dict[type[Any], Any] = {kind: kind(family) for kind in kinds}
         self.registry.register(self.instruments)
 
-    def _add_requests(self, make: _Family) -> None:
+    def of(self, kind: type[T]) -> T:
+        """The metrics of a feature, which has declared this class."""
+        found: T = self._of[kind]
+        return found
+
+    def fresh(self) -> Metrics:
+        """Metrics of the same kinds, without values."""
+        return Metrics(self._kinds)
+
+    def _add_requests(self, make: MetricFamily) -> None:
         self.requests = make.counter(
             "requests_total", "Requests answered, by HTTP status (499: the client disconnected).", *_REQUEST_LABELS, "code"
         )
@@ -89,13 +100,6 @@ class Metrics:
         self.retry_budget_exhausted = make.counter(
             "retry_budget_exhausted_total", "Retries not made, because the retry budget (a fifth of the requests) was spent."
         )
-        self.fallbacks = make.counter(
-            "fallbacks_total",
-            "Requests handed on to the pool of a fallback, by why theirs could not serve them.",
-            "pool",
-            "to",
-            "reason",
-        )
         self.broken_responses = make.counter(
             "broken_responses_total", "Responses that the replica broke off after their first byte.", "model", "replica"
         )
@@ -106,7 +110,7 @@ class Metrics:
             "result",
         )
 
-    def _add_admission(self, make: _Family) -> None:
+    def _add_admission(self, make: MetricFamily) -> None:
         self.admission_rejected = make.counter(
             "admission_rejected_total", "Requests rejected by a pool's queue.", "pool", "reason"
         )
@@ -167,65 +171,7 @@ class Metrics:
             self.pool_replicas_live,
         )
 
-    def _add_kept(self, make: _Family) -> None:
-        self.responses_kept = make.counter(
-            "responses_kept_total",
-            "Responses that were to be kept: kept, failed (the store), unfit (too large, or none), repeated (its id is taken).",
-            "result",
-        )
-        self.state_file_lost = make.counter(
-            "state_file_lost_total", "Times that SQLite's file of responses was found to be deleted or replaced."
-        )
-        self.background_runs = make.counter(
-            "background_runs_total",
-            "Responses that ran in the background, by how they ended: completed, incomplete, failed, cancelled.",
-            "status",
-        )
-        self.histories = make.counter(
-            "histories_total",
-            "Requests with previous_response_id or a conversation: found, connection (the newest response of its WebSocket),"
-            " unknown, expired, too_large, failed (the store).",
-            "result",
-        )
-
-    def _add_ledger(self, make: _Family) -> None:
-        self.ledger_written = make.counter("ledger_written_total", "Requests whose usage is in the ledger.")
-        self.ledger_buffered = make.gauge(
-            "ledger_buffered", "Requests whose usage is not in the ledger yet.", merge_rule=merge_sum
-        )
-        self.ledger_dropped = make.counter(
-            "ledger_dropped_total",
-            "Requests whose usage is not in the ledger: its buffer was full, or the database refuses it.",
-        )
-        self.ledger_failures = make.counter("ledger_failures_total", "Times that the ledger could not be written.")
-        self.ledger_up = make.gauge(
-            "ledger_up", "1 while the database takes what the ledger writes; 0: usage waits in memory.", merge_rule=merge_min
-        )
-
-    def _add_keys(self, make: _Family) -> None:
-        self.keys_known = make.gauge("keys", "API keys that are known, revoked and expired ones included.")
-        self.keys_up = make.gauge(
-            "keys_up",
-            "1 while keys, and what they have spent, are exchanged with their database or file; 0: it is away, or invalid.",
-            merge_rule=merge_min,
-        )
-        self.keys_failures = make.counter(
-            "keys_failures_total", "Times that keys, what they have spent, or keys of issuers could not be read."
-        )
-        self.keys_refused = make.counter(
-            "keys_refused_total",
-            "Requests without a valid API key: missing, unknown, revoked, expired, ambiguous (two that differ), claims (a token"
-            " that does not fit), issuer (its keys cannot be read).",
-            "reason",
-        )
-        self.keys_limited = make.counter(
-            "keys_limited_total",
-            "Requests over a limit of their key: rate_limit_exceeded (per minute, or a budget that is reserved),"
-            " insufficient_quota (a budget that is spent).",
-            "code",
-        )
-
-    def _add_tokens(self, make: _Family) -> None:
+    def _add_tokens(self, make: MetricFamily) -> None:
         self.prompt_tokens = make.counter(
             "prompt_tokens_total",
             "Prompt tokens; hit: cached, as the engine reported; estimated: cached, as the router predicted.",
@@ -274,38 +220,7 @@ class Metrics:
             "savings_usd_total", "Additional cost of the cached tokens, had they not been cached, in USD.", "model", "tenant"
         )
 
-    def _add_policies(self, make: _Family) -> None:
-        self.compared_tokens = make.counter(
-            "compared_prompt_tokens_total", "Prompt tokens of answers for which other policies were followed (routing.compare)."
-        )
-        self.policy_cached_tokens = make.counter(
-            "policy_cached_tokens_total",
-            "Of these, cached: delivered, as the engines reported; by shadows of their caches: actual (of the replica that was"
-            " chosen), round_robin, least_loaded, session.",
-            "policy",
-        )
-        self.compared_today = make.gauge(
-            "compared_prompt_tokens_today", f"compared_prompt_tokens_total {_TODAY}.", merge_rule=merge_sum
-        )
-        self.saved_tokens_today = make.gauge(
-            "routing_saved_tokens_today",
-            f"Cached tokens {_TODAY}: more than another policy would have had, by shadows of both.",
-            "policy",
-            merge_rule=merge_sum,
-        )
-        self.saved_seconds_today = make.gauge(
-            "routing_saved_gpu_seconds_today", "The prefill of these tokens, in seconds.", "policy", merge_rule=merge_sum
-        )
-        self.saved_usd_today = make.gauge(
-            "routing_saved_usd_today", "What these tokens are worth by the configured prices.", "policy", merge_rule=merge_sum
-        )
-        self.saved_error_today = make.gauge(
-            "routing_saved_error_tokens_today",
-            f"Cached tokens {_TODAY}: more than the shadow of what was chosen has found. The error of the others.",
-            merge_rule=merge_sum,
-        )
-
-    def _add_state(self, make: _Family) -> None:
+    def _add_state(self, make: MetricFamily) -> None:
         self.replica_up = make.gauge("replica_up", "1 if the replica answers its probes.", "replica", merge_rule=merge_min)
         self.replica_inflight = make.gauge(
             "replica_inflight", "Requests of this gateway on the replica.", "replica", merge_rule=merge_sum
@@ -351,7 +266,7 @@ class Metrics:
             "trie_evicted_blocks_total", "Entries removed from the prefix index, by reason.", "reason", merge_rule=merge_max
         )
 
-    def _add_reloads(self, make: _Family) -> None:
+    def _add_reloads(self, make: MetricFamily) -> None:
         self.reloads = make.counter(
             "config_reloads_total",
             "Configuration reloads, by result: good, invalid (no change), unchanged.",
@@ -362,68 +277,18 @@ class Metrics:
             "config_loaded_timestamp_seconds", "Unix time at which the configuration in force was loaded.", merge_rule=merge_min
         )
 
-    def _add_discovery(self, make: _Family) -> None:
-        self.discovery_up = make.gauge(
-            "discovery_up",
-            "1: what a source of replicas has found is up to date; 0: it has not answered yet, or failed the last time.",
-            "source",
-            merge_rule=merge_min,
-        )
-        self.discovery_replicas = make.gauge("discovery_replicas", "Replicas that a source has brought.", "source")
-
-    def _add_snapshots(self, make: _Family) -> None:
-        self.snapshots = make.counter("snapshots_total", "Snapshots to be written, by result: good, failed.", "result")
-        self.snapshot_bytes = make.gauge("snapshot_bytes", "Size of the last snapshot.")
-        self.snapshot_timestamp = make.gauge(
-            "snapshot_timestamp_seconds", "Unix time at which the snapshot was made that the next start would read."
-        )
-        self.snapshot_restored_blocks = make.counter(
-            "snapshot_restored_blocks_total",
-            "Blocks of the prefix index that were taken in from snapshots, counted once per replica.",
-            merge_rule=merge_max,
-        )
-
-    def _add_sharing(self, make: _Family) -> None:
-        self.sharing_up = make.gauge(
-            "sharing_up", "1 while this gateway exchanges what it knows with others through the store; 0: it is alone."
-        )
-        self.sharing_gateways = make.gauge(
-            "sharing_gateways", "Other gateways that were seen in the store in the last seconds."
-        )
-        self.sharing_errors = make.counter(
-            "sharing_errors_total",
-            "Failures of the store: unreachable, full, denied (password, rights), garbage (not ours under our key), other.",
-            "reason",
-        )
-        self.sharing_refused = make.counter(
-            "sharing_refused_total",
-            "What was in the store and not taken in: version (of another release), format (other lengths of blocks), garbage.",
-            "reason",
-        )
-        self.sharing_dropped = make.counter(
-            "sharing_dropped_total", "Items that were not published: the store did not take them for too long."
-        )
+    def _add_replication(self, make: MetricFamily) -> None:
         self.sharing_unknown_replicas = make.counter(
             "sharing_unknown_replicas_total",
             "Requests of other gateways to replicas of which there is no such name here: nothing is learned from them.",
             merge_rule=merge_max,
         )
-        self.sharing_resyncs = make.counter(
-            "sharing_resyncs_total", "Times that something of another gateway was missed, and asked for again."
-        )
 
-    def _add_workers(self, make: _Family) -> None:
+    def _add_workers(self, make: MetricFamily) -> None:
         self.workers = make.gauge("workers", "Processes of this gateway that serve requests.", merge_rule=merge_sum)
-        self.worker_restarts = make.counter("worker_restarts_total", "Workers that exited and were replaced.")
         self.log_lines_dropped = make.counter(
             "log_lines_dropped_total",
             "Log lines dropped: their reader did not keep up, or they could not be written.",
-        )
-        self.spans_exported = make.counter("spans_exported_total", "Spans of traces that a collector has taken.")
-        self.spans_dropped = make.counter(
-            "spans_dropped_total",
-            "Spans that were not exported: queue_full (the collector, or this process, did not keep up), failed (not taken).",
-            "reason",
         )
         self.event_loop_lag_seconds = make.seconds(
             "event_loop_lag",
@@ -436,7 +301,7 @@ class Metrics:
             buckets=LAG_SECONDS,
         )
 
-    def _add_process(self, make: _Family) -> None:
+    def _add_process(self, make: MetricFamily) -> None:
         """The standard names, of all workers added up, without the supervisor and the processes that parse large bodies."""
         self.build_info = make.gauge("build_info", "1; what this gateway is, in its labels.", "version", "python", "compiled")
         self._process = ProcessCollector(registry=None)

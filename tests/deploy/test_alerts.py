@@ -15,7 +15,7 @@ import promql_parser
 import pytest
 import yaml
 
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from scripts.dashboards.__main__ import BOARDS
 from tests.support.tools import ROOT, tool
 
@@ -392,7 +392,7 @@ def test_each_rule_is_tested() -> None:
 
 
 def test_each_rule_is_about_metrics_that_the_gateway_has() -> None:
-    exposed = {instrument.name for instrument in Metrics().instruments.all}
+    exposed = {instrument.name for instrument in new_metrics().instruments.all}
     for rule in (*alerts(), *rules("record")):
         promql_parser.parse(rule["expr"])  # raises
         named = set(re.findall(r"\bwarmroute[\w:]+", rule["expr"]))

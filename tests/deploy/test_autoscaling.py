@@ -12,7 +12,8 @@ import promql_parser
 import pytest
 import yaml
 
-from gateway.telemetry.metrics import Metrics
+from gateway.features.sharing.metrics import SharingMetrics
+from gateway.features.table import new_metrics
 from tests.deploy.helm import ONE_REPLICA, Helm, Objects, changed, validate
 from tests.deploy.test_alerts import checked
 from tests.gateway.conftest import eventually
@@ -129,7 +130,9 @@ async def test_replicas_are_scaled_by_the_same_with_gateways_that_share(helm: He
             sharing(replica, **shared) as one,
             sharing(replica, **shared) as two,
         ):
-            await eventually(lambda: all(run.gateway.metrics.sharing_gateways.values.get(()) == 1 for run in (one, two)))
+            await eventually(
+                lambda: all(run.gateway.metrics.of(SharingMetrics).gateways.values.get(()) == 1 for run in (one, two))
+            )
             asking = [asyncio.create_task(run.post()) for run in (one, two, two)]
             loads = [run.gateway.router.ledger.of for run in (one, two)]
             await eventually(lambda: [of(replica.name).inflight for of in loads] == [3, 3])
@@ -174,7 +177,7 @@ OF_REPLICAS = "ScaledObject of replicas"
 
 
 def test_queries_name_metrics_that_the_gateway_has(helm: Helm) -> None:
-    exposed = {instrument.name for instrument in Metrics().instruments.all}
+    exposed = {instrument.name for instrument in new_metrics().instruments.all}
     for values, kind in ((OF_KEDA, "ScaledObject"), (REPLICAS, OF_REPLICAS)):
         for query, _ in triggers(helm.objects(values), kind):
             promql_parser.parse(query)  # raises

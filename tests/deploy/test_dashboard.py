@@ -14,7 +14,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from scripts.dashboards.__main__ import page, texts
 from tests.deploy import dashboard
 from tests.deploy.dashboard import FILES, Query
@@ -36,12 +36,12 @@ def board(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def exported() -> set[str]:
     """The names of all series that the gateway can export."""
-    return {family.name + suffix for family in Metrics().registry.collect() for suffix in SUFFIXES[family.type]}
+    return {family.name + suffix for family in new_metrics().registry.collect() for suffix in SUFFIXES[family.type]}
 
 
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
-    return {each.name.removesuffix("_total"): set(each.labels) for each in Metrics().instruments.all}
+    return {each.name.removesuffix("_total"): set(each.labels) for each in new_metrics().instruments.all}
 
 
 def parsed(query: Query) -> promql_parser.Expr:

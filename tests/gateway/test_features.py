@@ -35,10 +35,16 @@ class ToyConfig(ConfigSection, frozen=True):
     refuses: str = ""
 
 
+class ToyMetrics:
+    def __init__(self, make) -> None:
+        self.refused = make.counter("toys_refused_total", "Requests that were refused.")
+
+
 TOY = Section("toy", Annotated[ToyConfig, Meta(extra={FIXED: True})], ToyConfig())
 FEATURE = Feature(
     wanted=lambda config: TOY.of(config).refuses,
     section=TOY,
+    metrics=ToyMetrics,
     commands=[Command("toy", "say who is refused", "gateway.features.toy.command")],
 )
 ''',
@@ -68,7 +74,7 @@ import json
 
 from gateway.core import Core
 from gateway.errors import GatewayError
-from gateway.features.toy.declaration import TOY
+from gateway.features.toy.declaration import TOY, ToyMetrics
 from gateway.request.slots import Slot
 from gateway.server.routing import Response, get
 
@@ -80,6 +86,7 @@ def install(core: Core) -> None:
 
     def enter(exchange) -> None:
         if exchange.caller.tenant == refused:
+            core.metrics.of(ToyMetrics).refused.add()
             raise GatewayError(418, "teapot", f"Not for {refused}.")
         SEEN.set(exchange.record, len(counts) + 1)
 
@@ -112,6 +119,7 @@ async def main():
         for tenant, status in (("a", 200), ("nobody", 418), ("b", 200)):
             assert (await run.post(headers={"X-Tenant-Id": tenant}))[0] == status
         assert (await run.get("/warmroute/toy"))[2] == b'[[1, "a"], [2, "b"]]'
+        assert b"warmroute_toys_refused_total 1.0" in (await run.get("/metrics"))[2]
 
 asyncio.run(main())
 path = pathlib.Path("toy.yaml")

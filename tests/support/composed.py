@@ -17,7 +17,7 @@ import pytest
 from gateway.app import compose
 from gateway.config.parse import ConfigError
 from gateway.core import Surroundings
-from gateway.features.table import read
+from gateway.features.table import new_metrics, read
 from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
 from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, framed, replica
@@ -38,6 +38,18 @@ SECTIONS = {
     "snapshots": {"snapshot": {"file": "auto"}},
     "tracing": {"tracing": {"sample": 1}},
     "workers": {"workers": 2},
+}
+METRICS = {
+    "discovery": "discovery_",
+    "fallback_pools": "fallbacks_",
+    "keys": "keys",
+    "ledger": "ledger_",
+    "responses": "responses_",
+    "savings": "policy_",
+    "sharing": "sharing_up",
+    "snapshots": "snapshot",
+    "tracing": "spans_",
+    "workers": "worker_restarts",
 }
 COMMANDS = {"doctor": "doctor", "keys": "keys", "ledger": "usage", "recording": "record"}
 
@@ -72,6 +84,9 @@ if __name__ == "__main__":
     for name in SECTIONS.keys() & {*sys.argv}:
         with pytest.raises(ConfigError, match="unknown key"):
             read(None, {**POOLS, **SECTIONS[name]}, env={})
+    exposed = [each.name.removeprefix("warmroute_") for each in new_metrics().instruments.all]
+    gone = tuple(METRICS[name] for name in METRICS.keys() & {*sys.argv})
+    assert not [name for name in exposed if name.startswith(gone)], gone
     helped = subprocess.run([sys.executable, "-m", "gateway", "--help"], capture_output=True, text=True, check=True).stdout
     commands = set(re.findall(r"^    (\w+) ", helped, re.MULTILINE))
     assert not commands & {COMMANDS[name] for name in sys.argv[1:] if name in COMMANDS}, commands

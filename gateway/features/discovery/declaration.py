@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.features.declaring import Feature
+from gateway.features.discovery.metrics import DiscoveryMetrics
 from gateway.features.discovery.section import DISCOVERY
 
-FEATURE: Final = Feature(section=DISCOVERY, advice="gateway.features.discovery.advice:DiscoveryAdvice")
+FEATURE: Final = Feature(
+    section=DISCOVERY, metrics=DiscoveryMetrics, advice="gateway.features.discovery.advice:DiscoveryAdvice"
+)

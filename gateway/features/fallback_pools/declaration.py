@@ -5,5 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.features.declaring import Feature
+from gateway.features.fallback_pools.metrics import FallbackMetrics
 
-FEATURE: Final = Feature(advice="gateway.features.fallback_pools.advice:FallbackAdvice")
+FEATURE: Final = Feature(metrics=FallbackMetrics, advice="gateway.features.fallback_pools.advice:FallbackAdvice")

@@ -18,6 +18,7 @@ from typing import Final
 from gateway.config.live import Live
 from gateway.errors import GatewayError, no_replica
 from gateway.features.fallback_pools.chain import foreseen, next_pool
+from gateway.features.fallback_pools.metrics import FallbackMetrics
 from gateway.features.fallback_pools.renaming import rename
 from gateway.fleet.directory import Fleet, Target
 from gateway.parser.parsing import Parsing
@@ -25,7 +26,6 @@ from gateway.request.exchange import Exchange
 from gateway.request.extensions import FallbackRoute
 from gateway.request.phases.scopes import scope_of
 from gateway.request.slots import Slot
-from gateway.telemetry.metrics import Metrics
 from router import Outcome
 
 NO_REPLICA: Final = "no_replica_available"
@@ -43,7 +43,9 @@ _STAYS: Final = Slot[bool]("fallback pools")  # it could not be given the name t
 class Fallbacks(FallbackRoute):
     """See the top of this file. clock: monotonic seconds."""
 
-    def __init__(self, *, live: Live, fleet: Fleet, parsing: Parsing, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, live: Live, fleet: Fleet, parsing: Parsing, metrics: FallbackMetrics, clock: Callable[[], float]
+    ) -> None:
         self._live = live
         self._fleet = fleet
         self._parsing = parsing

@@ -20,12 +20,12 @@ from gateway.errors import GatewayError
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limiting import Limiting
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.secret import MAX_CHARS, PREFIX, digest_of
 from gateway.features.keys.tokens.tokens import looks_like_a_token
 from gateway.features.keys.tokens.verdict import Verdict
 from gateway.request.callers import Callers
 from gateway.request.client import Caller, ClientRequest, Headers
-from gateway.telemetry.metrics import Metrics
 
 INVALID: Final = "invalid_api_key"
 _BEARER: Final = "bearer"
@@ -36,7 +36,7 @@ NOT_VALID: Final = f"The API key is not valid. {_SEND}"
 class KeyHolders(Callers):
     """See the top of this file. required: whether all requests need a key."""
 
-    def __init__(self, keys: Keys, limiting: Limiting, metrics: Metrics, *, required: bool = True) -> None:
+    def __init__(self, keys: Keys, limiting: Limiting, metrics: KeyMetrics, *, required: bool = True) -> None:
         super().__init__()
         self.looks_up = keys.tokens is not None
         self._keys = keys
@@ -111,7 +111,7 @@ class KeyHolders(Callers):
         return found[0] if found else ""
 
     def _refused(self, reason: str, error: GatewayError) -> GatewayError:
-        self._metrics.keys_refused.add((reason,))
+        self._metrics.refused.add((reason,))
         return error
 
 

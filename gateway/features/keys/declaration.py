@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.features.declaring import Command, Feature
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.section import KEYS
 
 FEATURE: Final = Feature(
     section=KEYS,
+    metrics=KeyMetrics,
     commands=[Command("keys", "make, list, rotate and revoke API keys", "gateway.features.keys.command")],
     advice="gateway.features.keys.advice:KeysAdvice",
 )

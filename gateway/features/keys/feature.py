@@ -8,6 +8,7 @@ from gateway.features.keys.callers import KeyHolders
 from gateway.features.keys.endpoints import KeyEndpoints
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limiting import Limiting, LimitSettling
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.section import KEYS
 from gateway.features.keys.tokens.fetching import Fetcher
 from gateway.features.keys.tokens.tokens import Tokens
@@ -24,8 +25,8 @@ def install(core: Core) -> None:
     core.endpoints.append(endpoints)
     if keys is None:
         return
-    limiting = Limiting(keys, core.meter, core.metrics)
-    core.callers = KeyHolders(keys, limiting, core.metrics, required=KEYS.of(core.config).required)
+    limiting = Limiting(keys, core.meter, core.metrics.of(KeyMetrics))
+    core.callers = KeyHolders(keys, limiting, core.metrics.of(KeyMetrics), required=KEYS.of(core.config).required)
     core.extensions.entering.append(limiting.enter)
     core.extensions.waited.append(limiting.waited)
     core.extensions.chosen.append(limiting.expect)
@@ -44,8 +45,8 @@ def install(core: Core) -> None:
 
 def _keys_of(core: Core) -> Keys:
     config = core.config
-    keys = Keys(config, core.metrics, core.wall_clock, core.clock)
+    keys = Keys(config, core.metrics.of(KeyMetrics), core.wall_clock, core.clock)
     if KEYS.of(config).oidc:
         fetch = Fetcher(core.live, core.around.resolver).fetch
-        keys.tokens = Tokens(KEYS.of(config).oidc, fetch, core.clock, core.metrics.keys_failures.add)
+        keys.tokens = Tokens(KEYS.of(config).oidc, fetch, core.clock, core.metrics.of(KeyMetrics).failures.add)
     return keys

@@ -36,12 +36,12 @@ from gateway.features.keys.file import read_keys
 from gateway.features.keys.limits.account import KEPT_DAYS, KeyLimits, Total, later
 from gateway.features.keys.limits.calendar import Calendar
 from gateway.features.keys.limits.limiter import Limiter, Moment
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.record import Key
 from gateway.features.keys.ring import KeyRing
 from gateway.features.keys.section import KEYS, LEDGER
 from gateway.features.keys.spending import Spending
 from gateway.features.keys.tokens.tokens import Tokens
-from gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from gateway.features.keys.store import KeyStore
@@ -85,7 +85,7 @@ class Keys:
     def __init__(
         self,
         config: Config,
-        metrics: Metrics,
+        metrics: KeyMetrics,
         wall_clock: Callable[[], float],
         clock: Callable[[], float],
         opens: Opener = open_store,
@@ -118,11 +118,11 @@ class Keys:
         self._failing = False
         self._reason = ""  # for which the first reading failed
         if KEYS.of(config).on:
-            metrics.keys_up.set((), 0)
+            metrics.up.set((), 0)
             for reason in REASONS:
-                metrics.keys_refused.add((reason,), 0)
+                metrics.refused.add((reason,), 0)
             for code in CODES:
-                metrics.keys_limited.add((code,), 0)
+                metrics.limited.add((code,), 0)
 
     def join(self, topics: Topics) -> None:
         """Work with the other processes of this gateway."""
@@ -169,7 +169,7 @@ class Keys:
             self._reason = str(failure)
             self._failed(self._reason)
         else:
-            self._metrics.keys_up.set((), 1)
+            self._metrics.up.set((), 1)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -194,7 +194,7 @@ class Keys:
             log.exception("keys were not read")
             self._failed(repr(error)[:300])
         else:
-            self._metrics.keys_up.set((), 1)
+            self._metrics.up.set((), 1)
             if self._failing:
                 self._failing = False
                 lost, self.limiter.lost = self.limiter.lost, 0
@@ -243,7 +243,7 @@ class Keys:
 
     def _begun(self) -> None:
         self.ready = True
-        self._metrics.keys_known.set((), len(self.ring))
+        self._metrics.known.set((), len(self.ring))
 
     def _limits_of(self, id_: str) -> KeyLimits | None:
         grant = self.ring.grant(id_)
@@ -258,11 +258,11 @@ class Keys:
         while True:
             try:
                 self._take(await source.next(), whole=True)
-                self._metrics.keys_up.set((), 1)
+                self._metrics.up.set((), 1)
                 log.info("keys read", extra={"keys": len(self.ring)})
             except ConfigError as error:
-                self._metrics.keys_up.set((), 0)
-                self._metrics.keys_failures.add()
+                self._metrics.up.set((), 0)
+                self._metrics.failures.add()
                 if str(error) != self._reason:  # it is in the log
                     state = "the former ones stay" if self.ready else "requests are refused until they are"
                     log.error(f"keys not read: {state}", extra={"error": str(error)[:1000]})
@@ -323,8 +323,8 @@ class Keys:
                 self.limiter.restore(id_, sums.items())
 
     def _failed(self, reason: str) -> None:
-        self._metrics.keys_up.set((), 0)
-        self._metrics.keys_failures.add()
+        self._metrics.up.set((), 0)
+        self._metrics.failures.add()
         if not self._failing:
             self._failing = True
             state = "those that are known stay valid" if self.ready else "requests are refused until they are"

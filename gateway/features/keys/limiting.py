@@ -17,10 +17,10 @@ from gateway.errors import GatewayError
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.limiter import Reservation
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.request.exchange import Exchange
 from gateway.request.record import SettledRequest
 from gateway.request.slots import Slot
-from gateway.telemetry.metrics import Metrics
 
 RESERVATION: Final = Slot[Reservation]("keys.limits")
 
@@ -28,7 +28,7 @@ RESERVATION: Final = Slot[Reservation]("keys.limits")
 class Limiting:
     """See the top of this file."""
 
-    def __init__(self, keys: Keys, meter: Meter, metrics: Metrics) -> None:
+    def __init__(self, keys: Keys, meter: Meter, metrics: KeyMetrics) -> None:
         self._keys = keys
         self._meter = meter
         self._metrics = metrics
@@ -46,7 +46,7 @@ class Limiting:
             try:
                 keys.limiter.require(grant.id, limits, keys.moment())
             except GatewayError as error:
-                self._metrics.keys_limited.add((error.code,))
+                self._metrics.limited.add((error.code,))
                 raise
 
     def enter(self, exchange: Exchange) -> None:
@@ -57,7 +57,7 @@ class Limiting:
         try:
             RESERVATION.set(exchange.record, keys.limiter.enter(grant.id, grant.limits, keys.moment()))
         except GatewayError as error:
-            self._metrics.keys_limited.add((error.code,))
+            self._metrics.limited.add((error.code,))
             raise
 
     def expect(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
@@ -74,7 +74,7 @@ class Limiting:
         try:
             reservation.expect(prompt - cached, money, keys.moment())
         except GatewayError as error:
-            self._metrics.keys_limited.add((error.code,))
+            self._metrics.limited.add((error.code,))
             raise
 
 

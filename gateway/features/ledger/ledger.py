@@ -29,8 +29,8 @@ from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
 from gateway.features.ledger.batches import LedgerBatch, RowMaker, day_of, milliseconds
 from gateway.features.ledger.buffer import Buffer
+from gateway.features.ledger.metrics import LedgerMetrics
 from gateway.features.ledger.section import LedgerConfig
-from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.ledger")
 
@@ -75,7 +75,7 @@ class Ledger:
     def __init__(
         self,
         config: LedgerConfig,
-        metrics: Metrics,
+        metrics: LedgerMetrics,
         wall_clock: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
         opens: Opener = open_store,
@@ -192,12 +192,12 @@ class Ledger:
             return
         self._taken.popleft()
         self.buffer.release(batch.entries)
-        self._metrics.ledger_written.add((), len(batch.entries))
+        self._metrics.written.add((), len(batch.entries))
 
     # -- failing
 
     def _failed(self, reason: str) -> None:
-        self._metrics.ledger_failures.add()
+        self._metrics.failures.add()
         about = {"reason": reason, "buffered": self.buffer.entries}
         if self._failing_since is None:
             self._failing_since, self._dropped_before, self._full = self._clock(), self.buffer.dropped, False
@@ -215,9 +215,9 @@ class Ledger:
         log.log(logging.ERROR if lost else logging.WARNING, "the ledger is written again", extra=about)
 
     def _show(self) -> None:
-        self._metrics.ledger_buffered.set((), self.buffer.entries)
-        self._metrics.ledger_up.set((), self._failing_since is None)
-        self._metrics.ledger_dropped.set((), float(self.buffer.dropped + self._refused))
+        self._metrics.buffered.set((), self.buffer.entries)
+        self._metrics.up.set((), self._failing_since is None)
+        self._metrics.dropped.set((), float(self.buffer.dropped + self._refused))
 
     # -- purging
 

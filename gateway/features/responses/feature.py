@@ -14,6 +14,7 @@ from gateway.features.histories.items import KeptItems
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.responses.keeping import Keeping
+from gateway.features.responses.metrics import ResponsesMetrics
 from gateway.features.responses.recall import Recall
 from gateway.features.responses.section import STATE
 from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
@@ -43,12 +44,12 @@ def install(core: Core) -> None:
 
 
 def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
-    state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics
-    lazy = LazyStore(_load, state.url, state.ttl_s, metrics.state_file_lost.add, wall_clock, core.clock)
+    state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics.of(ResponsesMetrics)
+    lazy = LazyStore(_load, state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
     store = lazy if state.url != OFF else None
-    histories = Histories(store, KeptItems(core.parsing), metrics.responses_kept, metrics.histories, wall_clock)
+    histories = Histories(store, KeptItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
     logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(core.config) // LOGS_SHARE))
-    runs = Runs(_FORMAT, lazy.get, core.running, metrics.background_runs, wall_clock, core.clock, logs)
+    runs = Runs(_FORMAT, lazy.get, core.running, metrics.runs, wall_clock, core.clock, logs)
     followers = Followers(runs, core.running)
     return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)
 

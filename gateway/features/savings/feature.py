@@ -6,13 +6,14 @@ import random
 
 from gateway.core import Core
 from gateway.features.savings.counterfactual import Counterfactual
+from gateway.features.savings.metrics import SavingsMetrics
 from gateway.features.savings.other_policies import OtherPolicies
 from gateway.features.savings.savings import Savings
 from router import Booking
 
 
 def install(core: Core) -> None:
-    savings = Savings(core.metrics, core.wall_clock)
+    savings = Savings(core.metrics.of(SavingsMetrics), core.wall_clock)
     others = OtherPolicies(_counterfactual(core), core.meter, savings)
     core.extensions.chosen.append(others.chosen)
     core.observers.append(others)

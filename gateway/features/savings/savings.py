@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.accounting.money import dollars
 from gateway.features.savings.counterfactual import ACTUAL, POLICIES
-from gateway.telemetry.metrics import Metrics
+from gateway.features.savings.metrics import SavingsMetrics
 
 DELIVERED: Final = "delivered"
 _DAY_S: Final = 86400
@@ -25,7 +25,7 @@ _OTHERS: Final = tuple(each for each in POLICIES if each != ACTUAL)
 class Savings:
     """See the top of this file."""
 
-    def __init__(self, metrics: Metrics, now: Callable[[], float]) -> None:
+    def __init__(self, metrics: SavingsMetrics, now: Callable[[], float]) -> None:
         self._metrics = metrics
         self._now = now
         self._day = 0

@@ -28,13 +28,13 @@ from gateway.features.sharing.messages import (
     Offer,
     decode_envelope,
 )
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.others import ASK_S, DEAD_S, PeerGateway, PeerGateways
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.sharing.state import RefusedGateway
 from gateway.features.sharing.translate import translated
 from gateway.features.snapshots.knowledge import MAX_BYTES
 from gateway.features.snapshots.snapshot import Snapshot, difference_of
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.notices import Notices
 from router.events import EventError
 
@@ -71,7 +71,7 @@ class Incoming:
         outbox: Outbox,
         store_clock: StoreClock,
         clock: Callable[[], float],
-        metrics: Metrics,
+        metrics: SharingMetrics,
     ) -> None:
         """me: the id of this gateway."""
         self.others = PeerGateways()
@@ -90,7 +90,7 @@ class Incoming:
         self._answered_at = -math.inf
         self._notices = Notices(clock)
         for reason in ("version", "format", "garbage"):
-            metrics.sharing_refused.add((reason,), 0)
+            metrics.refused.add((reason,), 0)
 
     def entry(self, written_at: float, fields: Mapping[bytes, bytes]) -> Iterator[None]:
         """One entry, in steps: between two of them requests may have their turns. written_at: by the store's clock."""
@@ -174,7 +174,7 @@ class Incoming:
         self._reset(other, ALL)
         other.miss(since_s, now)
         if since_s:
-            self._metrics.sharing_resyncs.add()
+            self._metrics.resyncs.add()
             self._say("missed", "something of another gateway was missed", other)
 
     def _item(self, other: PeerGateway, item: Item, shift_s: float, now: float) -> Iterator[None]:
@@ -233,7 +233,7 @@ class Incoming:
         self._notices.say(kind, log.info, text, {"gateway": other.gateway, "host": other.host, **more})
 
     def _refuse(self, reason: str, gateway: bytes, why: str) -> None:
-        self._metrics.sharing_refused.add((reason,))
+        self._metrics.refused.add((reason,))
         who = reason.encode() + gateway[:64]
         refused = RefusedGateway(_text(gateway[:64]), reason, why)
         self._refused.pop(who, None)

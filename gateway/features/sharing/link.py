@@ -45,6 +45,7 @@ from gateway.features.sharing.messages import (
     Kind,
     encode_envelope,
 )
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.others import DEAD_S
 from gateway.features.sharing.outbox import MOST_BYTES, Outbox
 from gateway.features.sharing.position import BEGINNING, Position, order_of
@@ -55,7 +56,6 @@ from gateway.features.sharing.snapshot_exchange import SnapshotExchange
 from gateway.features.sharing.state import OtherGateway, SharingState, encode_state
 from gateway.features.snapshots.snapshot import Snapshot, format_of
 from gateway.tasks import CancelledWithin, first_of, is_cancelled
-from gateway.telemetry.metrics import Metrics
 from gateway.upstream.resolver import Resolver
 
 log = logging.getLogger("warmroute.sharing")
@@ -80,7 +80,7 @@ class Link:
         sharing: SharingConfig,
         format: str,  # noqa: A002  (of block keys)
         routers: Routers,
-        metrics: Metrics,
+        metrics: SharingMetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
         connect: Connect | None = None,
@@ -127,7 +127,7 @@ class Link:
 
     def _begin_metrics(self) -> None:
         for reason in ("unreachable", "full", "denied", "garbage", "other"):
-            self._metrics.sharing_errors.add((reason,), 0)
+            self._metrics.errors.add((reason,), 0)
         self._show()
 
     # -- from our own routers
@@ -151,7 +151,7 @@ class Link:
         if self._outbox.dropped != before:
             if not before:
                 log.warning("the store does not take what is booked here: it is dropped")
-            self._metrics.sharing_dropped.add((), self._outbox.dropped - before)
+            self._metrics.dropped.add((), self._outbox.dropped - before)
         self._news.set()
 
     # -- at the start and at the end
@@ -221,7 +221,7 @@ class Link:
 
     def _failed(self, error: Exception) -> None:
         reason, text = store.reason_of(error), explained(error, self._sharing, worked=self._worked)
-        self._metrics.sharing_errors.add((reason,))
+        self._metrics.errors.add((reason,))
         known, self._failing = self._failing[0], (reason, text)
         if known != reason:
             about = {"reason": reason, "url": self._sharing.url, "key": self._stream, "error": text}
@@ -251,8 +251,8 @@ class Link:
         return encode_state(self.state)
 
     def _show(self) -> None:
-        self._metrics.sharing_up.set((), self._client is not None)
-        self._metrics.sharing_gateways.set((), len(self.incoming.others.alive))
+        self._metrics.up.set((), self._client is not None)
+        self._metrics.gateways.set((), len(self.incoming.others.alive))
 
     # -- writing
 
@@ -376,7 +376,7 @@ class Link:
 def link_of(
     config: Config,
     routers: Routers,
-    metrics: Metrics,
+    metrics: SharingMetrics,
     clock: Callable[[], float] = time.monotonic,
     unsent_bytes: int = MOST_BYTES,
 ) -> Link | None:

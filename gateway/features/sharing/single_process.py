@@ -9,6 +9,7 @@ from gateway.cluster.commands import LocalControl, SingleProcess
 from gateway.cluster.messages import EventBatch
 from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.link import Link, link_of
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.outbox import MOST_BYTES
 from gateway.features.sharing.state import TOPIC
 from gateway.features.snapshots.keeper import SnapshotFile
@@ -27,7 +28,7 @@ def single_process(
     """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
     knowledge = Knowledge(local)
     transport = StoreTransport(knowledge)
-    link = transport.link = link_of(local.live.config, transport, local.metrics, local.clock, unsent_bytes)
+    link = transport.link = link_of(local.live.config, transport, local.metrics.of(SharingMetrics), local.clock, unsent_bytes)
     if link:
         local.topics.answers(TOPIC, link.describe)
     return SingleProcess(local, knowledge_of(local, knowledge, snapshot, link), transport if link else None)

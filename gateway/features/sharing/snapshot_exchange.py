@@ -22,9 +22,9 @@ from gateway.cluster.messages import EVERYTHING_S, Want
 from gateway.features.sharing import offers
 from gateway.features.sharing.incoming import MARGIN_S, Incoming, Routers
 from gateway.features.sharing.messages import Kind, Offer
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.server import client as store
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.sharing")
@@ -56,7 +56,7 @@ class SnapshotExchange:
         *,
         incoming: Incoming,
         routers: Routers,
-        metrics: Metrics,
+        metrics: SharingMetrics,
         clock: Callable[[], float],
         prefix: str,
         add: Callable[[Kind], None],
@@ -266,7 +266,7 @@ class SnapshotExchange:
             self._say("a snapshot of another gateway cannot be had", str(error))
             return
         except KnowledgeError as error:
-            self._metrics.sharing_refused.add(("garbage",))
+            self._metrics.refused.add(("garbage",))
             self._say("a snapshot of another gateway is not taken in", str(error))
             return
         self._taken.append(offer.key)

@@ -22,9 +22,9 @@ from gateway.config.schema import Config
 from gateway.database.places import state_folder
 from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.frames import CLOCKS, Clocks
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.section import SNAPSHOT
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.snapshots")
@@ -85,7 +85,7 @@ class Keeper:
         self,
         file: SnapshotFile,
         collect: Callable[[], Awaitable[Snapshot | None]],
-        metrics: Metrics,
+        metrics: SnapshotMetrics,
         clocks: Clocks = CLOCKS,
         last_s: float = LAST_S,
     ) -> None:
@@ -99,7 +99,7 @@ class Keeper:
         self._notices = Notices(clocks.monotonic, most=1, within_s=TOLD_S)
         self._writing: asyncio.Future[int] | None = None  # in its thread
         for result in ("good", "failed"):
-            metrics.snapshots.add((result,), 0)
+            metrics.written.add((result,), 0)
 
     async def read(self) -> Snapshot | None:
         """The last one, if there is one."""
@@ -144,22 +144,22 @@ class Keeper:
             self._writing = in_thread(partial(write, self._path, snapshot, self._clocks))
             size = await asyncio.shield(self._writing)
         except (OSError, KnowledgeError) as error:
-            self._metrics.snapshots.add(("failed",))
+            self._metrics.written.add(("failed",))
             reason = (error.strerror if isinstance(error, OSError) else "") or str(error)
             about = {"path": str(self._path), "reason": str(error)}
             self._notices.say(reason, log.warning, "snapshot not written", about)
             return
         except Exception:  # a bug: the caller logs it
-            self._metrics.snapshots.add(("failed",))
+            self._metrics.written.add(("failed",))
             raise
-        self._metrics.snapshots.add(("good",))
-        self._metrics.snapshot_bytes.set((), size)
+        self._metrics.written.add(("good",))
+        self._metrics.bytes.set((), size)
         self._show_age(snapshot)
         log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
 
     def _show_age(self, snapshot: Snapshot) -> None:
         """Show the age of the snapshot that the next start would read."""
-        self._metrics.snapshot_timestamp.set((), self._clocks.wall() - (self._clocks.monotonic() - snapshot.at))
+        self._metrics.timestamp.set((), self._clocks.wall() - (self._clocks.monotonic() - snapshot.at))
 
     def __repr__(self) -> str:
         return f"<Keeper of {self._path}>"

@@ -14,6 +14,7 @@ import logging
 import math
 
 from gateway.cluster.commands import LocalControl
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.origins import has_restarted, origin_of
 from gateway.features.snapshots.snapshot import (
     Header,
@@ -42,7 +43,7 @@ class Knowledge:
         self._live = local.live
         self._router = local.router
         self._fleet = local.fleet
-        self._metrics = local.metrics
+        self._metrics = local.metrics.of(SnapshotMetrics)
         self._clock = local.clock
         self._beginning = False  # the first snapshot is being taken in, or was not to the end
         self._begun_with: list[Restorer] = []
@@ -102,7 +103,7 @@ class Knowledge:
             about["replicas_unknown"] = len(restorer.waiting)
         else:
             await _free(restorer)
-        self._metrics.snapshot_restored_blocks.add((), restorer.blocks)
+        self._metrics.restored_blocks.add((), restorer.blocks)
         log.info("prefix index restored", extra=about)
         return restorer
 
@@ -136,7 +137,7 @@ class Knowledge:
             elif any(self._router.known(name) is not None for name in restorer.waiting):
                 before = restorer.blocks
                 await self._take(restorer, header)
-                self._metrics.snapshot_restored_blocks.add((), restorer.blocks - before)
+                self._metrics.restored_blocks.add((), restorer.blocks - before)
 
     def __repr__(self) -> str:
         return f"<Knowledge of {self._router!r}>"

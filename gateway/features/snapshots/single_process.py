@@ -8,6 +8,7 @@ import logging
 from gateway.cluster.commands import LocalControl, SingleProcess
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
 from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.snapshot import KnowledgeError, Snapshot, format_of
 from gateway.features.snapshots.warm_start import Siblings, WarmStart
 
@@ -23,7 +24,7 @@ def knowledge_of(
     local: LocalControl, knowledge: Knowledge, snapshot: SnapshotFile | None, siblings: Siblings | None = None
 ) -> SingleKnowledge:
     """siblings: gateways with which it shares; None: there are none."""
-    keeper = Keeper(snapshot, knowledge.collect, local.metrics) if snapshot else None
+    keeper = Keeper(snapshot, knowledge.collect, local.metrics.of(SnapshotMetrics)) if snapshot else None
     return SingleKnowledge(knowledge, format_of(local.live.config.routing), keeper, siblings)
 
 

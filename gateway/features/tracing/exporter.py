@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from gateway.features.tracing.metrics import TracingMetrics
 from gateway.features.tracing.span import Span
-from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.traces")
 
@@ -84,11 +84,11 @@ class Exporter:
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, within_s)
 
-    def count(self, metrics: Metrics) -> None:
+    def count(self, metrics: TracingMetrics) -> None:
         """Copy the counts to the metrics; called at each scrape."""
-        metrics.spans_exported.set((), self.exported)
-        metrics.spans_dropped.set(("queue_full",), self.dropped)
-        metrics.spans_dropped.set(("failed",), self.failed)
+        metrics.exported.set((), self.exported)
+        metrics.dropped.set(("queue_full",), self.dropped)
+        metrics.dropped.set(("failed",), self.failed)
 
     def _run(self) -> None:
         while True:

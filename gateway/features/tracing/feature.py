@@ -8,6 +8,7 @@ import random
 from gateway import __version__
 from gateway.core import Core
 from gateway.features.tracing.exporter import Exporter
+from gateway.features.tracing.metrics import TracingMetrics
 from gateway.features.tracing.observer import Traces
 from gateway.features.tracing.otlp import OtlpSender  # now: later, the library's import would hold requests up
 from gateway.features.tracing.sampling import Tracer
@@ -21,7 +22,7 @@ def install(core: Core) -> None:
     core.extensions.begun.append(traces.begin)
     core.extensions.explainers.append(traces)
     core.observers.append(traces)
-    core.gauges.append(lambda: exporter.count(core.metrics))
+    core.gauges.append(lambda: exporter.count(core.metrics.of(TracingMetrics)))
 
     async def start() -> None:
         exporter.start()

@@ -18,6 +18,7 @@ from gateway.cluster.topics import Topics
 from gateway.config.schema import Config
 from gateway.config.sections import MAX_SOURCES, sources_of
 from gateway.features.sharing.link import Link
+from gateway.features.table import new_metrics
 from gateway.features.workers.channel import HUB, Channel
 from gateway.features.workers.command_log import CommandLog, Replayed
 from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, BatchHistory, HubSnapshots
@@ -39,9 +40,9 @@ from gateway.features.workers.messages import (
     decode_found,
     encode,
 )
+from gateway.features.workers.metrics import WorkerMetrics
 from gateway.fleet.membership import KEPT, SHOWN_S
 from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
-from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
 
@@ -81,7 +82,7 @@ class Hub:
         """on_serving: called for each worker that begins to serve. begin_s: that a new one waits for another one's snapshot."""
         self.config = config
         self.workers: dict[int, WorkerState] = {}
-        self.ended = Metrics()  # counters of the workers that have ended, and the supervisor's own
+        self.ended = new_metrics()  # counters of the workers that have ended, and the supervisor's own
         self.history = BatchHistory(history_bytes)
         self.snapshots = HubSnapshots(self.healthy, begin_s)
         self.topics = Topics()  # the supervisor's own answers
@@ -180,7 +181,7 @@ class Hub:
         """Drop the counters of replicas and pools that no living worker counts for any more. O(1) if none has left."""
         if self._departure is None:
             return
-        counted = Metrics().instruments
+        counted = self.ended.fresh().instruments
         for state in self.workers.values():
             if not state.reported:
                 return
@@ -273,7 +274,7 @@ class Hub:
 
     def restarted(self) -> None:
         """A worker has ended unexpectedly."""
-        self.ended.worker_restarts.add()
+        self.ended.of(WorkerMetrics).restarts.add()
 
     def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
         """To all workers, the asker too. `payload`: the message, encoded."""

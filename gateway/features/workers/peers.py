@@ -49,7 +49,6 @@ from gateway.features.workers.transport import HubTransport
 from gateway.fleet.membership import Member
 from gateway.telemetry.counters import MAX_LABEL_SETS, Instruments
 from gateway.telemetry.exposition import SingleFlight, SnapshotError, merge, pack, render
-from gateway.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmroute.workers")
 
@@ -179,7 +178,7 @@ class Peers:
     async def _page(self) -> bytes:
         question = await self._questions.ask(lambda number: Ask(number, COUNTERS), self._limits.scrape_s)
         pages = question.all()
-        whole = Metrics().instruments
+        whole = self._local.metrics.fresh().instruments
         whole.limit_label_sets(MAX_LABEL_SETS * (len(pages) + 1))  # each worker has bounded its own label sets
         for worker, page in pages.items():
             # A worker that has ended meanwhile is in no other page.

@@ -28,8 +28,10 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
 from gateway.config.source import ConfigSource
 from gateway.features.sharing.link import link_of
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.state import TOPIC
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.snapshot import format_of
 from gateway.features.snapshots.warm_start import WarmStart
 from gateway.features.workers.channel import Channel
@@ -139,10 +141,10 @@ class Supervisor:
         self._source = source
         self._sides = sides
         routers = HubRouters(self.hub)
-        link = self.hub.link = link_of(config, routers, self.hub.ended)
+        link = self.hub.link = link_of(config, routers, self.hub.ended.of(SharingMetrics))
         if link:
             self.hub.topics.answers(TOPIC, link.describe)
-        keeper = Keeper(snapshot, routers.collect, self.hub.ended) if snapshot else None
+        keeper = Keeper(snapshot, routers.collect, self.hub.ended.of(SnapshotMetrics)) if snapshot else None
         self._lasting = WarmStart(format_of(config.routing), keeper, link)
         self._gateway_id = new_id()
         self._patience = patience

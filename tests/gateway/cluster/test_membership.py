@@ -18,9 +18,11 @@ from gateway.cluster.messages import Command, Drain, Join, Leave
 from gateway.config.parse import ConfigError
 from gateway.config.schema import AddedReplica, Config
 from gateway.core import Surroundings
+from gateway.features.discovery.metrics import DiscoveryMetrics
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import clients_runner
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.counters import Instruments
+from gateway.telemetry.metrics import MetricFamily
 from tests.gateway.conftest import BODY, LOGGED, Running, eventually, running, serving_runner
 from tests.support.configs import load
 from tests.support.fakes import FakeReplica, FakeRequest, models, streams
@@ -472,15 +474,15 @@ async def test_metrics_show_what_sources_have_found_and_which_of_them_fail() -> 
             await good.queue.put([Member("a", two.url, "default")])
             await bad.queue.put(OSError("the server is away"))
             await eventually(lambda: run.gateway.fleet.named("a") and "the server is away" in repr(membership.watches))
-            metrics = Metrics()
-            membership.set_gauges(metrics)
-            assert metrics.discovery_up.values == {("good",): 1, ("bad",): 0}
-            assert metrics.discovery_replicas.values == {("good",): 1, ("bad",): 0}
+            metrics = DiscoveryMetrics(MetricFamily(Instruments()))
+            metrics.show(membership.state_of_sources())
+            assert metrics.up.values == {("good",): 1, ("bad",): 0}
+            assert metrics.replicas.values == {("good",): 1, ("bad",): 0}
             await bad.queue.put([])
             await eventually(lambda: "away" not in repr(membership.watches))
             good.problem = "no answer"
-            membership.set_gauges(metrics)
-            assert metrics.discovery_up.values == {("good",): 0, ("bad",): 1}
+            metrics.show(membership.state_of_sources())
+            assert metrics.up.values == {("good",): 0, ("bad",): 1}
 
 
 async def test_a_reload_waits_for_replicas_that_do_not_answer_no_longer_than_it_may_and_operators_no_longer_than_it() -> None:

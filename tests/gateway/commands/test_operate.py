@@ -20,6 +20,7 @@ from gateway.commands.cli import main
 from gateway.commands.operate import DEFAULT_ADMIN, OperatorError, ask
 from gateway.config.schema import Config, PoolConfig
 from gateway.core import Surroundings
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.fleet.membership import Member
 from gateway.server.endpoints import ADMIN, clients_runner, side_runner
 from tests.gateway.conftest import LOGGED, config_over, eventually, listening, running, serving_runner
@@ -86,7 +87,7 @@ async def test_the_note_of_a_source_is_no_problem(capsys: Capture) -> None:
 
 async def test_whether_it_shares_with_other_gateways(capsys: Capture) -> None:
     async with FakeReplica() as one, running(one, sharing={"url": "redis://127.0.0.1:1"}) as run:
-        await eventually(lambda: run.gateway.metrics.sharing_errors.values[("unreachable",)])
+        await eventually(lambda: run.gateway.metrics.of(SharingMetrics).errors.values[("unreachable",)])
         _, out, _ = await said(capsys, "status", "--admin", run.admin_url)
         assert out.splitlines()[-1].startswith("sharing as default: the store is away: unreachable (ConnectionError: Error 111")
 
@@ -196,7 +197,7 @@ async def test_gateways_that_are_not_followed_are_named(capsys: Capture, tmp_pat
     with serving(RedisServer(tmp_path)) as store:
         url, other = {"sharing": {"url": store.url}}, {"routing": {"block_bytes": 128}}
         async with FakeReplica() as one, sharing(one, **url) as run, sharing(one, **url, **other):
-            await eventually(lambda: run.gateway.metrics.sharing_refused.values[("format",)])
+            await eventually(lambda: run.gateway.metrics.of(SharingMetrics).refused.values[("format",)])
             _, out, _ = await said(capsys, "status", "--admin", run.admin_url)
         assert out.splitlines()[-2] == "sharing as default: other gateways: 0"
         assert "routing.block_bytes is 128 there and 256 here" in out.splitlines()[-1]

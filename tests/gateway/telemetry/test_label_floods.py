@@ -7,8 +7,11 @@ from typing import Any, Final
 
 import pytest
 
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.savings.counterfactual import POLICIES
+from gateway.features.savings.metrics import SavingsMetrics
 from gateway.features.savings.savings import Savings
+from gateway.features.table import new_metrics
 from gateway.telemetry.counters import MAX_LABEL_SETS, UNBOUNDED_LABELS, Gauge, Histogram
 from gateway.telemetry.metrics import TENANTS, Metrics
 from tests.gateway.conftest import BODY, running
@@ -33,14 +36,14 @@ def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 def test_every_label_is_bounded_by_a_table_or_by_folding() -> None:
     """A new label has to be put into one of both."""
-    for each in Metrics().instruments.all:
+    for each in new_metrics().instruments.all:
         assert set(each.labels) <= OF_OURS | UNBOUNDED_LABELS, each.name
         assert not (isinstance(each, Gauge) and UNBOUNDED_LABELS & set(each.labels)), "gauges are not folded"
 
 
-@pytest.mark.parametrize("name", [each.name for each in Metrics().instruments.all if UNBOUNDED_LABELS & set(each.labels)])
+@pytest.mark.parametrize("name", [each.name for each in new_metrics().instruments.all if UNBOUNDED_LABELS & set(each.labels)])
 def test_what_clients_choose_is_folded_and_nothing_is_lost(name: str) -> None:
-    (each,) = [each for each in Metrics().instruments.all if each.name == name]
+    (each,) = [each for each in new_metrics().instruments.all if each.name == name]
     assert not isinstance(each, Gauge)
     count = MAX_LABEL_SETS + 500
     for number in range(count):
@@ -92,14 +95,14 @@ async def test_a_flood_of_keys_that_are_none_has_a_series_for_each_reason(tmp_pa
             await run.post(headers=bearer(f"wr-aaaaaaaa-{number}"))
             await run.post(headers=bearer(mine[number % 5][1]))
         assert grown(before, series(metrics)) == {}
-        refused = metrics.keys_refused.values
+        refused = metrics.of(KeyMetrics).refused.values
         assert refused[("unknown",)] == FLOOD + 1
-        assert sum(metrics.keys_limited.values.values()) >= FLOOD - 60
+        assert sum(metrics.of(KeyMetrics).limited.values.values()) >= FLOOD - 60
 
 
 def test_savings_have_a_series_for_each_policy() -> None:
-    metrics = Metrics()
-    savings = Savings(metrics, lambda: 0.0)
+    metrics = new_metrics()
+    savings = Savings(metrics.of(SavingsMetrics), lambda: 0.0)
     for number in range(1000):
         savings.add(number, number, [1.0] * len(POLICIES), 0.1, 5)
         savings.set_gauges()

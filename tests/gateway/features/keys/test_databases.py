@@ -11,6 +11,7 @@ import pytest
 
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.calendar import day_number
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.record import Settings
 from gateway.features.keys.store import opened
 from tests.gateway.conftest import Running, eventually, running
@@ -156,7 +157,7 @@ async def test_a_database_that_goes_away_and_returns_under_load(
         lanes = [asyncio.create_task(load()) for _ in range(4)]
         try:
             await asyncio.to_thread(server.stop)
-            failures = run.gateway.metrics.keys_failures
+            failures = run.gateway.metrics.of(KeyMetrics).failures
             await eventually(lambda: failures.values[()] >= 2)
             assert (await run.post({"tenant": "t"}, "/warmroute/keys"))[0] == 503
             before = len(statuses)

@@ -15,14 +15,14 @@ from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.account import Total
 from gateway.features.keys.limits.calendar import day_text
 from gateway.features.keys.limits.limiter import Limiter
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.record import MAX_GRACE_S, KeyRefusedError, Settings, stamp
 from gateway.features.keys.secret import digest_of
 from gateway.features.keys.section import KeysConfig
 from gateway.features.keys.store import MAX_FORMER, SPENT_AT_ONCE, KeyStore
 from gateway.features.keys.tables import TABLES
 from gateway.features.keys.tables import spent as spent_table
-from gateway.features.table import WholeConfig
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import WholeConfig, new_metrics
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -44,7 +44,7 @@ def gateway(file: Path, wall: float = NOON) -> tuple[Keys, Clock]:
     """Its keys, and its monotonic clock."""
     clock = Clock()
     config = WholeConfig(pools=(), keys=KeysConfig(f"sqlite:///{file}"))
-    return Keys(config, Metrics(), lambda: wall + clock(), clock), clock
+    return Keys(config, new_metrics().of(KeyMetrics), lambda: wall + clock(), clock), clock
 
 
 def use(keys: Keys, id_: str, pico: int) -> None:

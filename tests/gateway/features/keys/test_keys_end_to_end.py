@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from gateway.features.keys.keys import Keys
+from gateway.features.keys.metrics import KeyMetrics
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
 from tests.support.fakes import FakeReplica, answers, dies, hangs, models
@@ -293,14 +294,14 @@ async def test_a_file_of_keys_is_read_again(tmp_path: Path) -> None:
         assert [(await run.post(headers=bearer(key)))[0] for key in (one, other)] == [200, 401]
         assert (await run.post({"tenant": "t"}, "/warmroute/keys"))[0] == 409
         file.write_text("keys:\n- {id: abcdefgh, sha256: nonsense, tenant: acme}\n")
-        failures = run.gateway.metrics.keys_failures
+        failures = run.gateway.metrics.of(KeyMetrics).failures
         await eventually(lambda: failures.values[()] > 0)
-        assert run.gateway.metrics.keys_up.values[()] == 0
+        assert run.gateway.metrics.of(KeyMetrics).up.values[()] == 0
         assert (await run.post(headers=bearer(one)))[0] == 200  # nothing has changed
         file.write_text(f"keys:\n- {{id: abcdefgi, sha256: {digest_of(other).hex()}, tenant: acme}}\n")
         ring = run.gateway[Keys].ring
         await eventually(lambda: ring and ring.find(digest_of(other), 0))
-        assert run.gateway.metrics.keys_up.values[()] == 1
+        assert run.gateway.metrics.of(KeyMetrics).up.values[()] == 1
         assert [(await run.post(headers=bearer(key)))[0] for key in (one, other)] == [401, 200]
 
 

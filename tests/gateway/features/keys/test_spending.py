@@ -13,11 +13,11 @@ from gateway.cluster.topics import Topics
 from gateway.errors import GatewayError
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.account import KeyAccount, KeyLimits
+from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.record import Settings
 from gateway.features.keys.section import KeysConfig
 from gateway.features.keys.spending import Spending, messages_of
-from gateway.features.table import WholeConfig
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import WholeConfig, new_metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, made
 from tests.gateway.features.workers.conftest import Worker, star
@@ -92,7 +92,9 @@ async def test_a_new_worker_knows_what_was_spent(tmp_path: Path) -> None:
 
 async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(tmp_path: Path) -> None:
     """What has changed may be on its way to a new worker before the other one knows that there is a new one."""
-    keys = Keys(WholeConfig(pools=(), keys=KeysConfig(**keys_in(tmp_path))), Metrics(), lambda: 1.8e9, lambda: 0.0)
+    keys = Keys(
+        WholeConfig(pools=(), keys=KeysConfig(**keys_in(tmp_path))), new_metrics().of(KeyMetrics), lambda: 1.8e9, lambda: 0.0
+    )
     await keys.begin()
     key, other = [(await (await keys.store()).create(Settings("acme", requests_per_minute=3)))[0] for _ in range(2)]
     await keys.poll()
@@ -125,7 +127,9 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
 
 async def test_a_worker_begins_with_all_that_it_has(tmp_path: Path) -> None:
     """Which is nothing: from then on the others know that what it sends is new."""
-    keys = Keys(WholeConfig(pools=(), keys=KeysConfig(**keys_in(tmp_path))), Metrics(), lambda: 1.8e9, lambda: 0.0)
+    keys = Keys(
+        WholeConfig(pools=(), keys=KeysConfig(**keys_in(tmp_path))), new_metrics().of(KeyMetrics), lambda: 1.8e9, lambda: 0.0
+    )
     sent = list[tuple[str, bytes]]()
 
     class Control(SingleProcess):

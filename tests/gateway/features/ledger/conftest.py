@@ -17,11 +17,12 @@ from gateway.features.ledger.batches import RowMaker
 from gateway.features.ledger.buffer import Entry
 from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import BUFFER_BYTES, Ledger, Opener, open_store
+from gateway.features.ledger.metrics import LedgerMetrics
 from gateway.features.ledger.section import LedgerConfig
 from gateway.features.ledger.store import OPERATION_S, LedgerStore
 from gateway.features.ledger.tables import TABLES, daily, rows
+from gateway.features.table import new_metrics
 from gateway.request.record import SettledRequest
-from gateway.telemetry.metrics import Metrics
 from tests.gateway.features.histories.conftest import Clock, file_url, server, url
 
 __all__ = ["Clock", "file_url", "server", "url"]  # the fixtures, too
@@ -72,10 +73,16 @@ class Entries:
 
 
 def ledger_of(
-    url: str, clock: Clock, opens: Opener = open_store, metrics: Metrics | None = None, *, retention_d: int = 30, **more: Any
+    url: str,
+    clock: Clock,
+    opens: Opener = open_store,
+    metrics: LedgerMetrics | None = None,
+    *,
+    retention_d: int = 30,
+    **more: Any,
 ) -> Ledger:
     """clock: both of them. more: of the ledger."""
-    return Ledger(LedgerConfig(url, retention_d), metrics or Metrics(), clock, clock, opens, **more)
+    return Ledger(LedgerConfig(url, retention_d), metrics or new_metrics().of(LedgerMetrics), clock, clock, opens, **more)
 
 
 @contextlib.asynccontextmanager

@@ -15,9 +15,10 @@ from gateway.database.steadiness import STEADY_S
 from gateway.features.ledger.batches import LedgerBatch
 from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import MAX_BATCH, BatchStore, Ledger, Opener
+from gateway.features.ledger.metrics import LedgerMetrics
 from gateway.features.ledger.section import LedgerConfig
 from gateway.features.ledger.store import InvalidValueError
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Clock, all_rows, file_url, ledger_of, record, stored
 
@@ -73,7 +74,7 @@ class Kit:
         self.clock = Clock()
         self.clock.now = NOON
         opens: Opener = self.store.open
-        self.metrics = Metrics()
+        self.metrics = new_metrics().of(LedgerMetrics)
         self.ledger: Ledger = ledger_of("sqlite", self.clock, opens, metrics=self.metrics, **config)
         self._observe = LedgerEntries(self.ledger)
 
@@ -84,9 +85,9 @@ class Kit:
     def counted(self) -> tuple[float, float, float, float]:
         """written, buffered, dropped, failures."""
         metrics = self.metrics
-        counters = (metrics.ledger_written, metrics.ledger_dropped, metrics.ledger_failures)
+        counters = (metrics.written, metrics.dropped, metrics.failures)
         written, dropped, failures = (each.values[()] for each in counters)
-        return written, metrics.ledger_buffered.values[()], dropped, failures
+        return written, metrics.buffered.values[()], dropped, failures
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -129,7 +130,7 @@ async def test_a_gauge_is_down_while_the_database_does_not_take_what_is_written(
         kit.store.fails = failure
         kit.end(1)
         await kit.ledger.flush()
-        seen.append(kit.metrics.ledger_up.values[()])
+        seen.append(kit.metrics.up.values[()])
     assert seen == [1, 0, 1]
 
 
@@ -220,7 +221,7 @@ async def test_a_gateway_that_begins_waits_for_the_database_to_be_open_but_not_f
         running = asyncio.create_task(kit.ledger.run())
         async with asyncio.timeout(40):
             await kit.ledger.begun(within_s=1000)
-        assert (kit.store.opened, kit.metrics.ledger_up.values[()]) == ((0, 0) if cannot_open else (1, 1))
+        assert (kit.store.opened, kit.metrics.up.values[()]) == ((0, 0) if cannot_open else (1, 1))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     async with asyncio.timeout(40):
@@ -270,7 +271,7 @@ async def test_a_bug_in_a_purge_does_not_end_the_writing(caplog: pytest.LogCaptu
 async def test_a_clock_that_jumps_ahead_removes_nothing(tmp_path: Path) -> None:
     wall, monotonic = Clock(), Clock()
     wall.now = NOON
-    ledger = Ledger(LedgerConfig(url=file_url(tmp_path / "a.sqlite")), Metrics(), wall, monotonic)
+    ledger = Ledger(LedgerConfig(url=file_url(tmp_path / "a.sqlite")), new_metrics().of(LedgerMetrics), wall, monotonic)
     observe = LedgerEntries(ledger)
     observe(record())
     await ledger.flush()
@@ -288,14 +289,14 @@ async def test_a_clock_that_jumps_ahead_removes_nothing(tmp_path: Path) -> None:
 async def test_it_runs_by_itself(url: str) -> None:
     clock = Clock()
     clock.now = NOON
-    metrics = Metrics()
+    metrics = new_metrics().of(LedgerMetrics)
     ledger = ledger_of(url, clock, metrics=metrics)
     observe = LedgerEntries(ledger)
     running = asyncio.create_task(ledger.run())
     for _ in range(500):
         observe(record())
     async with asyncio.timeout(40):
-        while metrics.ledger_written.values[()] < 500:  # noqa: ASYNC110  (a counter has no event)
+        while metrics.written.values[()] < 500:  # noqa: ASYNC110  (a counter has no event)
             await asyncio.sleep(0.01)
     observe(record())
     running.cancel()

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.features.savings.counterfactual import ACTUAL, LEAST_LOADED, POLICIES, ROUND_ROBIN, SESSION, Counterfactual
+from gateway.features.savings.metrics import SavingsMetrics
 from gateway.features.savings.savings import DELIVERED, Savings
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from router import Prompt, text_keys
 from tests.gateway.conftest import BODY, running
 from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, dies_now, event, usage
@@ -158,7 +159,7 @@ def test_a_prompt_without_a_block_is_placed_too(text: str) -> None:
 
 
 def test_a_day_s_savings_begin_anew_at_midnight() -> None:
-    metrics, now = Metrics(), [86400.0 * 20000 + 5]
+    metrics, now = new_metrics().of(SavingsMetrics), [86400.0 * 20000 + 5]
     savings = Savings(metrics, lambda: now[0])
     savings.add(1000, 800, [200.0, 100.0, 700.0, 900.0], 0.001, 3_000_000)
     savings.set_gauges()

@@ -17,10 +17,11 @@ from redis.exceptions import ConnectionError as LostConnection
 from gateway.config.addresses import AddressError
 from gateway.features.sharing.address import StoreAddress, parse_store_url
 from gateway.features.sharing.link import Link
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.section import SharingConfig
 from gateway.features.sharing.server.client import LIBRARY, connected, reason_of, store_errors
 from gateway.features.sharing.server.failures import explained
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import eventually
 from tests.gateway.features.sharing.conftest import sharing
@@ -104,7 +105,7 @@ async def test_over_tls(certificates: Path) -> None:
 async def test_a_certificate_that_is_not_trusted(certificates: Path) -> None:
     with serving(over_tls(certificates)) as store:
         async with FakeReplica() as replica, sharing(replica, **at(store)) as one:
-            failed = one.gateway.metrics.sharing_errors.values
+            failed = one.gateway.metrics.of(SharingMetrics).errors.values
             await eventually(lambda: failed[("unreachable",)] > 0)
             assert (await one.post())[0] == 200
 
@@ -164,7 +165,7 @@ async def test_the_rights_that_the_documentation_names_are_enough(
             async with sharing(replica, **url) as two:
                 assert held(two) == held(one) != {}
                 await together(one, two)
-                assert one.gateway.metrics.sharing_errors.values[("denied",)] == 0
+                assert one.gateway.metrics.of(SharingMetrics).errors.values[("denied",)] == 0
 
 
 # -- its names
@@ -205,11 +206,11 @@ def test_name_servers_that_do_not_answer_hold_up_no_end() -> None:
         return []
 
     async def share() -> None:
-        metrics = Metrics()
+        metrics = new_metrics().of(SharingMetrics)
         connect = partial(connected, resolver=Resolver(hangs))
         link = Link(SharingConfig(url="redis://a.name.test"), "1/256/64", Seen(), metrics, connect=connect)
         task = asyncio.create_task(link.run())
-        await eventually(lambda: metrics.sharing_errors.values[("unreachable",)] > 0)
+        await eventually(lambda: metrics.errors.values[("unreachable",)] > 0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

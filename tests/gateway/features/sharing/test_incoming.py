@@ -23,10 +23,11 @@ from gateway.features.sharing.messages import (
     Offer,
     encode_envelope,
 )
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.others import DEAD_S, MAX_GATEWAYS, MAX_SOURCES
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.snapshots.snapshot import Snapshot
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from router.events import BookingClosed, BookingFirstToken, BookingMoved, BookingOpened, ObjectStored, Rent, decode, encode
 
 BOOKED = BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0)
@@ -58,7 +59,7 @@ class Seen:
 class View:
     def __init__(self) -> None:
         self.now = 100.0
-        self.seen, self.metrics = Seen(), Metrics()
+        self.seen, self.metrics = Seen(), new_metrics().of(SharingMetrics)
         self.outbox = Outbox(lambda: self.now)
         clock = StoreClock()
         clock.measure(99.999, 100.001, 100.0 + STORE_AHEAD)
@@ -98,7 +99,7 @@ class View:
         return calls
 
     def refused(self, reason: str) -> float:
-        return self.metrics.sharing_refused.values[(reason,)]
+        return self.metrics.refused.values[(reason,)]
 
     def published(self) -> list[Kind]:
         self.incoming.answer()
@@ -156,7 +157,7 @@ def test_a_gap_closes_what_is_open_and_asks_for_what_was_missed() -> None:
     assert isinstance(want, Want)
     assert want.of == "a"
     assert 3.0 <= want.since_s < 20.0
-    assert view.metrics.sharing_resyncs.values[()] == 1
+    assert view.metrics.resyncs.values[()] == 1
 
 
 def test_a_gateway_that_was_there_before_is_asked_for_what_it_has_open() -> None:
@@ -175,7 +176,7 @@ def test_a_gateway_that_was_silent_for_us_alone_is_asked_for_what_was_missed() -
     (want,) = view.published()
     assert isinstance(want, Want)
     assert want.since_s > 600.0
-    assert view.metrics.sharing_resyncs.values[()] == 1
+    assert view.metrics.resyncs.values[()] == 1
 
 
 def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for() -> None:

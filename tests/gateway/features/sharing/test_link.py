@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.features.sharing.messages import ALL, VERSION, Envelope, Offer, encode_envelope
+from gateway.features.sharing.metrics import SharingMetrics
 from tests.gateway.conftest import BODY, Running, eventually
 from tests.gateway.features.sharing.conftest import gateway_process, sharing
 from tests.support.fakes import FakeReplica, hangs, streams
@@ -32,19 +33,19 @@ def held(run: Running) -> dict[str, int]:
 
 
 def up(run: Running) -> bool:
-    return run.gateway.metrics.sharing_up.values.get(()) == 1
+    return run.gateway.metrics.of(SharingMetrics).up.values.get(()) == 1
 
 
 def others(run: Running) -> float:
-    return run.gateway.metrics.sharing_gateways.values.get((), 0)
+    return run.gateway.metrics.of(SharingMetrics).gateways.values.get((), 0)
 
 
 def errors(run: Running, reason: str) -> float:
-    return run.gateway.metrics.sharing_errors.values[(reason,)]
+    return run.gateway.metrics.of(SharingMetrics).errors.values[(reason,)]
 
 
 def refused(run: Running, reason: str) -> float:
-    return run.gateway.metrics.sharing_refused.values[(reason,)]
+    return run.gateway.metrics.of(SharingMetrics).refused.values[(reason,)]
 
 
 async def together(*runs: Running) -> None:
@@ -442,7 +443,7 @@ async def test_what_did_not_fit_while_the_server_was_away_is_offered_as_a_snapsh
         await eventually(lambda: not up(one) and not up(two))
         for number in range(30):
             await one.post(body(number))
-        await eventually(lambda: one.gateway.metrics.sharing_dropped.values.get((), 0) > 0)
+        await eventually(lambda: one.gateway.metrics.of(SharingMetrics).dropped.values.get((), 0) > 0)
         store.start()
         await eventually(lambda: held(two) == held(one) != {})
         await eventually(lambda: two.gateway.router.ledger.open_leases == 0)

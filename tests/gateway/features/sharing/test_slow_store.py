@@ -15,10 +15,11 @@ from redis.exceptions import TimeoutError as Late
 from gateway.cluster.messages import EventBatch
 from gateway.features.sharing.link import Link
 from gateway.features.sharing.messages import VERSION, Envelope, encode_envelope
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.position import READ_MOST
 from gateway.features.sharing.section import SharingConfig
 from gateway.features.snapshots.snapshot import Snapshot
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from router.events import CacheLost, encode
 from tests.gateway.conftest import eventually
 
@@ -98,12 +99,12 @@ class Seen:
 
 
 @contextlib.asynccontextmanager
-async def linked(store: SlowStore, seen: Seen) -> AsyncIterator[tuple[Link, Metrics]]:
+async def linked(store: SlowStore, seen: Seen) -> AsyncIterator[tuple[Link, SharingMetrics]]:
     @contextlib.asynccontextmanager
     async def connect(_sharing: SharingConfig) -> AsyncIterator[Any]:
         yield store
 
-    metrics = Metrics()
+    metrics = new_metrics().of(SharingMetrics)
     link = Link(SharingConfig(url="redis://nowhere"), FORMAT, seen, metrics, connect=connect)
     task = asyncio.create_task(link.run())
     try:
@@ -119,7 +120,7 @@ async def test_what_is_too_much_at_once_is_read_in_pieces() -> None:
         store.put(seq, encode([CacheLost("x" * 1000)]))
     async with linked(store, seen) as (_, metrics):
         await eventually(lambda: len(seen.received) == 99)
-        assert metrics.sharing_resyncs.values.get((), 0) == 0
+        assert metrics.resyncs.values.get((), 0) == 0
         assert store.counts[0] == READ_MOST
         assert min(store.counts) < 20
         await eventually(lambda: store.counts[-1] == READ_MOST)
@@ -138,7 +139,7 @@ async def test_a_connection_that_is_closed_during_the_goodbye_is_no_error() -> N
 
     store = Closing(most=20_000)
     async with linked(store, Seen()) as (link, metrics):
-        await eventually(lambda: metrics.sharing_up.values[()] == 1)
+        await eventually(lambda: metrics.up.values[()] == 1)
         store.closed = True
         await link.close()
 
@@ -147,16 +148,16 @@ async def test_an_entry_that_never_comes_in_time_is_passed_over(caplog: pytest.L
     store, seen = SlowStore(most=20_000), Seen()
     with caplog.at_level(logging.INFO):
         async with linked(store, seen) as (_, metrics):
-            await eventually(lambda: metrics.sharing_up.values[()] == 1)
+            await eventually(lambda: metrics.up.values[()] == 1)
             store.put(1, encode([CacheLost("x")]))
             await eventually(lambda: len(seen.received) == 1)
             store.put(2, encode([CacheLost("x" * 30_000)]))
             store.put(1, b"x" * 50_000, gateway=b"hostile")
             store.put(3, encode([CacheLost("x")]))
-            await eventually(lambda: len(store.counts) > 8 and metrics.sharing_up.values[()] == 1)
+            await eventually(lambda: len(store.counts) > 8 and metrics.up.values[()] == 1)
             store.put(4, encode([CacheLost("x")]))
             await eventually(lambda: len(seen.received) >= 2)
-            assert metrics.sharing_resyncs.values[()] == 1, "what was missed is asked for"
+            assert metrics.resyncs.values[()] == 1, "what was missed is asked for"
     assert len([record for record in caplog.records if record.message.startswith("the store is away")]) == 1
 
 
@@ -169,7 +170,7 @@ async def test_an_odd_reply_ends_sharing_only_until_the_store_is_well(caplog: py
 
     store, seen = Odd(most=1 << 20), Seen()
     async with linked(store, seen) as (_, metrics):
-        await eventually(lambda: metrics.sharing_errors.values[("garbage",)] > 1)
+        await eventually(lambda: metrics.errors.values[("garbage",)] > 1)
         store.odd = False
         store.put(1, encode([CacheLost("x")]))
         await eventually(lambda: len(seen.received) == 1)
@@ -193,7 +194,7 @@ async def test_a_stream_with_an_id_of_the_future_is_begun_anew() -> None:
     store, seen = Future(most=1 << 20), Seen()
     async with linked(store, seen) as (_, metrics):
         await eventually(lambda: store.ahead_ms == 0)
-        await eventually(lambda: metrics.sharing_up.values[()] == 1)
+        await eventually(lambda: metrics.up.values[()] == 1)
         store.put(1, encode([CacheLost("x")]))
         await eventually(lambda: len(seen.received) == 1)
 
@@ -214,11 +215,11 @@ async def test_a_cancellation_that_the_library_makes_ends_no_sharing(within: str
             raise asyncio.CancelledError
         yield Cancelled(most=1) if len(made) == 1 else store
 
-    metrics = Metrics()
+    metrics = new_metrics().of(SharingMetrics)
     link = Link(SharingConfig(url="redis://nowhere"), FORMAT, Seen(), metrics, connect=connect)
     task = asyncio.create_task(link.run())
-    await eventually(lambda: metrics.sharing_up.values[()] == 1)
+    await eventually(lambda: metrics.up.values[()] == 1)
     assert len(made) == 2
-    assert metrics.sharing_errors.values[("other",)] == 1
+    assert metrics.errors.values[("other",)] == 1
     task.cancel()
     assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)

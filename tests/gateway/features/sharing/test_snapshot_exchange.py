@@ -17,11 +17,12 @@ from gateway.features.sharing import offers
 from gateway.features.sharing.clock import StoreClock
 from gateway.features.sharing.incoming import MARGIN_S, Incoming
 from gateway.features.sharing.messages import Kind, Offer
+from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.outbox import Outbox
 from gateway.features.sharing.snapshot_exchange import AGAIN_S, MOST_GIVEN_BYTES, SIBLING_S, TRIES, SnapshotExchange
 from gateway.features.snapshots.frames import frames_of
 from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, KnowledgeError, Snapshot
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.sharing.test_slow_store import Seen
 
@@ -105,7 +106,7 @@ def exchange_of(
     add: Callable[[Kind], None] = lambda _item: None,
     sibling_s: float = SIBLING_S,
 ) -> tuple[SnapshotExchange, Incoming]:
-    metrics = Metrics()
+    metrics = new_metrics().of(SharingMetrics)
     incoming = Incoming(
         me="me",
         format="1/256/64",

@@ -16,11 +16,12 @@ import pytest
 from gateway.features.snapshots.file import read
 from gateway.features.snapshots.frames import CLOCKS, Clocks
 from gateway.features.snapshots.keeper import LAST_S, Keeper, SnapshotFile
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.snapshot import Header, Snapshot
-from gateway.telemetry.metrics import Metrics
+from gateway.features.table import new_metrics
 
 
-def keeper_of(path: Path, *, chunks: int, metrics: Metrics, clocks: Clocks = CLOCKS, last_s: float = LAST_S) -> Keeper:
+def keeper_of(path: Path, *, chunks: int, metrics: SnapshotMetrics, clocks: Clocks = CLOCKS, last_s: float = LAST_S) -> Keeper:
     async def collect() -> Snapshot:
         return Snapshot(Header("1/256/64", {}), [os.urandom(1 << 20)] * chunks, 1.0)
 
@@ -28,7 +29,7 @@ def keeper_of(path: Path, *, chunks: int, metrics: Metrics, clocks: Clocks = CLO
 
 
 async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics()
+    metrics = new_metrics().of(SnapshotMetrics)
     keeper = keeper_of(tmp_path / "s", chunks=30, metrics=metrics)
     for _ in range(5):
         writing = asyncio.create_task(keeper.write())
@@ -36,7 +37,7 @@ async def test_the_last_one_waits_for_one_that_is_being_written(tmp_path: Path, 
             await asyncio.sleep(0)
         writing.cancel()
         await keeper.write_last()
-    assert metrics.snapshots.values == {("good",): 5, ("failed",): 0}
+    assert metrics.written.values == {("good",): 5, ("failed",): 0}
     assert len(read(tmp_path / "s").chunks) == 30
     assert os.listdir(tmp_path) == ["s"]
     assert not caplog.records
@@ -46,7 +47,7 @@ async def test_one_that_fails_when_nobody_waits_for_it_is_no_error_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "folder"
-    keeper = keeper_of(folder / "s", chunks=30, metrics=Metrics())
+    keeper = keeper_of(folder / "s", chunks=30, metrics=new_metrics().of(SnapshotMetrics))
     writing = asyncio.create_task(keeper.write())
     while not (folder / "s.new").exists():  # noqa: ASYNC110  (a file has no event)
         await asyncio.sleep(0)
@@ -61,7 +62,7 @@ async def test_one_that_fails_when_nobody_waits_for_it_is_no_error_of_its_own(
 
 async def test_each_reason_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").mkdir()
-    metrics = Metrics()
+    metrics = new_metrics().of(SnapshotMetrics)
     keeper = keeper_of(tmp_path / "taken", chunks=1, metrics=metrics)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -70,7 +71,7 @@ async def test_each_reason_is_named_once(tmp_path: Path, caplog: pytest.LogCaptu
             await keeper.write()
             (tmp_path / "taken").unlink()
             (tmp_path / "taken").mkdir()
-    assert metrics.snapshots.values == {("good",): 3, ("failed",): 3}
+    assert metrics.written.values == {("good",): 3, ("failed",): 3}
     assert [record.message for record in caplog.records] == ["snapshot not written"]
 
 
@@ -78,7 +79,7 @@ async def test_a_cold_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     os.mkfifo(tmp_path / "s")
     with caplog.at_level(logging.INFO):
         async with asyncio.timeout(20):
-            assert await keeper_of(tmp_path / "s", chunks=1, metrics=Metrics()).read() is None
+            assert await keeper_of(tmp_path / "s", chunks=1, metrics=new_metrics().of(SnapshotMetrics)).read() is None
     assert "snapshot ignored" in caplog.text
 
 
@@ -91,7 +92,7 @@ def test_a_disk_that_hangs_holds_up_neither_the_last_one_nor_the_end(tmp_path: P
 
     async def keep() -> None:
         await keeper_of(
-            tmp_path / "s", chunks=1, metrics=Metrics(), clocks=replace(CLOCKS, boot=boot), last_s=0.05
+            tmp_path / "s", chunks=1, metrics=new_metrics().of(SnapshotMetrics), clocks=replace(CLOCKS, boot=boot), last_s=0.05
         ).write_last()
 
     try:
@@ -108,7 +109,7 @@ async def test_a_part_of_what_it_began_with_does_not_replace_it(tmp_path: Path, 
     async def collect() -> Snapshot:
         return Snapshot(Header("1/256/64", {}, partial=True), [b"x"], 1.0)
 
-    keeper = Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, Metrics())
+    keeper = Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, new_metrics().of(SnapshotMetrics))
     with caplog.at_level(logging.INFO):
         await keeper.write_last()
     assert caplog.messages == ["snapshot kept as it is"]
@@ -119,7 +120,7 @@ async def test_a_bug_in_collecting_is_counted(tmp_path: Path) -> None:
     async def collect() -> Snapshot:
         raise ZeroDivisionError
 
-    metrics = Metrics()
+    metrics = new_metrics().of(SnapshotMetrics)
     with pytest.raises(ZeroDivisionError):
         await Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, metrics).write()
-    assert metrics.snapshots.values[("failed",)] == 1
+    assert metrics.written.values[("failed",)] == 1

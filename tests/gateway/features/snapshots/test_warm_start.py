@@ -25,6 +25,7 @@ from gateway.features.sharing.single_process import single_process
 from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.keeper import SnapshotFile, file_of
 from gateway.features.snapshots.knowledge import Knowledge
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.origins import has_restarted
 from gateway.features.snapshots.single_process import SingleKnowledge
 from gateway.features.snapshots.snapshot import Header, Origin, Snapshot, format_of
@@ -78,7 +79,7 @@ async def test_a_restart_begins_with_what_was_known(tmp_path: Path, caplog: pyte
                 _, headers, _ = await two.post(body(number))
                 assert headers["X-Warmroute-Replica"] == homes[number]
                 assert int(headers["X-Warmroute-Cached-Tokens"]) > 0
-            assert two.gateway.metrics.snapshot_restored_blocks.values[()] == sum(known.values())
+            assert two.gateway.metrics.of(SnapshotMetrics).restored_blocks.values[()] == sum(known.values())
 
 
 async def test_the_age_of_what_the_next_start_reads_is_a_metric(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogC
         await run.post()
         for _ in range(3):
             await run.gateway.control.stop()
-        assert run.gateway.metrics.snapshots.values[("failed",)] == 3
+        assert run.gateway.metrics.of(SnapshotMetrics).written.values[("failed",)] == 3
     assert len([record for record in caplog.records if record.message == "snapshot not written"]) == 1
 
 

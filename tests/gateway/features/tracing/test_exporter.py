@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.features.table import new_metrics
 from gateway.features.tracing.exporter import BATCH, Exporter, Rejection
+from gateway.features.tracing.metrics import TracingMetrics
 from gateway.features.tracing.span import Span
-from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import eventually
 
 
@@ -84,10 +85,10 @@ async def test_beyond_the_bound_spans_are_dropped_and_counted(caplog: pytest.Log
     sent.gate.set()
     await exporter.close(40)
     assert exporter.exported == 33
-    metrics = Metrics()
+    metrics = new_metrics().of(TracingMetrics)
     exporter.count(metrics)
-    assert metrics.spans_dropped.values == {("queue_full",): 3 * 9_990, ("failed",): 0}
-    assert metrics.spans_exported.values == {(): 33}
+    assert metrics.dropped.values == {("queue_full",): 3 * 9_990, ("failed",): 0}
+    assert metrics.exported.values == {(): 33}
 
 
 async def test_a_failure_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:

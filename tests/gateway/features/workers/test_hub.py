@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.cluster.messages import Command, Drain, EventBatch, Join, Leave, Reconfigure, RejectConfig, Reset, decode_config
 from gateway.config.schema import MAX_REPLICAS, AddedReplica, Config, ReplicaConfig
 from gateway.config.sections import MAX_SOURCES
-from gateway.features.table import WholeConfig
+from gateway.features.table import WholeConfig, new_metrics
 from gateway.features.workers.channel import HEAD, HUB, Channel, Receive
 from gateway.features.workers.command_log import DRAINS_MOST, PENDING_MOST
 from gateway.features.workers.hub import SWEEP_S, Hub
@@ -35,7 +35,6 @@ from gateway.features.workers.messages import (
     from_worker,
 )
 from gateway.telemetry.exposition import packed
-from gateway.telemetry.metrics import Metrics
 from tests.gateway.features.workers.test_channel import framed, messages
 from tests.support.compiled import uncompiled
 from tests.support.configs import load
@@ -347,7 +346,7 @@ def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
 
 def counted(*replicas: str) -> Publish:
     """Of a worker with these replicas, each of which has answered one request."""
-    metrics = Metrics()
+    metrics = new_metrics()
     for replica in replicas:
         metrics.replica_up.set((replica,), 1)
         metrics.completion_tokens.add(("m", replica))
@@ -472,7 +471,7 @@ def test_what_a_scrape_showed_stays_in_the_sum_when_its_worker_ends() -> None:
 def test_counters_that_do_not_decode_are_lost_and_nothing_else_is(caplog: pytest.LogCaptureFixture) -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     (first, one), (second, two), (third, three) = joined(made), joined(made), joined(made)
-    metrics = Metrics()
+    metrics = new_metrics()
     metrics.requests.add(("m", "other", "200"))
     one.receives(Publish(COUNTERS, b"junk"))
     two.receives(Publish(COUNTERS, packed(metrics.instruments)))

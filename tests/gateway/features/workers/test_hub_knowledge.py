@@ -12,7 +12,9 @@ import pytest
 from gateway.cluster.messages import EventBatch, Reset, Want
 from gateway.features.snapshots.frames import frames_of
 from gateway.features.snapshots.keeper import Keeper, SnapshotFile
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.snapshot import Header, KnowledgeError, Snapshot
+from gateway.features.table import new_metrics
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, MESSAGE_BYTES, SILENT_S, TRIES, BatchHistory
 from gateway.features.workers.messages import (
@@ -28,7 +30,6 @@ from gateway.features.workers.messages import (
     encode,
 )
 from gateway.features.workers.transfer import AHEAD_BYTES, SnapshotReceiver
-from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.workers.conftest import Worker, closed, pair, star
 from tests.gateway.features.workers.test_hub import End, Now, batch, config_of, joined
@@ -127,13 +128,13 @@ class Broken:
 
 
 async def test_a_bug_in_collecting_is_a_snapshot_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = Metrics()
+    metrics = new_metrics().of(SnapshotMetrics)
     async with FakeReplica() as replica, star(replica) as (made, (first, _)):
         first.peers.knowledge = Broken()  # type: ignore[assignment]
         with pytest.raises(KnowledgeError, match="ZeroDivisionError"):
             await made.hub.snapshots.collect()
         await Keeper(SnapshotFile(tmp_path / "s", 60.0), made.hub.snapshots.collect, metrics).write()
-    assert metrics.snapshots.values == {("good",): 0, ("failed",): 1}
+    assert metrics.written.values == {("good",): 0, ("failed",): 1}
     assert "snapshot not written" in caplog.text
 
 

@@ -21,6 +21,7 @@ from gateway.config.schema import Config
 from gateway.config.source import ConfigSource
 from gateway.features.snapshots.file import write
 from gateway.features.snapshots.keeper import SnapshotFile
+from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.snapshot import Header, Snapshot
 from gateway.features.workers.supervisor import BOOT, END_S, WELL_S, Patience, StartError, Supervisor, WorkerSlot
 from gateway.telemetry.exposition import unpacked_slices
@@ -304,7 +305,7 @@ async def ended_early(file: Path, boot: Callable[[], str], ready: Callable[[Supe
     async with asyncio.timeout(40):
         await running
     assert content(file) == before
-    assert made.hub.ended.snapshots.values == {("good",): 0, ("failed",): 0}
+    assert made.hub.ended.of(SnapshotMetrics).written.values == {("good",): 0, ("failed",): 0}
 
 
 @pytest.fixture

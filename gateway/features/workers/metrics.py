@@ -1,0 +1,12 @@
+"""The metrics of this feature."""
+
+from __future__ import annotations
+
+from gateway.telemetry.metrics import MetricFamily
+
+
+class WorkerMetrics:
+    """Workers of this gateway."""
+
+    def __init__(self, make: MetricFamily) -> None:
+        self.restarts = make.counter("worker_restarts_total", "Workers that exited and were replaced.")
