@@ -33,7 +33,7 @@ STOP, LENGTH, TOOL_CALLS, CONTENT_FILTER = "stop", "length", "tool_calls", "cont
 class AnswerPart:
     """A part of an answer: a text, a thought, a refusal, a call, or bytes that only their issuer can read.
 
-    id, name: of a call; name of a thought: what the engine calls its member, of sealed bytes: what they are.
+    id: of a call. name: of a call; of a thought, the name of its member; of sealed bytes, the name of their block or member.
     """
 
     __slots__ = ("id", "kind", "name", "written")
@@ -46,7 +46,7 @@ class AnswerPart:
 
     @property
     def text(self) -> str:
-        """Of a call: its arguments, JSON as the model wrote it."""
+        """The text of the part; of a call its arguments, JSON as the model wrote it."""
         return self.written.decode()
 
     def __repr__(self) -> str:
@@ -54,9 +54,9 @@ class AnswerPart:
 
 
 class FinishedAnswer:
-    """See the top of this file. parts: in their order. finish_reason: in chat's words, "" while there is none; stop: the stop
-    sequence that ended the text, if the engine names it. token_ids: of the answer, where the engine sends them. done: it came
-    to the end that its dialect has. pieces: with text, of a stream.
+    """The value (see the module). parts: in their order. finish_reason: in chat's words, "" while there is none. stop: the stop
+    sequence that ended the text, if the engine names it. token_ids: of the answer, if the engine sends them. done: the end that
+    its dialect writes has come. pieces: of text, in a stream of chat.
     """
 
     __slots__ = ("done", "finish_reason", "id", "model", "parts", "pieces", "stop", "token_ids", "usage")
@@ -74,7 +74,7 @@ class FinishedAnswer:
 
     @property
     def whole(self) -> bool:
-        """Whether the model's answer is all here, be it that the request has cut it."""
+        """True if the answer has its end. A limit of the request (`length`) is an end."""
         return self.done and self.finish_reason != ""
 
     @property
@@ -95,7 +95,7 @@ class FinishedAnswer:
 
     @property
     def tokens(self) -> int:
-        """Generated so far: a piece is a token, unless the usage says more."""
+        """Tokens generated so far, in a stream of chat: a piece is a token, unless the usage reports more."""
         return max(self.usage.completion, self.pieces) if self.usage else self.pieces
 
     def of(self, kind: str) -> list[AnswerPart]:
@@ -109,13 +109,13 @@ class FinishedAnswer:
 
 
 class UnreadableAnswerError(Exception):
-    """It has no value: it is too large, or not what its dialect writes."""
+    """An answer without a value: too large, or of another form than its dialect's."""
 
 
 class AnswerAssembler:
-    """One answer: `feed` its stream and `finish`, or `read` its body; then ask for the `answer`. O(bytes).
+    """Assembles one answer: `feed` its stream and `finish`, or `read` its body; then take the `answer`. O(bytes).
 
-    value: so far, but for its parts.
+    value: so far, without its parts.
     """
 
     def __init__(self) -> None:
@@ -159,14 +159,14 @@ class AnswerAssembler:
         self.value.done = not self._failed
 
     def answer(self) -> FinishedAnswer | None:
-        """None: it has no value. The same object each time."""
+        """The value so far, the same object each time. None: it has no value."""
         if self._unreadable:
             return None
         self.value.parts = [self._parts[key] for key in sorted(self._parts)]
         return self.value
 
     def drop(self) -> None:
-        """It has no value. Idempotent."""
+        """Give the value up. Idempotent."""
         self._unreadable = True
         self._parts.clear()
         self._splitter.drop()
@@ -180,7 +180,7 @@ class AnswerAssembler:
         except (UnreadableAnswerError, orjson.JSONEncodeError):
             self.drop()
 
-    # -- for dialects. All of it raises UnreadableAnswerError.
+    # -- for dialects; these methods raise UnreadableAnswerError
 
     def event(self, event: bytes) -> None:
         """Read an event."""
@@ -191,11 +191,11 @@ class AnswerAssembler:
         raise NotImplementedError
 
     def failed(self) -> None:
-        """The stream reports a failure: nothing after that makes the answer whole."""
+        """Stop reading: the stream reports a failure, and nothing after it makes the answer whole."""
         self._failed = True
 
     def head(self, answer: dict[str, Any]) -> None:
-        """The id and the model, where they come first."""
+        """Take the first id and the first model."""
         id_, model = answer.get("id"), answer.get("model")
         if isinstance(id_, str) and not self.value.id:
             self.value.id = id_
@@ -203,7 +203,7 @@ class AnswerAssembler:
             self.value.model = model
 
     def part(self, place: int, number: int, kind: str) -> AnswerPart:
-        """The part at this place."""
+        """The part at this place, a new one if there is none."""
         found = self._parts.get((place, number))
         if found is None:
             if len(self._parts) == MAX_PARTS:
@@ -211,8 +211,13 @@ class AnswerAssembler:
             found = self._parts[place, number] = AnswerPart(kind)
         return found
 
+    def name(self, part: AnswerPart, id_: str, name: str) -> None:
+        """What the part is called."""
+        self.hold(len(id_) + len(name) - len(part.id) - len(part.name))
+        part.id, part.name = id_, name
+
     def write(self, part: AnswerPart, text: Any) -> None:
-        """A piece of a part; nothing if it is no text."""
+        """Append a piece to a part, if it is a text."""
         if isinstance(text, str) and text:
             self.value.pieces += part.kind == TEXT
             raw = text.encode()
@@ -220,26 +225,23 @@ class AnswerAssembler:
             self.hold(len(raw))
 
     def hold(self, size: int) -> None:
-        """So many bytes more."""
+        """Count held bytes."""
         self._size += size
         if self._size > MAX_ANSWER:
             raise UnreadableAnswerError
-
-    def found(self, place: int) -> AnswerPart | None:
-        """The part at this place; None: nothing has begun there."""
-        return self._parts.get((place, 0))
 
     def parts(self, kind: str) -> list[AnswerPart]:
         return [part for part in self._parts.values() if part.kind == kind]
 
     def forget(self, place: int | None = None) -> None:
-        """Drop the parts at this place (None: everywhere): they come again, as a whole."""
+        """Drop the parts at this place (None: all parts), because they are repeated as a whole."""
         for key in [key for key in self._parts if place is None or key[0] == place]:
-            self._size -= len(self._parts.pop(key).written)
+            part = self._parts.pop(key)
+            self._size -= len(part.written) + len(part.id) + len(part.name)
 
 
 def object_in(text: bytes) -> dict[str, Any]:
-    """A JSON object. Raises UnreadableAnswerError if it is none, or too large."""
+    """Parse a JSON object. Raises UnreadableAnswerError if it is none, or too large."""
     if len(text) > MAX_ANSWER or (len(text) > MAX_PARSED_EVENT and exceeds(text, MAX_VALUES)):
         raise UnreadableAnswerError
     try:

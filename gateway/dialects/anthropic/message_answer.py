@@ -10,33 +10,26 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.dialects import finished_answer as form
 from gateway.dialects.anthropic.usage import merge, usage_from
 from gateway.dialects.events.named import name_of
-from gateway.dialects.finished_answer import (
-    CALL,
-    CONTENT_FILTER,
-    LENGTH,
-    REASONING,
-    SEALED,
-    STOP,
-    TEXT,
-    TOOL_CALLS,
-    AnswerAssembler,
-    UnreadableAnswerError,
-    object_of_event,
-    text_in,
-)
+from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.json_structure import exceeds
 
-_KINDS: Final[Mapping[str, str]] = {"text": TEXT, "thinking": REASONING, "tool_use": CALL, "redacted_thinking": SEALED}
-_MEMBERS: Final = ("text", "thinking", "data")  # of a block, which hold what its part says
-_PIECES: Final = ("text", "thinking", "partial_json")  # of a delta
+# By a block's type: the kind of its part, and the member of its deltas.
+_KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "text": (form.TEXT, "text"),
+    "thinking": (form.REASONING, "thinking"),
+    "tool_use": (form.CALL, "partial_json"),
+    "redacted_thinking": (form.SEALED, "data"),
+}
+_DELTAS: Final[Mapping[str, str]] = dict(_KINDS.values())
 _REASONS: Final[Mapping[str, str]] = {
-    "end_turn": STOP,
-    "stop_sequence": STOP,
-    "max_tokens": LENGTH,
-    "tool_use": TOOL_CALLS,
-    "refusal": CONTENT_FILTER,
+    "end_turn": form.STOP,
+    "stop_sequence": form.STOP,
+    "max_tokens": form.LENGTH,
+    "tool_use": form.TOOL_CALLS,
+    "refusal": form.CONTENT_FILTER,
 }
 _MAX_ARGUMENTS: Final = 1 << 14  # values of those that are read
 
@@ -49,7 +42,7 @@ class MessageAssembler(AnswerAssembler):
         self._counts = dict[str, Any]()
 
     def event(self, event: bytes) -> None:
-        name, data = name_of(event), object_of_event(event)
+        name, data = name_of(event), form.object_of_event(event)
         if not data:
             return
         if name == "message_start":
@@ -71,40 +64,39 @@ class MessageAssembler(AnswerAssembler):
     def body(self, answer: dict[str, Any]) -> None:
         content = answer.get("content")
         if not isinstance(content, list):
-            raise UnreadableAnswerError
+            raise form.UnreadableAnswerError
         self.head(answer)
         for index, block in enumerate(content):
             self._block(index, block)
         self._ended(answer, answer.get("usage"))
 
     def _block(self, index: Any, block: Any) -> None:
-        kind = _KINDS.get(text_in(block, "type")) if isinstance(block, dict) else None
-        if kind is None or not isinstance(index, int):
+        type_ = form.text_in(block, "type") if isinstance(block, dict) else ""
+        if type_ not in _KINDS or not isinstance(index, int):
             return
+        kind, member = _KINDS[type_]
         part = self.part(index, 0, kind)
-        if kind == CALL:
-            part.id, part.name = text_in(block, "id"), text_in(block, "name")
+        if kind == form.CALL:
+            self.name(part, form.text_in(block, "id"), form.text_in(block, "name"))
             given = block.get("input")
             self.write(part, orjson.dumps(given).decode() if given else "")
-        elif kind != TEXT:
-            part.name = text_in(block, "type")
-        for name in _MEMBERS:
-            self.write(part, block.get(name))
+        else:
+            self.name(part, "", "" if kind == form.TEXT else type_)
+            self.write(part, block.get(member))
 
     def _delta(self, index: Any, delta: Any) -> None:
-        part = self.found(index) if isinstance(index, int) and isinstance(delta, dict) else None
+        part = self._parts.get((index, 0)) if isinstance(index, int) and isinstance(delta, dict) else None
         if part is not None:
-            for name in _PIECES:
-                self.write(part, delta.get(name))
+            self.write(part, delta.get(_DELTAS[part.kind]))
 
     def _ended(self, holder: Any, usage: Any) -> None:
         """holder: has the reason."""
         merge(self._counts, usage)
         value = self.value
         value.usage = usage_from(self._counts)
-        reason = text_in(holder, "stop_reason") if isinstance(holder, dict) else ""
-        value.finish_reason, value.stop = _REASONS.get(reason, reason), text_in(holder, "stop_sequence") if reason else ""
-        for part in self.parts(CALL):
+        reason = form.text_in(holder, "stop_reason") if isinstance(holder, dict) else ""
+        value.finish_reason, value.stop = _REASONS.get(reason, reason), form.text_in(holder, "stop_sequence") if reason else ""
+        for part in self.parts(form.CALL):
             part.written = _spelled(part.written)
 
 

@@ -178,7 +178,7 @@ class ChatAssembler(AnswerAssembler):
                 self.write(part, text)
         for call, arguments in piece.calls:
             part = self.part(3, call.number, CALL)
-            part.id, part.name = call.id, call.name
+            self.name(part, call.id, call.name)
             self.write(part, arguments)
 
 

@@ -9,44 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.dialects import finished_answer as form
 from gateway.dialects.events.named import ERRORS, name_of
-from gateway.dialects.finished_answer import (
-    CALL,
-    CONTENT_FILTER,
-    LENGTH,
-    REASONING,
-    REFUSAL,
-    SEALED,
-    STOP,
-    TEXT,
-    TOOL_CALLS,
-    AnswerAssembler,
-    UnreadableAnswerError,
-    object_of_event,
-    text_in,
-)
+from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.responses.stream import QUIET
 from gateway.dialects.responses.usage import parse_usage
 
 # Kinds of deltas, by the events' names: of a part of an item, or of its call.
 _DELTAS: Final[Mapping[str, str]] = {
-    "response.output_text.delta": TEXT,
-    "response.refusal.delta": REFUSAL,
-    "response.reasoning_text.delta": REASONING,
-    "response.reasoning_summary_text.delta": REASONING,
-    "response.function_call_arguments.delta": CALL,
-    "response.custom_tool_call_input.delta": CALL,
+    "response.output_text.delta": form.TEXT,
+    "response.refusal.delta": form.REFUSAL,
+    "response.reasoning_text.delta": form.REASONING,
+    "response.reasoning_summary_text.delta": form.REASONING,
+    "response.function_call_arguments.delta": form.CALL,
+    "response.custom_tool_call_input.delta": form.CALL,
 }
 _PARTS: Final[Mapping[str, str]] = {
-    "output_text": TEXT,
-    "refusal": REFUSAL,
-    "reasoning_text": REASONING,
-    "summary_text": REASONING,
+    "output_text": form.TEXT,
+    "refusal": form.REFUSAL,
+    "reasoning_text": form.REASONING,
+    "summary_text": form.REASONING,
 }
 _CALLS: Final = ("function_call", "custom_tool_call")
 _ITEM: Final = ("response.output_item.added", "response.output_item.done")
 _ENDS: Final = ("response.completed", "response.incomplete")
-_REASONS: Final[Mapping[str, str]] = {"max_output_tokens": LENGTH, "content_filter": CONTENT_FILTER}
+_REASONS: Final[Mapping[str, str]] = {"max_output_tokens": form.LENGTH, "content_filter": form.CONTENT_FILTER}
 _SUMMARY: Final = 1 << 20  # parts of a summary are numbered from here on: their indexes are those of the content, too
 _SEALED: Final = -1
 
@@ -59,7 +46,7 @@ class ResponseAssembler(AnswerAssembler):
         kind = _DELTAS.get(name)
         if not (kind or name in _ITEM or name in _ENDS or name in QUIET or name in ERRORS):
             return
-        data = object_of_event(event)
+        data = form.object_of_event(event)
         index, response = data.get("output_index"), data.get("response")
         if name in ERRORS:
             self.failed()
@@ -81,7 +68,7 @@ class ResponseAssembler(AnswerAssembler):
     def body(self, answer: dict[str, Any]) -> None:
         output = answer.get("output")
         if not isinstance(output, list):
-            raise UnreadableAnswerError
+            raise form.UnreadableAnswerError
         if answer.get("status") == "failed":
             self.failed()
         self.head(answer)
@@ -95,25 +82,25 @@ class ResponseAssembler(AnswerAssembler):
                 self._item(index, item)
         value, details = self.value, response.get("incomplete_details")
         value.usage = parse_usage(response)
-        reason = text_in(details, "reason") if isinstance(details, dict) else ""
-        value.finish_reason = _REASONS.get(reason, reason) or (TOOL_CALLS if self.parts(CALL) else STOP)
+        reason = form.text_in(details, "reason") if isinstance(details, dict) else ""
+        value.finish_reason = _REASONS.get(reason, reason) or (form.TOOL_CALLS if self.parts(form.CALL) else form.STOP)
 
     def _item(self, index: int, item: Any) -> None:
         """An item as it is by now."""
         if not isinstance(item, dict):
             return
         self.forget(index)
-        if text_in(item, "type") in _CALLS:
-            call = self.part(index, 0, CALL)
-            call.id, call.name = text_in(item, "call_id"), text_in(item, "name")
+        if form.text_in(item, "type") in _CALLS:
+            call = self.part(index, 0, form.CALL)
+            self.name(call, form.text_in(item, "call_id"), form.text_in(item, "name"))
             self.write(call, item.get("arguments") or item.get("input"))
         for name, first in (("content", 0), ("summary", _SUMMARY)):
             parts = item.get(name)
             for number, part in enumerate(parts if isinstance(parts, list) else ()):
-                kind = _PARTS.get(text_in(part, "type")) if isinstance(part, dict) else None
+                kind = _PARTS.get(form.text_in(part, "type")) if isinstance(part, dict) else None
                 if kind:
-                    self.write(self.part(index, first + number, kind), part.get("refusal" if kind == REFUSAL else "text"))
-        if sealed := text_in(item, "encrypted_content"):
-            part = self.part(index, _SEALED, SEALED)
+                    self.write(self.part(index, first + number, kind), part.get("refusal" if kind == form.REFUSAL else "text"))
+        if sealed := form.text_in(item, "encrypted_content"):
+            part = self.part(index, _SEALED, form.SEALED)
             part.name = "encrypted_content"
             self.write(part, sealed)

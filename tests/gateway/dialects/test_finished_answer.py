@@ -243,6 +243,7 @@ def test_unknown_events_and_members_are_passed_over(dialect: str) -> None:
     assert known(of_body(dialect, {"later": {"a": [1]}, **body})) == wanted
     if dialect == MESSAGES:
         body["content"].append({"type": "server_tool_use", "id": "s", "name": "n", "input": {}})
+        next(block for block in body["content"] if block["type"] == "tool_use")["text"] = "later"
     if dialect == RESPONSES:
         body["output"] += [{"type": "web_search_call", "id": "ws", "status": "completed"}, 5]
     assert known(of_body(dialect, body)) == wanted
@@ -362,6 +363,12 @@ def test_arguments_of_a_message_that_are_no_json_stay() -> None:
 # -- bounds
 
 
+def named(at: int) -> bytes:
+    """A call whose name takes room."""
+    block = {"type": "tool_use", "id": "c", "name": "n" * (1 << 16), "input": {}}
+    return event({"index": at, "content_block": block}, "content_block_start")
+
+
 def test_what_is_too_large_has_no_value_and_is_not_held() -> None:
     piece = event({"choices": [{"index": 0, "delta": {"content": "x" * 60_000}}]})
     made = assembler(CHAT)
@@ -400,6 +407,7 @@ def test_what_is_too_large_has_no_value_and_is_not_held() -> None:
                 "response.completed",
             ),
         ),
+        (MESSAGES, b"".join(named(at) for at in range(80))),
     ],
 )
 def test_hostile_streams_have_no_value(dialect: str, data: bytes) -> None:
