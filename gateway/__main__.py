@@ -1,4 +1,4 @@
-"""`python -m gateway`: the `warmroute` command, also where it is not installed."""
+"""`python -m gateway`: the `warmroute` command, also without an installation."""
 
 import sys
 

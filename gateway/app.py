@@ -1,4 +1,4 @@
-"""The composition root: the core with the features that the configuration wants, its server, and the program around them.
+"""The composition root: the core with its configured features, the server, and the program around them.
 
 Core (`core.py`) ──► features (`features/table.py`) ──► lifecycle ──► this process and its control plane ──► served
 """
@@ -32,7 +32,7 @@ from gateway.tasks import unless
 from gateway.telemetry.request_log import RequestLog
 
 _SWEEP_S = 1.0
-_SLICE_S = 0.01  # from one slice of a longer sweep to the next: requests go first
+_SLICE_S = 0.01  # pause between slices of a longer sweep, so that requests go first
 
 
 class Closable(Protocol):
@@ -42,26 +42,26 @@ class Closable(Protocol):
 
 
 class Gateway(Core):
-    """One running gateway: its core with its features, what its server serves, and what goes on beside the requests.
+    """One running gateway: its core with its features, the parts that its server serves, and its background work.
 
-    Tests look inside through it.
+    Tests inspect it.
     """
 
     served: ServedParts
 
     def begin_leaving(self) -> None:
-        """It will go down; until then it serves whatever comes."""
+        """The gateway will go down; until then it serves all requests."""
         self.running.begin_leaving()
 
     @asynccontextmanager
     async def background(self) -> AsyncIterator[None]:
-        """What goes on beside the requests: probes, sweeps, reloads, member sources, the exchange with the other workers.
+        """Runs the background work: probes, sweeps, reloads, member sources, the exchange with the other workers.
 
         Begins with the first probes, and the first answers of the sources, so that the first requests find their replicas.
         """
         first_probes = asyncio.create_task(self.fleet.probe_all(self.upstream))
         if (await asyncio.wait([first_probes], timeout=self.around.first_probes_s))[0]:
-            first_probes.result()  # it raises nothing but a bug
+            first_probes.result()  # raises only if there is a bug
         work = self.work
         for start in work.starts:
             await start()
@@ -84,10 +84,10 @@ class Gateway(Core):
             await self.parsing.process.close()
 
     async def _sweep(self) -> None:
-        """Forget what is past its time also while no request comes, and replicas that have left."""
+        """Remove expired entries even without requests, and replicas that have left."""
         while True:
             await asyncio.sleep(_SWEEP_S)
-            while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (there is no event: it is to go on slowly)
+            while not self.local.beginning and self.router.sweep(self.clock()):  # noqa: ASYNC110  (no event to wait for)
                 await asyncio.sleep(_SLICE_S)
             for sweep in self.work.sweeps:
                 sweep(self.clock())
@@ -133,7 +133,7 @@ def _served_of(gateway: Gateway) -> ServedParts:
 
 
 def _local_of(core: Core) -> LocalControl:
-    """What operators, reloads and sources change in this process, and what it keeps of it."""
+    """The parts of this process that operators, reloads and sources change."""
     live, fleet, clock, metrics = core.live, core.fleet, core.clock, core.metrics
     parts = Parts(fleet=fleet, upstream=core.upstream, router=core.router, memory=core.memory, connections=core.connections)
     membership = Membership(
@@ -161,20 +161,20 @@ async def serve(
     sides: SideSockets = NO_SIDES,
     accepting: Sequence[Callable[[ClientServer], Closable]] = (),
 ) -> None:
-    """Run until `stop` is set: then stop accepting, let running requests finish for `limits.drain_timeout_s`, and end.
+    """Runs until `stop` is set: then stops accepting, lets running requests finish for `limits.drain_timeout_s`, and ends.
     (`limits.drain_accept_s` is between the signal and `stop`: `commands/ending.py`.)
 
-    hurry: do not wait any longer. started: called with the base URL once requests are answered. listeners: the supervisor's
-    sockets to accept clients on (default: new ones, on the configured address). sides: those for operators and for Prometheus,
-    who are answered to the end. accepting: what else brings connections to the server, from the call until it is closed.
-    Raises OSError if the address cannot be had.
+    hurry: ends all waiting. started: called with the base URL once requests are answered. listeners: the supervisor's sockets
+    for clients (default: new ones, on the configured address). sides: sockets for operators and for Prometheus, which are
+    served to the end. accepting: further sources of connections for the server, each until it is
+    closed. Raises OSError if the address is unavailable.
     """
     warn_of_connections(gateway.config)
     if not listeners:
-        addresses_of(*gateway.config.address)  # a port that is taken is told before anything begins
+        addresses_of(*gateway.config.address)  # a port in use is reported before anything begins
     async with gateway.background(), _shut_down(clients_runner(gateway.served)) as server:
         await unless(stop, gateway.control.ready())
-        if stop.is_set():  # nobody has been served
+        if stop.is_set():  # no request has been served
             await unless(hurry, gateway.control.stop())
             return
         with ExitStack() as stack:
@@ -194,7 +194,7 @@ async def serve(
 
 @asynccontextmanager
 async def _shut_down(server: ClientServer) -> AsyncIterator[ClientServer]:
-    """At the end."""
+    """Shuts the server down at the end."""
     try:
         yield server
     finally:

@@ -1,19 +1,19 @@
-"""The core of a gateway: the parts that every request needs, composed, and the tables to which features add theirs.
+"""The core of a gateway: the parts that every request needs, composed, and the tables for features.
 
-    Core(config) ──► for each feature that the configuration wants: feature.install(core) ──► lifecycle_of(core) ──► app.py
+    Core(config) ──► for each configured feature: feature.install(core) ──► lifecycle_of(core) ──► app.py
 
-A feature takes the parts that it needs out of the core, and adds to these tables:
+A feature reads the parts that it needs from the core, and adds to these tables:
 
-    extensions, observers    what it does in a request's life (`request/extensions.py`), and at its end
-    callers                  replaced: who sends a request
-    work                     what goes on beside the requests
+    extensions, observers    steps in a request's life (`request/extensions.py`), and at its end
+    callers                  replaced: identifies the sender of a request
+    work                     background work
     gauges                   called before the metrics are read
-    parsing.process          `operations`: what of a feature runs in the parser process
-    topics                   what other processes of the gateway ask it, and tell it (`cluster/topics.py`)
-    control_plane            replaced: how commands reach all processes of the gateway
-    endpoints, pages         routes for operators; of the admin listener alone
+    parsing.process          `operations`: functions of a feature that run in the parser process
+    topics                   questions and messages of other processes of the gateway (`cluster/topics.py`)
+    control_plane            replaced: executes commands in all processes of the gateway
+    endpoints, pages         routes for operators; of the admin listener only
     sockets                  serves WebSockets
-    parts                    what other features, and tests, look up by its type: `put`, `part`
+    parts                    objects for other features and tests, by their type: `put`, `part`
 """
 
 from __future__ import annotations
@@ -72,15 +72,14 @@ ControlPlaneOf = Callable[[LocalControl], ControlPlane]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a gateway gets from outside of its configuration.
+    """The surroundings of a gateway, outside of its configuration.
 
-    source: where a changed configuration comes from, if there is any. control_plane: reaches the other workers (default: that
-    of the features). resolver: of the replicas' host names (default: the system's). loops: knows this gateway's id (default: a
-    new one). dials: makes connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a
-    process that knows those of `dialects/table.py` only). observers: of the end of requests, after our own. members: the
-    sources of replicas that a configuration asks for (default: those of the features). wall_clock: Unix seconds, of what is
-    kept. first_probes_s: how long a start waits for the replicas' first answers. lasts: the next start is to
-    know what this gateway has learned.
+    source: of changed configurations, or None. control_plane: reaches the other workers (default: from the features). resolver:
+    of the replicas' host names (default: the system's). loops: knows this gateway's id (default: a new one). dials: makes
+    connections to replicas (default: over the network). dialects: by path (large bodies are parsed in a process that knows only
+    `dialects/table.py`). observers: of settled requests, after the core's. members: makes the member sources of a configuration
+    (default: from the features). wall_clock: Unix seconds, for stored objects. first_probes_s: limit of a start's wait for the
+    replicas' first answers. lasts: the next start is to know the learned state of this gateway.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -98,10 +97,10 @@ class Surroundings:
 
 
 class Work:
-    """What goes on beside the requests, in the order of its times.
+    """Background work, by the time at which it runs.
 
-    starts: before anything else. tasks: from the start to the end. begins: before the first request. sweeps: every second, with
-    a reading of the clock. finishes: when the requests are over, before the tasks end. closes: at the very end.
+    starts: before anything else. tasks: from start to end. begins: before the first request. sweeps: every second, with a
+    reading of the clock. finishes: after the requests, before the tasks end. closes: at the very end.
     """
 
     def __init__(self) -> None:
@@ -114,10 +113,10 @@ class Work:
 
 
 class Core:
-    """See the top of this file. requests: their log."""
+    """The core (see the module). requests: their log."""
 
-    lifecycle: Lifecycle  # when all features are installed
-    local: LocalControl  # when this process can be controlled
+    lifecycle: Lifecycle  # set when all features are installed
+    local: LocalControl  # set when this process can be controlled
     control: ControlPlane
 
     def __init__(self, config: Config, requests: RequestLog, metrics: Metrics, around: Surroundings) -> None:
@@ -159,11 +158,11 @@ class Core:
 
     @property
     def config(self) -> Config:
-        """The one in force."""
+        """The present configuration."""
         return self.live.config
 
     def set_gauges(self) -> None:
-        """Before the metrics are read."""
+        """Set the gauges, before the metrics are read."""
         for set_gauges in self.gauges:
             set_gauges()
 
@@ -171,21 +170,21 @@ class Core:
         self.metrics.log_lines_dropped.set((), self.requests.dropped)
 
     def put(self, part: object) -> None:
-        """Have others find this part of a feature."""
+        """Publish a part of a feature for others, by its type."""
         self._parts[type(part)] = part
 
     def part(self, kind: type[T]) -> T | None:
-        """A feature's part; None: the feature is off."""
+        """The published part of this type; None: its feature is off."""
         return self._parts.get(kind)
 
     def __getitem__(self, kind: type[T]) -> T:
-        """A part of a feature that is on. Raises KeyError."""
+        """The published part of this type. Raises KeyError if its feature is off."""
         found: T = self._parts[kind]
         return found
 
 
 def lifecycle_of(core: Core) -> Lifecycle:
-    """Of the core with its features."""
+    """The lifecycle of the core with its features."""
     live, clock, metrics, extensions, parsing = core.live, core.clock, core.metrics, core.extensions, core.parsing
     resumption = Resumption(live=live, attempts=core.attempts, parsing=parsing, metrics=metrics, clock=clock)
     return Lifecycle(

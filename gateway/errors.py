@@ -1,7 +1,7 @@
-"""What goes wrong, whose fault it is, which status it gets, whether another replica may help.
+"""Errors: their cause, their status, and the use of another attempt.
 
 Two families: `GatewayError` is an answer to the client (each dialect writes it in its own shape); `ReplicaFailure` is one
-attempt on one replica that failed before any byte went to the client, so that another may be tried.
+attempt on one replica that failed before any byte was sent to the client, so that another replica may be tried.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Final
 
 from router.native import mypyc_attr
 
-# Of an OSError: the gateway itself lacks file descriptors or memory.
+# Errors of an OSError by which the gateway itself lacks file descriptors or memory.
 OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 
 RETRY_S: Final = 2  # a Retry-After while replicas are probed
-NAMED: Final = 20  # models, replicas or pools, in a text that lists them: there may be thousands
+NAMED: Final = 20  # models, replicas or pools in a text that lists them, of possibly thousands
 
-CLIENT_LEFT: Final = 499  # nginx's status of a request whose client left before its answer; never sent
+CLIENT_LEFT: Final = 499  # nginx's status of a request whose client disconnected before its answer; never sent
 
 
 class GatewayError(Exception):
-    """An answer that is an error. message says what to do; code and param are machine-readable, as OpenAI names them.
+    """An error as an answer. message: includes advice. code, param: machine-readable, with OpenAI's names.
 
-    public: the message for clients that are no operators, where `message` names replicas, addresses or their error messages.
+    public: the message for clients that are no operators, if `message` names replicas, addresses or their error messages.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class GatewayError(Exception):
         self.public = public
 
     def redacted(self, request_id: str) -> GatewayError:
-        """The same error for a client that is no operator: without what is inside, with the id to find it by in the log."""
+        """The same error for a client that is no operator: without internal details, with the id that finds them in the log."""
         if self.public is None:
             return self
         text = f"{self.public} The gateway's log has the details, by the request id {request_id}."
         return GatewayError(self.status, self.code, text, param=self.param, retry_after_s=self.retry_after_s)
 
     def again(self) -> GatewayError:
-        """The same error, to be raised by another than who keeps this one: what was raised refers to the frames that it passed,
-        and if they refer to it, they and all that they hold stay in memory until the garbage collector comes.
+        """A copy of the error, to be raised while the caller keeps this one. A raised exception refers to the frames that it
+        passed; if one of these frames refers to the exception, it is a cycle that only the garbage collector frees.
         """
         return GatewayError(
             self.status, self.code, self.message, param=self.param, retry_after_s=self.retry_after_s, public=self.public
@@ -62,12 +62,12 @@ class GatewayError(Exception):
 
     @property
     def fault(self) -> str:
-        """Whose: "client" or "server"."""
+        """The party at fault: "client" or "server"."""
         return "client" if self.status < 500 else "server"
 
 
 def first_names(names: Sequence[str], where: str = "") -> str:
-    """The first NAMED of them, and how many more there are. where: all of them are found. O(1)."""
+    """The first NAMED names, and the number of the others. where: place of the full list. O(1)."""
     more = f" and {len(names) - NAMED} more {where}".rstrip() if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
 
@@ -77,13 +77,14 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
 
 
 def named_model(model: str, alias: str = "") -> str:
-    """For messages. alias: what the client wrote, if the configuration has turned that into the model."""
+    """The model in messages. alias: the client's name for the model, if the configuration has replaced it."""
     stands = f", for which {alias[:100]!r} stands (model_aliases)," if alias and alias != model else ""
     return f"The model {model[:100]!r}{stands}"
 
 
 def unknown_model(model: str, known: Sequence[str], *, listed: bool, alias: str = "") -> GatewayError:
-    """known: the names of models that GET /v1/models shows, sorted. listed: replicas list some. O(1): there may be many.
+    """The error for an unknown model. known: sorted names of the models in GET /v1/models. listed: replicas list some. O(1),
+    even for many models.
 
     alias: as in `named_model`.
     """
@@ -93,7 +94,7 @@ def unknown_model(model: str, known: Sequence[str], *, listed: bool, alias: str 
 
 
 def out_of_resources(message: str) -> GatewayError:
-    """The gateway itself has run out of something; no replica's fault."""
+    """The gateway itself lacks a resource; no replica is at fault."""
     text, public = f"The gateway has run out of resources ({message}).", "The gateway has run out of resources. Retry."
     return GatewayError(503, "gateway_overloaded", text, retry_after_s=1, public=public)
 
@@ -103,14 +104,14 @@ def head_too_large(limit: int) -> GatewayError:
 
 
 def line_too_long(limit: int) -> GatewayError:
-    """limit: bytes that the request line, or any header line, may have."""
+    """limit: maximum bytes of the request line, and of any header line."""
     return GatewayError(431, "head_too_large", f"The request's line, or one of its headers, is longer than {limit:,} bytes.")
 
 
 def over_budget(size: int, largest: int, body: int = 0) -> GatewayError:
-    """A request that needs `size` bytes, for which there is no room. largest: what one client can hold at all.
+    """The error for a request that needs `size` bytes, for which there is no room. largest: maximum bytes of one client.
 
-    body: the bytes of its body, where `size` is what it needs while that is parsed.
+    body: bytes of its body, if `size` is the memory for parsing it.
     """
     if size > largest:
         parsed = f"The body has {_mib(body)} and needs {_mib(size)} while it is parsed"
@@ -141,9 +142,9 @@ def supervisor_silent() -> GatewayError:
 
 
 def workers_silent(workers: Sequence[int]) -> GatewayError:
-    """workers: the numbers of those that have not confirmed a command."""
+    """workers: numbers of the workers that have not confirmed a command."""
     silent = ", ".join(map(str, workers))
-    text = f"Not all workers have done this: {silent} did not answer in time. A worker that was silent does it when it goes on."
+    text = f"Not all workers have done this: {silent} did not answer in time. A silent worker executes it when it continues."
     return GatewayError(503, "workers_silent", f"{text} Look at the state, and retry.", retry_after_s=1)
 
 
@@ -157,7 +158,9 @@ def no_replica(message: str, retry_after_s: int = RETRY_S, public: str | None = 
 
 @mypyc_attr(native_class=False)  # compiled, a native class has no such base
 class ClientStalled(ConnectionError):
-    """The client has not read its answer for too long. No fault of the replica: to the gateway the client has left."""
+    """The client has not read its answer for too long. The replica is not at fault: the gateway treats the client as
+    disconnected.
+    """
 
 
 REFUSED, UNREACHABLE, UNKNOWN_PATH = "refused", "unreachable", "unknown_path"
@@ -167,14 +170,13 @@ NO_ACCESS, UNFIT = "no_access", "unfit"
 class ReplicaFailure(Exception):
     """An attempt that failed before its first byte reached the client.
 
-    reason: "refused" (no process listens: it is gone, and its cache with it), "unreachable" (no connection for another
-    reason: a timeout, a name that does not resolve), "reset" (it broke), "timeout" (it was silent), "garbage" (not what an
-    engine says), "status" (not the status that it should have), "unknown_path" (it does not have this endpoint),
-    "no_access" (the gateway's own key or certificate for it cannot be read, or the key is refused), "unfit" (its engine cannot
-    do what the request asks for).
-    reached: how often the request was sent, so that a replica may have begun to work on it, and it may be what kills it.
-    blameless: it shows nothing about the replica: a limit of the gateway's ended it, or it ended while it was held back for a
-    client that did not read.
+    reason: "refused" (no process listens: it is gone, and its cache with it), "unreachable" (no connection for another reason:
+    a timeout, a name that does not resolve), "reset" (the connection broke), "timeout" (silence), "garbage" (no valid answer of
+    an engine), "status" (an unexpected status), "unknown_path" (it does not have this endpoint), "no_access" (the gateway's own
+    key or certificate for it cannot be read, or the key is refused), "unfit" (its engine lacks a requested capability).
+    reached: number of times that the request was sent, so that a replica may have begun to work on it, and it may have killed
+    the replica. blameless: it shows nothing about the replica: a limit of the gateway ended it, or it ended while it was paused
+    for a client that did not read.
     """
 
     def __init__(self, reason: str, message: str, *, reached: int | None = None, blameless: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Several asyncio tasks at once: which one ends first, and what becomes of the others."""
+"""Several concurrent asyncio tasks: waiting for the first, and ending the others."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ T = TypeVar("T")
 
 
 class CancelledWithin(Exception):
-    """Some work was cancelled, and nobody has cancelled it: a library did that by itself, as redis-py (8.1) now and then."""
+    """Work was cancelled although nobody cancelled it: some libraries, such as redis-py (8.1), occasionally raise
+    CancelledError themselves.
+    """
 
 
 def is_cancelled() -> bool:
-    """Whether somebody has cancelled this task; else a CancelledError comes from within it."""
+    """True if this task was cancelled from outside; else a CancelledError comes from within it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def first_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do them at once until one ends; then the others are cancelled. Raises its error; CancelledWithin if it was cancelled."""
+    """Runs coroutines concurrently until one ends; then the others are cancelled. Raises its error; CancelledWithin if it was
+    cancelled.
+    """
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -37,18 +41,18 @@ async def first_of(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel them until they have ended: redis-py (8.1) now and then loses a cancellation."""
+    """Cancels the tasks until they have ended: redis-py (8.1) sometimes loses a cancellation."""
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
         await asyncio.wait(pending, timeout=CANCEL_S)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # several may fail of the same cause; one of them is told
+            task.exception()  # several may fail for the same cause; one of them is reported
 
 
 async def for_ever(run: Callable[[], Awaitable[None]], log: logging.Logger, what: str) -> None:
-    """Until it is cancelled: what ends by a bug is begun again after AGAIN_S. what: of the log line."""
+    """Runs until cancelled: work that ends by a bug is started again after AGAIN_S. what: text of the log line."""
     while True:
         try:
             await run()
@@ -62,7 +66,7 @@ async def for_ever(run: Callable[[], Awaitable[None]], log: logging.Logger, what
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of some work; None, and the work is cancelled, if the event is set before."""
+    """The result of the work; None if the event is set first, which cancels the work."""
     task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Bounds the work per turn of the event loop: how much received data is parsed, and CPU time over all connections.
+"""Bounds the work per turn of the event loop: parsing of received data, and CPU time over all connections.
 
 A read returns up to 256 KiB, most of which is cheap to pass on. But each line end may end a chunk, a header or an event, which
 costs work: a peer that sends little else could block the event loop for a second. So could many connections with little data
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Queue of long work of all connections of one event loop: once it has taken ALL_S in a turn of the loop, no further work
-    is started there; the rest is queued for the next turns, FIFO. Running work is not interrupted.
+    """Queue of long work of all connections of one event loop. Once work has taken ALL_S in a turn of the loop, no further work
+    starts in that turn; the rest is queued for the next turns, FIFO. Running work is not interrupted.
     """
 
     __slots__ = ("_spent_s", "_waiting", "free")
@@ -36,10 +36,10 @@ class Turns:
     def __init__(self) -> None:
         self._waiting = deque[Callable[[], object]]()
         self._spent_s = 0.0  # since the budget was last exceeded, possibly over several turns
-        self.free = True  # work may be done at once and be reported by `spent`
+        self.free = True  # work may run at once and be reported by `spent`
 
     def spent(self, seconds: float) -> None:
-        """Report work that was done at once."""
+        """Report work that ran at once."""
         self._spent_s += seconds
         if self._spent_s > ALL_S and self.free:
             self._rest()
@@ -51,7 +51,7 @@ class Turns:
             self._rest()
 
     async def take(self, work: Callable[[], T]) -> T:
-        """Call `work` now if there is time left in this turn, else later; returns or raises as it does."""
+        """Call `work` now if there is time left in this turn, else later. Returns or raises its result."""
         if self.free:
             begin = time.perf_counter()
             try:
@@ -87,7 +87,9 @@ class Turns:
 
 
 def _settle(waiter: list[asyncio.Future[T]], work: Callable[[], T]) -> None:
-    """waiter: a list of one, which is emptied: an error refers to this frame, and this frame must not refer to its future."""
+    """waiter: a list with one future, which is removed: an error refers to this frame, so the frame must not refer to the
+    future.
+    """
     if waiter[0].done():  # cancelled
         return
     try:
@@ -141,7 +143,7 @@ class DeferredData:
         self._turns = turns
         self._data = b""
         self._at = 0  # bytes of it already parsed
-        self._more = bytearray()  # data after _data; in one piece, because it may arrive byte by byte
+        self._more = bytearray()  # data after _data; one buffer, because it may arrive byte by byte
         self._due = False
         self.size = 0
 

@@ -1,4 +1,4 @@
-"""Handle of one routed request: its decision, first token, move to another replica, and end.
+"""A routed request's handle: its decision, first token, move to another replica, and end.
 
 The router creates it and implements its methods (`Owner`).
 """
@@ -13,7 +13,7 @@ from router.types import Candidate, Decision, Outcome, Prompt
 
 
 class Owner:
-    """The router that has made a booking. A base class, and no Protocol, because compiled code calls its methods directly."""
+    """The router that made a booking. A base class and not a Protocol, because compiled code calls its methods directly."""
 
     def first_token(self, booking: Booking, now: float) -> None:
         raise NotImplementedError
@@ -28,11 +28,11 @@ class Owner:
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
 
-    matched_blocks: of the prompt, believed to be held by the lease's replica. weight: of a block of the prompt, as estimated
-    when it was made; in the index a block that was credited before keeps the weight that it has.
-    number: in the journal. idle_s: time since the match was last used there. pending: the credit is neither confirmed nor
-    removed; tail: its end in the index; reserved: bytes of the index reserved for it. unseen: units of the prompt that the
-    lease's replica may hold of the session beyond the match (`learning/sessions.py`). moves: how often another router moved it.
+    matched_blocks: blocks of the prompt that the lease's replica is believed to hold. weight: of a block of the prompt, as
+    estimated at booking; blocks that are in the index already keep their weight. number: in the journal. idle_s: time since the
+    last use of the match there. pending: the credit is neither confirmed nor removed. tail: the end of the credit in the index.
+    reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the lease's replica may hold of the
+    session beyond the match (`learning/sessions.py`). moves: number of moves by another router.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Booking:
             self._owner.move(self, replicas, now)
 
     def close(self, outcome: Outcome, now: float) -> bool:
-        """End of the request. Only the first call counts. True if it showed that the replica had lost its cache."""
+        """End of the request. Only the first call counts. True if the answer showed that the replica had lost its cache."""
         return self._owner.close(self, outcome, now)
 
     def __repr__(self) -> str:

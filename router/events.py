@@ -4,7 +4,7 @@ Numbers count the bookings of one router. Times are seconds of a clock that all 
 Events are encoded as msgpack arrays that begin with the event's kind. Decoding checks types and that no count is negative, so
 that events can be applied without further checks.
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc: this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Number = Annotated[int, Meta(ge=1)]
 
 
 class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A prompt was booked. The fields from `keys` to `breakpoints` are those of `Prompt`, from `replica` to `silent` those of
-    `Lease`; unseen: `Booking.unseen`.
+    """A prompt was booked. Fields from `keys` to `breakpoints`: see `Prompt`; from `replica` to `silent`: see `Lease`; unseen:
+    see `Booking`.
     """
 
     number: Number
@@ -61,7 +61,7 @@ class BookingMoved(Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class BookingClosed(Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """End of a request. The counts are the engine's own, None where it reports none."""
+    """End of a request. The counts are the engine's, None if it reports none."""
 
     number: Number
     ok: bool
@@ -78,13 +78,13 @@ class Rent(Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class CacheLost(Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """A replica no longer holds what was credited to it before: it has restarted, or left."""
+    """A replica has lost its cache: it has restarted, or left."""
 
     replica: str
 
 
 class ObjectStored(Struct, frozen=True, array_like=True, gc=False, tag=6):
-    """A replica has an object that later requests may name (`Objects.put`)."""
+    """A replica stores an object that later requests may name (`Objects.put`)."""
 
     object: int
     replica: str
@@ -93,7 +93,7 @@ class ObjectStored(Struct, frozen=True, array_like=True, gc=False, tag=6):
 
 
 class ReplicaFailing(Struct, frozen=True, array_like=True, gc=False, tag=7):
-    """A replica has failed a request or its probes. Whether it is down, each router's owner finds out by itself."""
+    """A replica has failed a request or its probes. Each router's owner finds out itself if it is down."""
 
     replica: str
 

@@ -1,6 +1,6 @@
 """Applies other routers' decisions to this router (`replication_log.py`).
 
-Events of unknown replicas or bookings are ignored: routers reload at slightly different times, and one that joins late has
+Events of unknown replicas or bookings are ignored: routers reload at slightly different times, and a router that joins late has
 missed earlier events.
 """
 
@@ -25,15 +25,15 @@ from router.events import (
 from router.router import Router
 from router.types import KEY_BYTES, Outcome, Prompt
 
-MAX_OPEN: Final = 1 << 18  # bookings of all others
-MAX_OPEN_BYTES: Final = 1 << 29  # of their keys
-MAX_MOVES: Final = 64  # of a booking: each costs as much as a booking
+MAX_OPEN: Final = 1 << 18  # bookings of all other routers
+MAX_OPEN_BYTES: Final = 1 << 29  # of the bookings' keys
+MAX_MOVES: Final = 64  # per booking: a move costs as much as a booking
 
 
 class Follower:
     """Applies events of other routers to this one. source: the unique number of another router.
 
-    What would be more than MAX_OPEN and MAX_OPEN_BYTES is not booked: others may be mistaken, or hostile.
+    Bookings beyond MAX_OPEN and MAX_OPEN_BYTES are ignored, because other routers may be faulty or hostile.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Follower:
         most_bytes: int = MAX_OPEN_BYTES,
     ) -> None:
         """failing: called with each replica that another router's owner has seen fail. unknown: called with the replica of each
-        booking that is ignored because there is no such replica here. most_open, most_bytes: see MAX_OPEN.
+        booking that is ignored because this router does not know the replica. most_open, most_bytes: see MAX_OPEN.
         """
         self._router = router
         self._failing = failing
@@ -57,11 +57,12 @@ class Follower:
         self._open_bytes = 0
 
     def apply(self, source: int, events: Iterable[Event], *, past: bool = False) -> list[str]:
-        """Apply one router's events, in order. Returns the replicas that they showed to have lost their cache.
+        """Apply one router's events, in order. Returns the replicas whose caches they showed to be lost.
 
-        past: they are from before this router began, which has not noticed itself what replicas lost since. (One that has
-        would purge what came after it, too: routers notice it at different times. The late one may purge too much so. What a
-        replica lost after this router began, and others noticed later, stays believed until it is missed.)
+        past: the events are older than this router, so it has not noticed later cache losses itself, and their CacheLost events
+        count. (A router that noticed the loss itself ignores the event, which may come late and would purge newer entries. An
+        event that is applied may purge too much in the same way. A loss that others noticed only after this router began stays
+        unknown until a miss.)
         """
         bookings = self._bookings.setdefault(source, {})
         router, lost = self._router, list[str]()
@@ -85,7 +86,7 @@ class Follower:
         return lost
 
     def _learn(self, event: Rent | ObjectStored | CacheLost | ReplicaFailing, *, past: bool) -> None:
-        """What is not about a booking."""
+        """Apply an event without a booking."""
         router = self._router
         if isinstance(event, Rent):
             router.rents.record(event.prefix, event.seconds)
@@ -98,7 +99,7 @@ class Follower:
             self._failing(event.replica)
 
     def leave(self, source: int, now: float) -> None:
-        """A router has exited: close its open bookings. Prompts that were prefilled are held."""
+        """A router has exited: close its open bookings. Prefilled prompts count as held."""
         bookings = self._bookings.pop(source, {})
         for booking in tuple(bookings.values()):
             self._close(bookings, booking, Outcome(booking.lease.decoding), now)
@@ -138,7 +139,7 @@ class Follower:
         self._router.rebook(booking, known.name, event.matched_blocks, event.prompt_tokens, event.uncached_tokens, event.since)
 
     def _close(self, bookings: dict[int, Booking], booking: Booking, outcome: Outcome, now: float) -> bool:
-        """See `Router.observe`."""
+        """Close a booking; see `Router.observe`."""
         del bookings[booking.number]
         self._open_bookings -= 1
         self._open_bytes -= len(booking.prompt.keys)

@@ -7,15 +7,15 @@ order of events can make a count wrong; counts never need a floor at zero.
 
 An engine serves prompts roughly FIFO. So the first of a replica's waiting leases is assumed to be in prefill since its turn
 began: at its booking, or at the end of the previous turn if that is later. Two consequences:
-- The remaining booked work shrinks while that prefill runs (`remaining_tokens`): a prompt of 100,000 tokens that is nearly
-  done counts less than one that has just begun.
-- (tokens computed) / (first token - begin of the turn) measures the replica's speed also under load. The lease keeps that
-  time; the rate is learned at the end of the answer, from the tokens that the engine reports as computed: with a wrong
-  prediction of its cache, its speed would be learned wrong.
+- The remaining booked work shrinks while that prefill runs (`remaining_tokens`): a prompt of 100,000 tokens that is nearly done
+  counts less than a prompt that has just begun.
+- (tokens computed) / (first token - begin of the turn) measures the replica's speed also under load. The lease keeps that time;
+  the rate is learned at the end of the answer, from the computed tokens that the engine reports, because a wrong prediction of
+  its cache would make the learned speed wrong.
 
-A plain answer shows no first token, and one of several prompts none that says how long they took: such a lease is `silent`. Its
-prefill counts as over when its share of the work should be done (`advance`), or at its first token, if that comes before;
-otherwise a long answer would count as queued until its end. Nothing is learned from it.
+A plain answer shows no first token, and the first token of several prompts does not show the duration of their prefill: such a
+lease is `silent`. Its prefill counts as over at the estimated end of its work (`advance`), or at its first token, if that comes
+earlier; otherwise a long answer would count as queued until its end. Nothing is learned from it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class ReplicaLoad:
     inflight: int = 0  # open leases
     remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
-    booked_tokens: int = 0  # uncached prompt tokens of those before their first token
+    booked_tokens: int = 0  # uncached prompt tokens of leases before their first token
     remote_booked_tokens: int = 0  # of these, booked by other routers
     active_tokens: int = 0  # prompt tokens of all open leases
     first: Lease | None = None
     last: Lease | None = None
     turn_ended: float = float("-inf")
     answered: float = 0.0  # exponentially decayed count of closed leases; time constant: turn_gap
-    answered_at: float = float("-inf")  # when the last lease was closed
+    answered_at: float = float("-inf")  # time at which the last lease was closed
 
     @property
     def waiting(self) -> list[Lease]:
-        """From first to last. O(n)."""
+        """The leases from first to last. O(n)."""
         found, lease = [], self.first
         while lease is not None:
             found.append(lease)
@@ -108,7 +108,7 @@ class ReplicaLoad:
 
     @property
     def own_inflight(self) -> int:
-        """Open leases that no other router has booked."""
+        """Open leases booked by this router."""
         return self.inflight - self.remote_inflight
 
     @property
@@ -116,9 +116,10 @@ class ReplicaLoad:
         return self.booked_tokens - self.remote_booked_tokens
 
     def own_remaining_tokens(self, now: float) -> int:
-        """The part of `remaining_tokens` that no other router has booked. O(1).
+        """The part of `remaining_tokens` booked by this router. O(1).
 
-        Added up over routers that follow each other it is the replica's, as far as they know of each other's bookings in time.
+        The sum over routers that follow each other is the replica's remaining work, as far as they know each other's bookings
+        in time.
         """
         first = self.first
         if first is None or first.remote:
@@ -154,9 +155,9 @@ class ReplicaLoad:
 class Lease:
     """One request booked on a replica. Made by `BookingLedger.open`; `close` it exactly once, in a `finally`.
 
-    since: time of its booking on this replica. silent: its answer shows no first token, or one that does not tell how long the
-    prompt took, as it may be several. remote: another router has booked it. prefill_s: duration of the prefill, once known.
-    load: the replica's. ahead, behind: its neighbours in the queue.
+    since: time of its booking on this replica. silent: its answer shows no first token, or a token that does not show the
+    duration of the prefill. remote: another router has booked it. prefill_s: duration of the prefill, once known. load: the
+    replica's. ahead, behind: its neighbours in the queue.
     """
 
     __slots__ = (
@@ -229,7 +230,7 @@ class Lease:
         self.load = self.ledger.enter(self)
 
     def close(self, now: float) -> bool:
-        """Release the booking. True the first time, False (without effect) after that."""
+        """Release the booking. True the first time; later calls return False and have no effect."""
         if self.closed:
             return False
         self._leave(now)
@@ -259,7 +260,7 @@ class Lease:
 
 
 class BookingLedger:
-    """All open leases, by replica. Operations are O(1). loads: of replicas with bookings so far; `of` also of others."""
+    """All open leases, by replica. Operations are O(1). loads: of replicas that had bookings; `of` also returns others."""
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
@@ -275,7 +276,7 @@ class BookingLedger:
         return Lease(self, replica, prompt_tokens, uncached_tokens, now, silent=silent, remote=remote)
 
     def enter(self, lease: Lease) -> ReplicaLoad:
-        """Count a lease at its replica: for leases only."""
+        """Count a lease at its replica. Called by leases only."""
         load = self.loads.get(lease.replica)
         if load is None:
             load = self.loads[lease.replica] = self.of(lease.replica)
@@ -289,7 +290,9 @@ class BookingLedger:
         return load
 
     def record_return(self, load: ReplicaLoad, idle_s: float, weight: float, next_turn: bool, now: float) -> None:
-        """A replica got a prompt that extends one of idle_s ago. next_turn: it matches mostly. weight: see `Median`."""
+        """A replica got a prompt that extends an earlier prompt, idle for idle_s. next_turn: most of it matches. weight: see
+        `Median`.
+        """
         if next_turn:
             load.count_return(now, self.turn_gap.value, idle_s)
         self.turn_gap.learn(idle_s, weight)
@@ -300,7 +303,7 @@ class BookingLedger:
         return Ratio(rate, RATE_PRIOR_TOKENS / rate, RATE_HALF_LIFE_TOKENS)
 
     def restore(self, replica: str, rate: tuple[float, float], answered: float, answered_at: float) -> None:
-        """Go on with what another ledger had learned of a replica that has had no bookings here. rate: the sums of its rate."""
+        """Take over the learned values of another ledger for a replica without bookings here. rate: the sums of its rate."""
         if replica not in self.loads:
             load = self.loads[replica] = self.of(replica)
             load.rate.restore(rate)

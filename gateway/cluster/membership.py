@@ -369,12 +369,12 @@ def addition_problem(config: Config, member: Member, source: str | None, members
     only.
     """
     if source:
-        return f"its name is that of a replica from {source} already"
+        return f"a replica from {source} has its name already"
     if members >= MAX_REPLICAS:
         return f"at most {MAX_REPLICAS} replicas are possible"
     for each in configured(config):
         if each.url == member.url and each.connection != member.connection:
-            return f"its URL is that of {each.name}, which has another key, other TLS options or another engine"
+            return f"{each.name} has the same URL with another key, other TLS options or another engine"
     return problem_of(member, _pools(config)) or address_problem(config, member.url)
 
 

@@ -145,5 +145,5 @@ def possible(old: Config, new: Config) -> Config:
             differ += [f"{key}.{part}" for part in parts if getattr(after, part) != getattr(before, part)]
     if differ:
         keys = ["WARMROUTE_ADMIN_KEY" if key == "admin_key" else key for key in differ]
-        log.warning("configuration: what differs here needs a restart", extra={"keys": keys})
+        log.warning("configuration: these changes need a restart", extra={"keys": keys})
     return replace(new, **fixed)

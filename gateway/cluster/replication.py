@@ -226,7 +226,7 @@ class Replicator:
         try:
             lost = self.follower.apply(source, decode(batch.events), past=not live)
         except EventError as error:
-            log.error("another router's events do not decode: what it has open is forgotten", extra={"error": str(error)})
+            log.error("another router's events do not decode: its open bookings are dropped", extra={"error": str(error)})
             self.follower.leave(source, self._clock())
             lost = []
         self._followed(lost, self._clock() - batch.since if live else None)

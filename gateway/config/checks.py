@@ -106,9 +106,7 @@ def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfi
         known = first.setdefault(replica.url, key)
         other = replicas[known]
         if (replica.key, replica.tls, replica.engine) != (other.key, other.tls, other.engine):
-            yield Problem(
-                key, f"its URL is that of {key_name(known)}, which has another key, other TLS options or another engine"
-            )
+            yield Problem(key, f"{key_name(known)} has the same URL with another key, other TLS options or another engine")
 
 
 def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[Problem]:

@@ -36,13 +36,13 @@ def check_version(connection: Connection, tables: Tables) -> None:
     """Raises StoreFailed unless the tables have this version."""
     found = _version(connection, tables)
     if found is None:
-        raise StoreFailed(f"{tables.key}: this database has no {tables.content} in it: a gateway that uses it makes the tables")
+        raise StoreFailed(f"{tables.key}: this database has no {tables.content} in it: its gateway creates the tables")
     if found > tables.version:
         what = f"the database has version {found} of the tables of {tables.content}, made by a later release"
-        raise StoreFailed(f"{what}: this one knows versions up to {tables.version}. Update it, or use another database")
+        raise StoreFailed(f"{what}: this release knows versions up to {tables.version}. Update it, or use another database")
     if found < tables.version:
         what = f"the database has version {found} of the tables of {tables.content}, and this release needs {tables.version}"
-        raise StoreFailed(f"{what}: a gateway of this release that starts with it brings them to that")
+        raise StoreFailed(f"{what}: start a gateway of this release to migrate them")
 
 
 def _complete(connection: Connection, tables: Tables) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 MAX_REASON: Final = 300  # characters
-_OTHER_FILE: Final = "it is something else, or damaged: name another file, or move it away"
-_NO_ACCESS: Final = "this process may not use it so: change its rights, or name another path"
+_OTHER_FILE: Final = "it is no SQLite database, or damaged: name another file, or move it away"
+_NO_ACCESS: Final = "this process has no access: change its permissions, or name another path"
 _WHERE: Final = "is it running, and are host and port right?"
 _LOGIN: Final = "set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass"
 ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the first match counts
@@ -24,7 +24,7 @@ ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the fir
     ("Permission denied", _NO_ACCESS),
     ("Read-only file system", _NO_ACCESS),
     ("readonly database", _NO_ACCESS),
-    ("is locked", "another process has it locked: which one?"),
+    ("is locked", "another process has it locked: find that process"),
     ("disk I/O error", "look at its disk"),
     ("Connection refused", _WHERE),
     ("unreachable", _WHERE),

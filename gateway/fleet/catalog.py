@@ -117,7 +117,7 @@ def warn_of_misfits(states: Container[ReplicaState], pools: Sequence[Pool], by_p
             else:
                 wanted = ", ".join(pool.models) or "any that no other pool names"
                 about = {"replica": state.name, **first_of("models", state.models, _MAX_LOGGED), "pool_models": wanted}
-                log.warning("none of the replica's models is one that its pool serves (pools[].models)", extra=about)
+                log.warning("the replica's pool serves none of its models (pools[].models)", extra=about)
                 warnings -= 1
                 if warnings == 0:
                     return

@@ -91,7 +91,7 @@ class Target:
         if not self.replicas:
             public = "No replica that serves this model is up"
             if self.draining:
-                public = "No replica that serves this model takes new requests: those that are up are draining"
+                public = "No replica that serves this model takes new requests: the replicas that are up are draining"
             what = "Undrain one, or wait for another" if self.draining else "They are probed continually; retry"
             text = f"{public}: {self.down or 'there are none at present'}. {what}."
             raise no_replica(text, public=f"{public}. Retry.")

@@ -81,7 +81,7 @@ def _listed(body: bytes) -> list[tuple[str, dict[str, Any]]]:
         known = ((name, entry) for name, entry in named if isinstance(name, str) and len(name) <= MAX_MODEL_CHARS)
         return list(itertools.islice(known, MAX_MODELS))
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise ReplicaFailure("garbage", "GET /v1/models answers something that is no OpenAI model list") from error
+        raise ReplicaFailure("garbage", "the answer to GET /v1/models is no OpenAI model list") from error
 
 
 def _entry(name: str, entry: Mapping[str, Any]) -> ModelEntry:

@@ -278,8 +278,8 @@ OURS = replace(
     name="warmroute",
     owner="warmroute",
     prewarms=True,
-    silent="`warmroute replica` always reports them; is something between that changes its answers?",
-    zero="Its cache may be too small for what is sent: look at vllm:prefix_cache_hits_total.",
+    silent="`warmroute replica` always reports them; does a proxy in between change its answers?",
+    zero="Its cache may be too small for the requests: look at vllm:prefix_cache_hits_total.",
 )
 
 SGLANG = EngineProfile(
@@ -304,7 +304,7 @@ LLAMACPP = EngineProfile(
     running="llamacpp:requests_processing",
     waiting="llamacpp:requests_deferred",
     rank="",
-    silent="llama.cpp's server always reports them; is something between that changes its answers?",
+    silent="llama.cpp's server always reports them; does a proxy in between change its answers?",
     zero="Do the requests say cache_prompt: false? Are there fewer slots (--parallel) than conversations, and no --cache-ram?",
     answer_kv=_llamacpp_answer_kv,
     inquiries=("/props",),
@@ -330,7 +330,7 @@ OLLAMA = EngineProfile(
     waiting="",
     rank="",
     silent="Ollama does not report them.",
-    zero="Ollama reports 0, whatever it has cached.",
+    zero="Ollama always reports 0.",
     counts_cached=False,
     pages=False,
 )
@@ -361,7 +361,7 @@ UNKNOWN: EngineProfile = EngineProfile(
     waiting="",
     rank="",
     silent="Look for the engine's flag that puts prompt_tokens_details.cached_tokens into usage.",
-    zero="Is its prefix cache on? (Ollama reports 0 whatever it has cached: name it, with engine: ollama.)",
+    zero="Is its prefix cache on? (Ollama always reports 0: name it, with engine: ollama.)",
 )
 
 ENGINES = (VLLM, OURS, SGLANG, LLAMACPP, TGI, OLLAMA, DISTRIBUTED_LLAMA)

@@ -144,11 +144,11 @@ def merge(sources: Mapping[str, Iterable[Member]], pools: Collection[str]) -> Me
             if known and source not in COMMANDED and member.draining and _may_be(known, member):
                 members[known.name] = replace(known, draining=True)
             if not why and member.name in members:
-                why = f"its name is that of a replica from {owners[member.name]} already"
+                why = f"a replica from {owners[member.name]} has its name already"
             if not why and known and source not in COMMANDED:
-                why = f"its URL is that of {known.name} already"
+                why = f"{known.name} has its URL already"
             if not why and known and known.connection != member.connection:
-                why = f"its URL is that of {known.name}, which has another key, other TLS options or another engine"
+                why = f"{known.name} has the same URL with another key, other TLS options or another engine"
             if why:
                 rejected.append(RejectedMember(member, source, why))
             else:

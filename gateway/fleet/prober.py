@@ -355,7 +355,7 @@ class Prober:
 def _zero_hint(state: ReplicaState) -> str:
     if state.facts.caching is False:
         return f"Its metrics say that prefix caching is off. {state.engine.zero}"
-    return f"{state.engine.zero} Or does the chat template put something that changes, such as the time, before the messages?"
+    return f"{state.engine.zero} Or does the chat template put a changing text, such as the time, before the messages?"
 
 
 def _warn_of_bounds(replica: str, models: Models) -> None:

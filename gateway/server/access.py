@@ -1,4 +1,4 @@
-"""Authorization of operators, who may read which replica answered, addresses and tenants, and use the operator endpoints.
+"""Authorization of operators, who may see replicas, addresses and tenants, and use the operator endpoints.
 
 With an admin key (WARMROUTE_ADMIN_KEY) an operator is a client that sends it. Without one, it is a client on this machine with
 a direct connection. A proxy on this machine connects from the loopback address, too, so a request is not direct if it carries
@@ -46,7 +46,9 @@ _MAX_HOST: Final = 256
 
 
 class Access:
-    """See the top of this file. The admin key is read once at start, `routing.expose_headers` at each use."""
+    """Decides who is an operator (see the module). The admin key is read once at start, `routing.expose_headers` at
+    each use.
+    """
 
     __slots__ = ("_key", "_live")
 
@@ -56,15 +58,15 @@ class Access:
 
     @property
     def guarded(self) -> bool:
-        """Whether there is an admin key."""
+        """True if there is an admin key."""
         return bool(self._key)
 
     def is_operator(self, request: ClientRequest) -> bool:
-        """Whether the request is an operator's. O(1) if its head is cached."""
+        """True if the request is an operator's. O(1) if its head is cached."""
         return self.shows_key(request) if self._key else is_direct(request)
 
     def shows_key(self, request: ClientRequest, *, bearer: bool = False) -> bool:
-        """Whether the request carries the admin key; False if there is none. bearer: also as `Authorization: Bearer KEY`,
+        """True if the request carries the admin key; False if there is none. bearer: also accept `Authorization: Bearer KEY`,
         which under /v1/ is for the replicas.
         """
         given = request.headers.get(KEY_HEADER)
@@ -76,7 +78,7 @@ class Access:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._key)
 
     def require_operator(self, request: ClientRequest) -> None:
-        """Authorization of operator endpoints on the admin listener. Raises GatewayError 401 or 403."""
+        """Check a request to an operator endpoint on the admin listener. Raises GatewayError 401 or 403."""
         if self.guarded:
             if not self.shows_key(request, bearer=True):
                 wanted = f"Send the admin key as 'Authorization: Bearer KEY' or '{KEY_HEADER}: KEY'."
@@ -88,12 +90,12 @@ class Access:
             raise GatewayError(403, "forbidden", text)
 
     def sees_headers(self, request: ClientRequest) -> bool:
-        """Whether the answer may name its replica and the tokens predicted to be cached there."""
+        """True if the answer may name its replica and the predicted cached tokens."""
         return self._live.shows_routing or self.is_operator(request)
 
 
 def is_direct(request: ClientRequest) -> bool:
-    """Whether a request comes from this machine and is addressed to it, without a proxy or a foreign web page."""
+    """True if a request comes from this machine and is addressed to it, without a proxy or a foreign web page."""
     request = request.opened_by or request
     if not isinstance(request, HttpRequest) or not request.connection.local:
         return False
@@ -115,6 +117,6 @@ def fields_are_direct(fields: Mapping[bytes, bytes]) -> bool:
 
 @lru_cache(maxsize=64)
 def _names_loopback(host: bytes) -> bool:
-    """host: a Host header's value, with or without a port."""
+    """True if a Host header names this machine. host: its value, with or without a port."""
     found = _HOST.fullmatch(host)
     return found is not None and is_loopback(found[1].decode("latin-1"))

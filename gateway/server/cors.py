@@ -1,6 +1,6 @@
 """CORS of the gateway's own endpoints: preflights, and the headers of their answers.
 
-Only for the API's paths, never for operators' endpoints. What comes from replicas: `request/delivery.py`.
+Only for the API's paths, never for operators' endpoints. CORS headers of replicas' answers: `request/delivery.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _METHOD, _HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Hea
 
 
 def preflight(request: HttpRequest, live: Live) -> Response | None:
-    """The answer to a preflight; None: it is none, or CORS is off. Raises GatewayError 403."""
+    """The answer to a preflight; None: the request is none, or CORS is off. Raises GatewayError 403."""
     origin = request.headers.get("Origin")
     if request.method != "OPTIONS" or not live.cors_origins or not origin or _METHOD not in request.fields:
         return None
@@ -27,7 +27,7 @@ def preflight(request: HttpRequest, live: Live) -> Response | None:
 
 
 def lines_of(request: HttpRequest, live: Live) -> bytes:
-    """Header lines of an answer: what the browser looks at."""
+    """The CORS header lines of an answer."""
     if not live.cors_origins or not (request.path.startswith("/v1/") or request.path in _ENGINES_OWN):
         return b""
     return answer_lines(live.cors_origins, request.headers.get("Origin"))

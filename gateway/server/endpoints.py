@@ -27,7 +27,7 @@ from gateway.server.status import Status
 
 ADMIN: Final = "admin"
 SIDE_CONNECTIONS: Final = 256  # at once, on each side listener
-SHUTDOWN_S: Final = 0.1  # for connections, when all requests are over
+SHUTDOWN_S: Final = 0.1  # for connections, after all requests are over
 
 _API: Final = "the API is under /v1/."
 _SIDE_PAGES: Final[Mapping[str, str]] = {
@@ -41,19 +41,19 @@ Endpoints = Callable[[Operator, LocalControl, ControlPlane], list[Route]]
 
 
 class Sockets(Protocol):
-    """Serves WebSockets of clients."""
+    """Serves clients' WebSockets."""
 
     def wanted(self, request: HttpRequest) -> bool:
-        """Whether `serve` is for this request."""
+        """True if `serve` handles this request."""
 
     async def serve(self, request: HttpRequest) -> ClientReply:
-        """Until the connection has ended, or the answer is another one. Raises ConnectionError."""
+        """Serve until the connection has ended, or another answer was given. Raises ConnectionError."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedParts:
-    """The parts behind the endpoints. endpoints: for operators, by features; pages: of the admin listener alone. sockets: makes
-    what serves WebSockets, None: nothing does. memory, connections: limits on clients.
+    """The parts behind the endpoints. endpoints: for operators, from features. pages: of the admin listener only. sockets:
+    makes the server of WebSockets, None without one. memory, connections: limits on clients.
     """
 
     live: Live
@@ -71,7 +71,7 @@ class ServedParts:
 
 def clients_runner(served: ServedParts) -> ClientServer:
     """The server on the clients' port."""
-    forwarding = _Forwarding(served)
+    forwarding = _ForwardingEndpoint(served)
     operators = _operator_routes(served)
     routes = [
         *operators,
@@ -110,7 +110,7 @@ def _server(
     *,
     for_operators: bool = False,
 ) -> ClientServer:
-    """handler, fast_handler, connections, refusal, for_operators: see ClientServer."""
+    """A server of one port. handler, fast_handler, connections, refusal, for_operators: see ClientServer."""
     return ClientServer(
         handler,
         fast_handler,
@@ -127,7 +127,9 @@ def _operator_routes(served: ServedParts) -> list[Route]:
 
 
 def _routes(served: ServedParts, routes: Sequence[Route], serves: str, operators: Sequence[Route]) -> Routes:
-    """serves: what the port serves, for the text of its 404. operators: what it serves for operators, likewise."""
+    """The routes of one port. serves: description of the port for its 404. operators: the routes for operators, for the same
+    text.
+    """
     listed = ", ".join(f"{route.methods[0]} {PARAMETER.sub('NAME', route.path)}" for route in operators)
 
     def nothing_at(path: str) -> GatewayError:
@@ -144,15 +146,15 @@ def _written(served: ServedParts, request: HttpRequest, response: Response) -> C
     lines = b"" if ALLOW_ORIGIN in response.headers else cors.lines_of(request, served.live)
     headers = {**({"Content-Type": response.content_type} if response.content_type else {}), **response.headers}
     lines += "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
-    # While the gateway leaves, the client's next request goes to another one; and no request follows half of one.
+    # While the gateway leaves, the client's next request should reach another one; and no request can follow an incomplete one.
     keep_alive = request.complete and not served.running.leaving
     reply = request.reply(keep_alive=keep_alive, patience_s=served.live.config.limits.client_idle_s)
     reply.begin(response.status, lines, length=len(response.body), first=response.body)
     return reply
 
 
-class _Forwarding:
-    """Requests that go to replicas, or that the gateway answers from what it has stored."""
+class _ForwardingEndpoint:
+    """Serves requests by replicas, or from stored objects."""
 
     def __init__(self, served: ServedParts) -> None:
         self._live = served.live

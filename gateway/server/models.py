@@ -20,12 +20,12 @@ from gateway.server.http.request import HttpRequest
 from gateway.server.routing import Response, Route, error_response, get
 from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
-MAX_LISTS: Final = 32  # of keys, that are kept made
+MAX_LISTS: Final = 32  # cached lists of restricted keys
 ANTHROPIC_HEADER: Final = "anthropic-version"
 
 
 class Models:
-    """The models that can be asked for, and their aliases."""
+    """Serves the list of available models and aliases."""
 
     def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard, callers: Callers) -> None:
         self._live = live
@@ -40,7 +40,7 @@ class Models:
 
     @property
     def listing(self) -> Listing:
-        """O(1) until a replica changes its models, or the configuration its aliases."""
+        """The whole list. O(1) until a replica changes its models, or the configuration its aliases."""
         catalog, aliases = self._fleet.catalog, self._live.aliases
         known = self._listed
         if known is None or known[0] is not catalog or known[1] is not aliases:
@@ -48,7 +48,7 @@ class Models:
         return known[2]
 
     def _listing_of(self, grant: Rights | None) -> Listing:
-        """What a key may use. O(1) for the lists of keys that were asked for last, until what is listed changes."""
+        """The models that a key may use. O(1) for recently requested lists, until the whole list changes."""
         whole = self.listing
         if grant is None or not (grant.models or grant.pools):
             return whole
@@ -66,7 +66,7 @@ class Models:
             return False
         try:
             return not grant.pools or grant.allows_pool(self._fleet.target(model).pool)
-        except GatewayError:  # it has just left
+        except GatewayError:  # the model has just disappeared
             return False
 
     async def _all(self, request: HttpRequest) -> Response:
@@ -86,7 +86,7 @@ class Models:
 
         def answer() -> bytes:
             grant = self._callers.of(request).grant
-            aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # no request takes a longer one
+            aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # requests refuse longer names
             model = (aliases.of(name) if aliases else "") or name
             if grant is not None:
                 grant.require_model(model)

@@ -1,16 +1,16 @@
 """Operator endpoints under /warmroute/: the state of the replicas, changes to them, and dry runs.
 
-They are on a listener of their own (`admin_listen`), and, where there is an admin key (WARMROUTE_ADMIN_KEY), on the
-clients' port as well. With a key every client needs it, also on this machine: as `Authorization: Bearer KEY` or
-as `X-Warmroute-Admin-Key: KEY`. Without one they answer direct clients on this machine only, and on their own listener only,
-for a proxy in front of the clients' port can look like one of these (`access.py`).
+They are on a listener of their own (`admin_listen`), and with an admin key (WARMROUTE_ADMIN_KEY) on the clients' port as well.
+With a key every client needs it, also on this machine: as `Authorization: Bearer KEY` or as `X-Warmroute-Admin-Key: KEY`.
+Without one they answer only direct clients on this machine, and only on their own listener, because a proxy in front of the
+clients' port can look like such a client (`access.py`).
 
-A replica that drains gets no new requests, and is probed as before; when its count of requests in flight is 0, it can be taken
-down. It drains until it is undrained, or the gateway restarts. A replica that was added stays until it is removed or the
-gateway restarts; a reload ends it only if the new configuration names it itself, no longer has its pool, or has no room for it.
-What is to last belongs into the configuration. Its URL must not be link-local or a cloud's metadata service, unless the
-configuration allows that: an operator could otherwise read there with the gateway's network identity. One that is removed
-finishes the requests that run there.
+A draining replica gets no new requests, and is probed as before; once its count of requests in flight is 0, it can be taken
+down. It drains until it is undrained, or the gateway restarts. An added replica stays until it is removed or the gateway
+restarts; a reload drops it only if the new configuration names it itself, lacks its pool, or has no room for it. Permanent
+replicas belong into the configuration. The URL of an added replica must not be link-local or a cloud's metadata service, unless
+the configuration allows that: an operator could otherwise read there with the gateway's network identity. A removed replica
+finishes its running requests.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Operator:
         access: Access,
         extensions: Extensions,
     ) -> None:
-        """local: this process; control: all of them. extensions: what features do to requests."""
+        """local: this process. control: all processes. extensions: of requests by features."""
         self._live = live
         self._dialects = dialects
         self._fleet = local.fleet
@@ -83,7 +83,7 @@ class Operator:
         ]
 
     async def replicas(self, request: HttpRequest) -> Response:
-        """Every replica: is it up, what does it serve, what is booked on it, what is it believed to hold. And every source."""
+        """Every replica: its health, models, bookings and believed cache; and every source."""
         self.allow(request)
         rows = list(self._rows.all())
         sources = [
@@ -93,8 +93,8 @@ class Operator:
         return _json({"replicas": rows, "sources": sources})
 
     async def add(self, request: HttpRequest) -> Response:
-        """A replica joins: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is needed, and the pool
-        if there are several.
+        """Add a replica: {"url", "name", "capacity_tokens", "engine", "pool"}. Only the URL is required, and the pool if there
+        are several.
         """
         body = await self.body(request)
         names = [pool.name for pool in self._fleet.pools]
@@ -122,7 +122,7 @@ class Operator:
             raise GatewayError(409, "replica_removed", text, param="name")
         row = self._rows.row(state, state.member.pool, self._router.trie.held())
         until = "it is removed, or the gateway restarts; write it into the configuration to keep it"
-        if self._membership.source_of(replica.name) != OPERATORS:  # a reload has named it meanwhile
+        if self._membership.source_of(replica.name) != OPERATORS:  # a reload has just named it
             until = "it is removed from the configuration"
         return _json({"replica": row, "until": until}, status=201)
 
@@ -132,7 +132,7 @@ class Operator:
             raise GatewayError(409, "replica_exists", f"There is a replica {name!r} already.", param="name")
 
     async def remove(self, request: HttpRequest) -> Response:
-        """A replica that was added leaves: no new requests; those that run there finish."""
+        """Remove an added replica: it gets no new requests, and running ones finish."""
         self.allow(request)
         state = self._named(request.parameters["name"])
         name = state.name
@@ -140,13 +140,13 @@ class Operator:
         try:  # also if it is leaving: another operator may be adding it again just now
             await self._control.execute(Leave(name))
         except ConfigError as error:
-            self._require_operators_own(name)  # a reload has named it meanwhile
+            self._require_operators_own(name)  # a reload may have just named it
             if not state.leaving:
                 raise GatewayError(404, "replica_not_found", str(error), param="name") from error
         return _json({"name": name, "leaving": True, "inflight": self._router.ledger.of(name).inflight})
 
     def _require_operators_own(self, name: str) -> None:
-        """Raises GatewayError 409 if the configuration, or another source, names the replica: it is removed there."""
+        """Raises GatewayError 409 if the configuration, or another source, names the replica, and so must remove it."""
         source = self._membership.source_of(name)
         if source not in (OPERATORS, None):
             where = {
@@ -157,23 +157,23 @@ class Operator:
             raise GatewayError(409, "replica_not_added", text, param="name")
 
     async def drain(self, request: HttpRequest) -> Response:
-        """No new requests for a replica: {"name"}."""
+        """Stop new requests for a replica: {"name"}."""
         return await self._drain(request, on=True)
 
     async def undrain(self, request: HttpRequest) -> Response:
-        """It takes requests again: {"name"}."""
+        """Resume new requests for a replica: {"name"}."""
         return await self._drain(request, on=False)
 
     async def _drain(self, request: HttpRequest, *, on: bool) -> Response:
         name = (await self.body(request)).get("name")
         if not isinstance(name, str):
-            raise bad_request("'name' is needed: that of a replica, as GET /warmroute/replicas shows it.", "name")
+            raise bad_request("'name' is needed: the name of a replica, as in GET /warmroute/replicas.", "name")
         state = self._named(name)
         await self._control.execute(Drain(name, on))
         if (found := self._fleet.named(name)) is not state:
             text = f"The replica {name!r} has been removed by another request or a reload before this answer."
             if found:
-                text += f" What has its name now, {found.url}, {'is' if found.draining else 'is not'} draining."
+                text += f" Another replica has its name now, {found.url}, and {'is' if found.draining else 'is not'} draining."
             raise GatewayError(409, "replica_removed", text, param="name")
         return _json({"name": name, "draining": state.draining, "inflight": self._router.ledger.of(name).inflight})
 
@@ -184,7 +184,7 @@ class Operator:
         raise GatewayError(404, "replica_not_found", f"There is no replica {name[:100]!r}; there are: {known}.", param="name")
 
     async def body(self, request: HttpRequest) -> dict[str, Any]:
-        """The JSON object that an allowed request brings."""
+        """The JSON object in the body of an authorized request."""
         self.allow(request)
         try:
             body = orjson.loads(await self._raw_body(request))
@@ -201,8 +201,8 @@ class Operator:
     async def route(self, request: HttpRequest) -> Response:
         """A dry run: the decision for a body, with every candidate's match, load and cost.
 
-        The body is a chat or a completion, whichever it looks like; of another API, its path is in the query.
-        What it goes on with is written out, as if it were sent.
+        The body is a chat or a completion, recognised by its fields; for another API, its path is in the query. A stored
+        history is written out, as for a real request.
         """
         self.allow(request)
         raw = await self._raw_body(request)
@@ -235,7 +235,7 @@ class Operator:
         )
 
     async def _parse(self, dialect: Dialect, request: ClientRequest, raw: bytes, caller: Caller) -> ApiRequest:
-        """As a request that is sent: with the names that aliases stand for."""
+        """Parse as for a real request: aliases are replaced."""
         aliases = self._live.aliases
         api = await self._parsing.in_turn(dialect, raw, aliases)
         if api is None:
@@ -246,18 +246,18 @@ class Operator:
         return api
 
     async def _goes_to(self, exchange: Exchange) -> tuple[str, Target]:
-        """The way to the pool that would take the request, and its place there; the request names that pool's model then."""
+        """The way to the pool that would take the request, and its target; the request then names that pool's model."""
         own, fallback = self._fleet.target(exchange.api.model, exchange.api.alias), self._extensions.fallback
         return await fallback.foreseen(exchange, own) if fallback is not None else ("", own)
 
     def _allow_url(self, replica: AddedReplica) -> None:
-        """Raises GatewayError 403. What a name resolves to is looked at when it is connected to (`dialer.py`)."""
+        """Raises GatewayError 403 for a forbidden URL. Addresses of names are checked at each connection (`dialer.py`)."""
         if replica.link_local:
             text = "The URL is link-local or a cloud's metadata service: only the configuration may name it."
             raise GatewayError(403, "forbidden_url", text, param="url")
 
     def allow(self, request: HttpRequest) -> None:
-        """Raises GatewayError 401 or 403."""
+        """Check the authorization. Raises GatewayError 401 or 403."""
         if not (self._access.guarded or request.connection.for_operators):
             text = (
                 "Operator endpoints are not on this port but on the admin listener (admin_listen), or need WARMROUTE_ADMIN_KEY."

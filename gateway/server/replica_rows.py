@@ -1,4 +1,4 @@
-"""Replicas as operators see them: a row for each."""
+"""The rows of replicas for operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.fleet.state import ReplicaState
 
 
 class ReplicaRows:
-    """Made of what this process knows, which of bookings is what all of its siblings know."""
+    """Makes the rows from the state of this process; bookings include the ones of all other processes."""
 
     def __init__(self, local: LocalControl) -> None:
         self._fleet = local.fleet
@@ -19,7 +19,7 @@ class ReplicaRows:
         self._clock = local.clock
 
     def all(self) -> Iterator[dict[str, Any]]:
-        """By pool; at the end those that leave."""
+        """All rows, by pool; leaving replicas at the end."""
         held = self._router.trie.held()
         for pool in self._fleet.pools:
             for state in pool.replicas:
@@ -28,7 +28,7 @@ class ReplicaRows:
             yield self.row(state, None, held)
 
     def row(self, state: ReplicaState, pool: str | None, held: Mapping[str, int]) -> dict[str, Any]:
-        """held: blocks by replica."""
+        """One row. held: blocks by replica."""
         load = self._router.ledger.of(state.name)
         return {
             "name": state.name,

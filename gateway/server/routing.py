@@ -1,4 +1,4 @@
-"""The gateway's own endpoints: which handler a request goes to, and what it answers.
+"""The gateway's own endpoints: the choice of a handler, and its response.
 
 request ──► Routes: the first with its path and method ──► handler ──► Response, or a reply that it has begun itself
 """
@@ -25,7 +25,7 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 @dataclass(slots=True)
 class Response:
-    """A whole answer. headers: beside those that all answers have."""
+    """A whole answer. headers: in addition to the common ones."""
 
     body: bytes = b""
     status: int = 200
@@ -39,7 +39,7 @@ Writer = Callable[[HttpRequest, Response], ClientReply]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """methods: empty: all. path: with parameters, {name} for one segment or {name:PATTERN}."""
+    """methods: (): all. path: with parameters, {name} for one segment or {name:PATTERN}."""
 
     methods: tuple[str, ...]
     path: str
@@ -47,7 +47,7 @@ class Route:
 
 
 def get(path: str, handler: Handler, *, head: bool = True) -> Route:
-    """head: HEAD as well."""
+    """A route for GET. head: and for HEAD."""
     return Route(("GET", "HEAD") if head else ("GET",), path, handler)
 
 
@@ -64,7 +64,7 @@ def any_method(path: str, handler: Handler) -> Route:
 
 
 class Routes:
-    """The endpoints of one port. nothing_at: the error for a path that there is none for."""
+    """The endpoints of one port. nothing_at: makes the error for a path without an endpoint."""
 
     def __init__(self, routes: Sequence[Route], write: Writer, nothing_at: Callable[[str], GatewayError]) -> None:
         self._write = write
@@ -72,7 +72,9 @@ class Routes:
         self._routes = [(re.compile(_pattern(route.path)), route) for route in routes]
 
     async def serve(self, request: HttpRequest) -> ClientReply:
-        """Raises ConnectionError if the client has left; any other error is an answer, in OpenAI's error format."""
+        """Answer a request. Raises ConnectionError if the client has disconnected; other errors are answers in OpenAI's
+        format.
+        """
         try:
             answer = await self._handler(request)(request)
         except GatewayError as error:
@@ -85,7 +87,7 @@ class Routes:
         return self._write(request, answer) if isinstance(answer, Response) else answer
 
     def _handler(self, request: HttpRequest) -> Handler:
-        """O(routes). Raises GatewayError 404 or 405."""
+        """The handler of a request. O(routes). Raises GatewayError 404 or 405."""
         allowed = set[str]()
         for pattern, route in self._routes:
             if found := pattern.fullmatch(request.path):
@@ -99,7 +101,7 @@ class Routes:
 
 
 def _pattern(path: str) -> str:
-    """A regular expression."""
+    """A path with parameters as a regular expression."""
     parts, at = list[str](), 0
     for found in PARAMETER.finditer(path):
         parts += [re.escape(path[at : found.start()]), f"(?P<{found[1]}>{found[2] or '[^/]+'})"]

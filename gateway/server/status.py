@@ -1,7 +1,7 @@
 """Status endpoints: /health, /ready, /metrics.
 
-Metrics name tenants and the replicas' addresses. So on the clients' port they are for operators; everyone else reads them on
-the listener for Prometheus (`metrics_listen`), which serves nothing else.
+Metrics name tenants and the replicas' addresses. So on the clients' port they are for operators only; the listener for
+Prometheus (`metrics_listen`) serves them to everyone, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.server.routing import Response, Route, get
 
 
 class Status:
-    """The handlers."""
+    """The handlers of the status endpoints."""
 
     def __init__(self, *, fleet: Fleet, running: RunningRequests, control: ControlPlane, access: Access) -> None:
         self._fleet = fleet
@@ -39,8 +39,8 @@ class Status:
         return Response(b'{"status": "ok"}')
 
     async def ready(self, request: HttpRequest) -> Response:
-        """200 if every pool is ready (`Pool.ready`), or a fallback of it, and no shutdown has begun, else 503; operators see
-        the missing pools, those with a fallback too.
+        """200 if every pool, or a fallback of it, is ready (`Pool.ready`) and no shutdown has begun, else 503. Operators see
+        the pools that are not ready, even if a fallback is.
         """
         missing = [pool.name for pool in self._fleet.pools if not pool.ready]
         good = not (missing and unserved(self._fleet.pools)) and not self._running.leaving

@@ -41,7 +41,7 @@ _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH"])
 
 
 class ReplicaCall:
-    """One request to a replica. path: with its query, ASCII; headers: lines, from `upstream_headers`.
+    """One request to a replica. path: with its query, ASCII. headers: lines, from `upstream_headers`.
 
     repeatable: it may be sent twice (generations; not a file upload), so it is retried even if a replica may have received it.
     probe: sent by the gateway itself. via: the gateways that it has passed (`loop_guard.py`). upgrades: to a WebSocket.
@@ -89,7 +89,7 @@ class ReplicaCall:
 
 
 class PausableSource:
-    """Something whose bytes go on to a client, and that waits while the client does not keep up."""
+    """A source of bytes for a client, which can be paused while the client does not read."""
 
     __slots__ = ()
 
@@ -128,7 +128,7 @@ class ReplicaAnswer(PausableSource):
 
     @property
     def complete(self) -> bool:
-        """Whether the whole answer has been received."""
+        """True if the whole answer has been received."""
         return self._open.complete
 
     def peek(self, start: int = 0) -> bytes:
@@ -136,7 +136,7 @@ class ReplicaAnswer(PausableSource):
         return self._open.peek(start)
 
     def still_prefill(self) -> None:
-        """The bytes so far are no token (keep-alive comments): the first-byte timeout goes on."""
+        """The bytes so far are no token (keep-alive comments): the first-byte timeout continues."""
         self._open.still_prefill()
 
     async def more(self) -> None:
@@ -160,7 +160,7 @@ class ReplicaAnswer(PausableSource):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the whole body was received and taken."""
+        """True if the whole body was received and taken."""
         return self._open.complete and not self._open.unread
 
     async def read_begin(self, limit: int, charge: Callable[[int], None] | None = None) -> bytes:
@@ -189,7 +189,7 @@ class ReplicaAnswer(PausableSource):
         await self._open.pump(sink)
 
     def when_sent(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the request's body is no longer in memory for this attempt; not if the attempt ends before."""
+        """Call `callback` once this attempt no longer needs the request's body; not if the attempt ends before."""
         self._open.when_sent(callback)
 
     def pause(self) -> None:
@@ -202,22 +202,22 @@ class ReplicaAnswer(PausableSource):
             self._connection.resume()
 
     def forward(self, data: bytes) -> None:
-        """Bytes to the replica, which has switched protocols (101)."""
+        """Send bytes to the replica, which has switched protocols (101)."""
         if self._connection:
             self._connection.forward(data)
 
     def when_held(self, on_hold: Callable[[bool], None]) -> None:
-        """Call `on_hold` with True when the replica does not read what is forwarded, and with False when it does again."""
+        """Call `on_hold` with True when the replica does not read the forwarded bytes, and with False when it reads again."""
         if self._connection:
             self._connection.on_hold = on_hold
 
     @property
     def unsent(self) -> int:
-        """Bytes that were forwarded and not sent yet."""
+        """Number of forwarded bytes that were not sent yet."""
         return self._connection.unsent if self._connection else 0
 
     def close(self) -> None:
-        """Idempotent. The connection of a finished answer goes back to the pool, of an unfinished one is closed."""
+        """Idempotent. The connection of a finished answer is returned to the pool, an unfinished one is closed."""
         connection, self._connection = self._connection, None
         if connection:
             self._pool.give_back(connection)
@@ -228,8 +228,8 @@ class ReplicaAnswer(PausableSource):
 
 @dataclass(slots=True)
 class Upstream:
-    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via. fragile: its pool, if its options
-    say that it is. access: None if neither a key nor TLS options are to be read.
+    """One replica. host_lines: headers common to all calls to it, Host and X-Warmroute-Via. fragile: its pool, if it is
+    fragile. access: None without a key or TLS options.
     """
 
     address: Address
@@ -263,9 +263,9 @@ class UpstreamClient:
         self._on_idle_closed = on_idle_closed
         self._dials = dials
         self._upstreams: dict[str, Upstream] = {}
-        self._hosts = Counter[str]()  # how many of them have it
+        self._hosts = Counter[str]()  # number of replicas per host
         self._guarded: set[str] = set()
-        self._options: dict[str, ConnectionOptions] = {}  # those that are not the default ones
+        self._options: dict[str, ConnectionOptions] = {}  # options that differ from the default
         self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of fragile replicas, while any pool of theirs is in use
         self._resolver = resolver or Resolver()
         self._contexts = TlsContexts()
@@ -277,7 +277,7 @@ class UpstreamClient:
             upstream.pool.close()
 
     def guard(self, base_url: str) -> None:
-        """Never connect to a link-local or metadata address for this base URL, whatever its name resolves to."""
+        """Refuse link-local and metadata addresses for this base URL, also if its name resolves to one."""
         self._guarded.add(base_url)
 
     def trust(self, base_urls: Iterable[str]) -> None:
@@ -285,7 +285,7 @@ class UpstreamClient:
         self._guarded.difference_update(base_urls)
 
     def set_options(self, base_url: str, options: ConnectionOptions) -> None:
-        """Connections to this base URL are made so from now on; those that were made otherwise carry no further call."""
+        """Set the options of connections to this base URL; connections with other options carry no further call."""
         if options == DEFAULT_OPTIONS:
             self._options.pop(base_url, None)
         else:
@@ -297,12 +297,12 @@ class UpstreamClient:
             upstream.pool.retire()
 
     def has_key(self, base_url: str) -> bool:
-        """Whether the gateway sends a key of its own there."""
+        """True if the gateway sends a key of its own there."""
         options = self._options.get(base_url)
         return options is not None and options.key is not None
 
     def busy(self, base_url: str) -> bool:
-        """Whether a fragile replica has a request of this process, or still works for one whose client has left."""
+        """True if a fragile replica has a request of this process, or still works for a disconnected client."""
         upstream = self._upstreams.get(base_url)
         return upstream is not None and upstream.fragile is not None and upstream.fragile.busy
 
@@ -364,7 +364,7 @@ class UpstreamClient:
         return attempt
 
     def _limits_now(self) -> UpstreamTimeouts:
-        """Of the configuration in force."""
+        """The timeouts of the present configuration."""
         if self._live.timeouts is not self._timeouts:
             self._timeouts = self._live.timeouts
             self._limits = limits_of(self._timeouts)
@@ -378,7 +378,7 @@ class UpstreamClient:
                 self._on_idle_closed(base_url, idle_s)
 
         options = self._options.get(base_url, DEFAULT_OPTIONS)
-        secure = address.tls and options.tls is not None  # with options, which are read before the first connection is made
+        secure = address.tls and options.tls is not None  # these options are read before the first connection
         dialer: Connector
         if self._dials is not None:
             dialer = self._dials(address)
@@ -403,7 +403,7 @@ class UpstreamClient:
         return upstream
 
     def _default_tls(self, address: Address) -> ssl.SSLContext | None:
-        """As the system trusts. None: without TLS."""
+        """An SSL context with the system's trust. None: without TLS."""
         if not address.tls:
             return None
         if self._tls is None:
@@ -425,7 +425,7 @@ class UpstreamClient:
         common = f"Host: {address.netloc}\r\n{self._loops.line(call.via)}" if call.via else upstream.host_lines
         length = b"Content-Length: %d\r\n" % len(call.body) if call.body or call.method in _WITH_BODY else b""
         begin = f"{call.method} {address.path}{call.path} HTTP/1.1\r\n{common}".encode("ascii")
-        headers = call.headers if upstream.fragile is None else _FEW_HEADERS  # what it does not read can do it no harm
+        headers = call.headers if upstream.fragile is None else _FEW_HEADERS  # a fragile server might crash at others
         if self.strips_keys:
             headers = without_client_keys(headers)
         if upstream.access is not None and upstream.access.credentials is not None:
@@ -461,7 +461,7 @@ async def _answer(
 
 
 def _is_stale(attempt: ReplicaAnswer) -> bool:
-    """Whether the first answer on a reused connection is a 408 for its idle time.
+    """True if the answer is a 408 for the idle time of a reused connection.
 
     Some servers send one before they close it, maybe before they received the request.
     """

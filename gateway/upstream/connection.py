@@ -5,7 +5,7 @@
 
 A connection is an asyncio protocol that carries one call at a time. Received bytes go through `http1.Answer` directly into a
 sink, called within the event loop's read, or into a buffer until there is a sink. A chunk schedules nothing and wakes no task,
-except for what is too much for one turn of the event loop (`turns.py`). A connection is reused only if its answer ended
+except for data beyond one turn of the event loop (`turns.py`). A connection is reused only if its answer ended
 exactly where its framing says, without a byte after it and without an unsent byte of the request, and if nothing was received
 since: a second answer must not be taken for the next call's.
 
@@ -29,7 +29,7 @@ from gateway.errors import ClientStalled, ReplicaFailure
 from gateway.turns import AT_ONCE, LARGE, DeferredData, first_turn, turns_of
 from gateway.upstream.backpressure import Backpressure
 from gateway.upstream.http1 import SWITCHING, AnswerParser, FramingError
-from gateway.upstream.sending import Sending
+from gateway.upstream.sending import RequestWriter
 from gateway.upstream.timeouts import UpstreamTimeouts
 
 MAX_UNREAD: Final = 1 << 18  # buffered bytes of an answer beyond which reading is paused
@@ -79,23 +79,23 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self.unread = 0  # buffered bytes of the body: the length of all _parts
-        self._sending = Sending(loop)
-        self._paused_by = 0  # why reading is paused: a sum of _OWNER, _UNREAD and _LATE
-        self._stopped = False  # whether _tcp is paused
+        self._sending = RequestWriter(loop)
+        self._paused_by = 0  # reasons why reading is paused: a sum of _OWNER, _UNREAD and _LATE
+        self._stopped = False  # _tcp is paused
         self._backpressure = Backpressure()  # from pauses by the owner
         self._late = DeferredData(turns_of(loop))
-        self._ended: Exception | None = None  # why the connection was lost; EOFError: closed by the replica
+        self._ended: Exception | None = None  # reason why the connection was lost; EOFError: closed by the replica
         self._poll: select.poll | None = None
         self._limits = UpstreamTimeouts(0, 0, 0)
         self._last_read = self._sent_at = self.idle_since = 0.0
         self.answer: AnswerParser | None = None
         self._flowing = False  # the body has begun
-        self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or what the sink raised
+        self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or an exception of the sink
         self.started = False  # any byte of the answer was received
         self.used = 0  # earlier calls
-        self.generation = 0  # of its pool, when it was made
+        self.generation = 0  # of its pool, at its creation
         self.on_hold: Callable[[bool], None] | None = (
-            None  # called when the replica does not read what is forwarded; and when it does
+            None  # called with True when the replica stops reading the forwarded bytes, with False when it continues
         )
         self.lost: Callable[[Connection], None] | None = None  # called when the connection ends; set while it is idle
 
@@ -126,12 +126,12 @@ class Connection(asyncio.Protocol):
         self._backpressure.clear()
         self._last_read = self._sent_at = now = self._loop.time()
         soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
-        if self._timer is None or self._timer.when() > soonest:  # one that fires early is set again
+        if self._timer is None or self._timer.when() > soonest:  # a timer that fires too early is set again
             self._check_timeouts()
         self._sending.write(head, body)
 
     def when_sent(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once no part of the request is in memory here: mostly at once, but a replica may answer early."""
+        """Call `callback` once no part of the request is buffered here: mostly at once, but a replica may answer early."""
         self._sending.when_sent(callback)
 
     @property
@@ -140,23 +140,23 @@ class Connection(asyncio.Protocol):
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether a call was sent, and neither a byte of its answer's body nor its end has come."""
+        """True if a call was sent, and neither a byte of its answer's body nor its end was received."""
         return self.answer is not None and self.alive and not (self._flowing or self.complete or self.failure)
 
     @property
     def switched(self) -> bool:
-        """Whether the replica has agreed to another protocol."""
+        """True if the replica has agreed to another protocol."""
         return self.answer is not None and self.answer.head is not None and self.answer.head.status == SWITCHING
 
     def forward(self, data: bytes) -> None:
-        """The client's bytes, after a switch. They are signs of life, as the replica's are."""
+        """Send the client's bytes, after a switch. They are signs of life, as the replica's are."""
         if self._transport and not self._transport.is_closing():
             self._last_read = self._loop.time()
             self._transport.write(data)
 
     @property
     def unsent(self) -> int:
-        """Bytes that were written and not sent yet."""
+        """Number of written bytes that were not sent yet."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     async def wait(self, beyond: int = 0) -> None:
@@ -196,13 +196,13 @@ class Connection(asyncio.Protocol):
         return data[:size]
 
     def still_prefill(self) -> None:
-        """The body's bytes so far are no token (keep-alive comments): `first_byte_s` goes on."""
+        """The body's bytes so far are no token (keep-alive comments): `first_byte_s` continues."""
         if self._flowing:
             self._flowing = False
             self._check_timeouts()
 
     async def pump(self, sink: Sink) -> None:
-        """Stream the rest of the body to `sink`. Raises ReplicaFailure, ClientStalled, or what `sink` raises."""
+        """Stream the rest of the body to `sink`. Raises ReplicaFailure, ClientStalled, and exceptions of `sink`."""
         while self._parts:
             sink(self.take_turn())
             if self._parts:
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
         self._set_paused(_OWNER, on=True)
 
     def resume(self) -> None:
-        self._last_read = now = self._loop.time()  # the replica was not silent, it was not read
+        self._last_read = now = self._loop.time()  # the silence was the gateway's pause, not the replica's
         self._backpressure.set(now, on=False)
         self._set_paused(_OWNER, on=False)
 
@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """Whether the kernel has nothing to read: neither the connection's end nor unsolicited bytes."""
+        """True if the kernel has nothing to read: neither the connection's end nor unsolicited bytes."""
         assert self._transport is not None
         if self._poll is None:
             self._poll = select.poll()
@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
                 self.unread += len(body)
                 if self.unread > MAX_UNREAD:
                     self._set_paused(_UNREAD, on=True)
-        elif not self._flowing and self.switched:  # with nothing behind its head
+        elif not self._flowing and self.switched:  # a switch without bytes behind its head
             self._flowing = True
             self._wake()
         if answer.complete or (body and not self._sink):
@@ -355,7 +355,7 @@ class Connection(asyncio.Protocol):
         self._ended = exc or EOFError()
         if self.lost:
             self.lost(self)
-        if not self._late.size:  # else after the deferred data: `_set_paused`
+        if not self._late.size:  # else `_set_paused` does it after the deferred data
             self._end(self._ended)
 
     def _end(self, exc: Exception) -> None:
@@ -381,7 +381,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         if self.answer is None or self.complete:
-            return  # the next call starts it again
+            return  # the next call starts the timer again
         limits, now = self._limits, self._loop.time()
         silence, since = (limits.idle_s, self._last_read) if self._flowing else (limits.first_byte_s, self._sent_at)
         end = math.inf if limits.total_s is None else self._sent_at + limits.total_s

@@ -1,11 +1,11 @@
 """Makes new connections to one replica.
 
-A name may have several addresses. They are tried in order, those that failed last time at the end; each gets a head start of
+A name may have several addresses. They are tried in order, with recently failed ones at the end; each gets a head start of
 STAGGER_S before the next is tried in parallel, and the first connection wins (RFC 8305). The last step is a new look-up: the
 replica may have moved, so that the resolver's addresses are stale.
 
-A guarded dialer connects to no link-local address and no cloud metadata service. The name is resolved for each connection: one
-that was harmless when it was checked may resolve to such an address later (DNS rebinding).
+A guarded dialer connects to no link-local address and no cloud metadata service. The name is resolved for each connection,
+because a name that was harmless when it was checked may resolve to such an address later (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Dial = Callable[[], Awaitable[Connection]]
 
 
 class _NoNewAddress(Exception):
-    """The new look-up found no address that was not known."""
+    """The new look-up found no additional address."""
 
 
 class Dialer:
-    """See the top of this file. IP addresses are not looked up."""
+    """Makes connections to one replica (see the module). IP addresses are not looked up."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Dialer:
         *,
         one_by_one: bool = False,
     ) -> None:
-        """guarded: whether the dialer is guarded at present. server_name: in the server's certificate, "" for the host.
-        one_by_one: an address is tried when all before it failed, and never beside another one.
+        """guarded: returns True if the dialer is guarded at present. server_name: in the server's certificate, "" for the host.
+        one_by_one: an address is tried only after all earlier ones failed.
         """
         self._guarded = guarded
         self._server_name = server_name or host
@@ -64,7 +64,7 @@ class Dialer:
         self._failed: frozenset[str] = frozenset()  # addresses whose last connection attempt failed
 
     async def connect(self, timeout_s: float) -> Connection:
-        """Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
+        """Connect. Raises ReplicaFailure, or GatewayError if the gateway itself is out of resources."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await (self._dial(self.host) if self._literal else self._dial_name())
@@ -87,7 +87,7 @@ class Dialer:
             if self._tls:
                 await connection.secure(self._tls, self._server_name)
         except (OSError, asyncio.CancelledError) as error:
-            if isinstance(error, OSError) or loop.time() - begun >= STAGGER_S:  # cancelled because another one was faster
+            if isinstance(error, OSError) or loop.time() - begun >= STAGGER_S:  # cancelled because another address was faster
                 self._failed |= {address}
             raise
         self._failed -= {address}
@@ -110,7 +110,7 @@ class Dialer:
         return dial
 
     async def _dial_new_address(self, known: Sequence[str]) -> Connection:
-        """Connect to addresses that the name has only now. Raises OSError or _NoNewAddress."""
+        """Connect to addresses that a new look-up added to the known ones. Raises OSError or _NoNewAddress."""
         try:
             async with asyncio.timeout(RENEWAL_S):
                 now = await self._resolver.renewed(self.host)
@@ -125,8 +125,8 @@ class Dialer:
 
 
 async def race(dials: Sequence[Dial], stagger_s: float | None = STAGGER_S) -> Connection:
-    """The connection of the first dial that succeeds. Each starts when all before it failed, or after stagger_s (None: only
-    then); the others are cancelled. Raises OSError with all errors.
+    """The connection of the first dial that succeeds. Each starts when all earlier ones failed, or after stagger_s (None: not
+    before); the others are cancelled. Raises OSError with all errors.
     """
     waiting, running = list(dials), set[asyncio.Future[Connection]]()
     errors: list[BaseException] = []
@@ -149,7 +149,7 @@ async def race(dials: Sequence[Dial], stagger_s: float | None = STAGGER_S) -> Co
 
 
 def _give_up(dial: asyncio.Future[Connection]) -> None:
-    """Close a connection that is no longer wanted."""
+    """Close the connection of an unused dial."""
     if not dial.cancelled() and dial.exception() is None:
         dial.result().abort()
 
@@ -172,7 +172,7 @@ def is_ip_address(host: str) -> bool:
 
 
 def failure_of(error: OSError | UnicodeError) -> ReplicaFailure | GatewayError:
-    """The failure for an error of connecting, which has the texts of all addresses that were tried."""
+    """The failure for an error of connecting; its message has the errors of all tried addresses."""
     text = str(error) or type(error).__name__
     number = getattr(error, "errno", None)
     numbers = {number} if number else {int(found) for found in _ERRNO.findall(text)}

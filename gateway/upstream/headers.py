@@ -1,6 +1,6 @@
 """Header forwarding: a client's request headers to the replica, a replica's answer headers to the client.
 
-Only hop-by-hop headers (RFC 9110, section 7.6.1) and those that the gateway sets itself are dropped; the others are forwarded
+Only hop-by-hop headers (RFC 9110, section 7.6.1) and headers that the gateway sets itself are dropped; the others are forwarded
 byte for byte.
 """
 
@@ -25,9 +25,9 @@ _REQUEST_OWN: Final = _HOP_BY_HOP.union(
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
 _ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])
-# The gateway's own headers, which a replica must not set; and which web pages may read answers is not for it to say.
+# The gateway's own headers, and CORS headers, which a replica must not set.
 _ANSWER_PREFIXES: Final = (b"x-warmroute-", b"access-control-")
-_COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header, that name no other header
+_COMMON_TOKENS: Final = frozenset([b"", b"close", b"keep-alive"])  # of a Connection header; they name no other header
 
 
 class Address(NamedTuple):
@@ -53,14 +53,17 @@ def upstream_headers(headers: Iterable[tuple[bytes, bytes]], *, encoded: bool = 
 
 
 def with_bearer(headers: bytes, key: str) -> bytes:
-    """Header lines of a client that has named its key as Anthropic's clients do, for a server that reads it as OpenAI's do."""
+    """Header lines for a server that reads keys as OpenAI's servers do, from a client that sends its key as Anthropic's clients
+    do.
+    """
     return b"%bAuthorization: Bearer %b\r\n" % (headers, key.encode("latin-1", "replace"))
 
 
 def downstream_headers(head: AnswerHead, address: Address) -> bytes:
     """A replica's headers as lines for the client, without the body's framing and the gateway's own headers.
 
-    address: of the replica. Heads are cached and shared between replicas: only lines that do not depend on it are kept in them.
+    address: of the replica. Heads are cached and shared between replicas, so they store only lines that do not depend on the
+    address.
     """
     fields = head.fields
     if fields.downstream_lines is None:
@@ -76,7 +79,7 @@ def downstream_headers(head: AnswerHead, address: Address) -> bytes:
 
 
 def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Headers:
-    """All headers but `names` and those listed by a Connection header."""
+    """All headers except `names` and headers listed by a Connection header."""
     kept, named = [], b""
     for pair in headers:
         name = pair[0].lower()

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-# Of all heads of one answer together, interim ones (1xx) included; also of its trailers.
+# Maximum of all heads of one answer together, interim ones (1xx) included; also of its trailers.
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_TRAILER_BYTES: Final = 4096  # of a request; they are not charged to its client
 MAX_CHUNK_LINE: Final = 4096  # a chunk's size and its extensions, which are ignored
@@ -39,7 +39,7 @@ _BODILESS: Final = frozenset([204, 304])
 # The parser's next step. Numbers and not bound methods, which would make a reference cycle per answer.
 _HEAD_NEXT: Final = 0
 _LENGTH_NEXT: Final = 1
-_END_NEXT: Final = 2  # of the connection, until which everything is body
+_END_NEXT: Final = 2  # everything up to the connection's end is body
 _CHUNK_LINE_NEXT: Final = 3
 _CHUNK_NEXT: Final = 4
 _TRAILERS_NEXT: Final = 5
@@ -122,21 +122,21 @@ class AnswerParser:
     __slots__ = ("_buffer", "_left", "_method_head", "_skipped", "_step", "_upgrades", "complete", "head", "rest")
 
     def __init__(self, *, to_head: bool = False, upgrades: bool = False) -> None:
-        """to_head: the request was a HEAD, so there is no body. upgrades: it asked for another protocol: of a 101 the body is
-        everything until the connection ends.
+        """to_head: the request was a HEAD, so there is no body. upgrades: it asked for another protocol: the body of a 101
+        lasts until the connection ends.
         """
         self._method_head = to_head
         self._upgrades = upgrades
         self._buffer = b""
         self._left = 0  # remaining bytes of the body or chunk
-        self._skipped = 0  # bytes of interim heads, or that trailers may not have
+        self._skipped = 0  # bytes of interim heads; for trailers, bytes that they may not use
         self._step = _HEAD_NEXT
         self.head: AnswerHead | None = None
         self.complete = False
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the next bytes; returns those of the body. Raises FramingError."""
+        """Parse the next bytes; returns the body bytes among them. Raises FramingError."""
         return self._read(self._buffer + data if self._buffer else data)
 
     def end(self) -> None:
@@ -166,11 +166,11 @@ class AnswerParser:
     # -- the steps: each takes all unparsed bytes and returns the body bytes among them
 
     def _read_head(self, data: bytes) -> bytes:
-        """Interim answers (1xx) are skipped."""
+        """Parse the head; interim answers (1xx) are skipped."""
         at, seen = 0, max(0, len(self._buffer) - 3)  # `seen`: bytes already searched for the end
         while True:
             end = data.find(b"\r\n\r\n", max(at, seen))
-            least = (end if end >= 0 else len(data) - 3) - at  # of this head, at the least
+            least = (end if end >= 0 else len(data) - 3) - at  # minimum size of this head
             if self._skipped + least > MAX_HEAD_BYTES:
                 raise FramingError("the head is too long")
             if end < 0:
@@ -227,7 +227,7 @@ class AnswerParser:
                 raise FramingError("a chunk is longer than its size line says")
             parts.append(data[begin:at])
             at += 2
-            if at == len(data):  # the usual case: one chunk per read
+            if at == len(data):  # usually there is one chunk per read
                 return self._wait_for_line(b"", parts)
 
     def _wait_for_line(self, rest: bytes, parts: list[bytes]) -> bytes:
@@ -237,7 +237,7 @@ class AnswerParser:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _read_chunk(self, data: bytes) -> bytes:
-        """The rest of a chunk, returned as it comes, and its line end."""
+        """The rest of a chunk, returned as it arrives, and its line end."""
         left = self._left
         if len(data) <= left:
             self._left = left - len(data)
@@ -255,7 +255,7 @@ class AnswerParser:
         return body + self._read_chunk_line(data[left + 2 :]) if len(data) > left + 2 else body
 
     def _read_trailers(self, data: bytes) -> bytes:
-        """Trailers are checked and dropped: forwarding them as headers is too late."""
+        """Check and drop trailers: it is too late to forward them as headers."""
         end = 0 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n") + 2
         if (end if end != 1 else len(data) - 3) + self._skipped > MAX_HEAD_BYTES:
             raise FramingError("the trailers are too long")
@@ -277,7 +277,7 @@ class AnswerParser:
 
 
 def chunked_body() -> AnswerParser:
-    """The parser of a chunked body that comes without a head: of a request."""
+    """A parser for the chunked body of a request, whose head is parsed elsewhere."""
     body = AnswerParser()
     body._step = _CHUNK_LINE_NEXT
     body._skipped = MAX_HEAD_BYTES - MAX_TRAILER_BYTES
@@ -285,7 +285,7 @@ def chunked_body() -> AnswerParser:
 
 
 def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
-    """data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
+    """The parsed head. data: a head including its empty line. bodiless: it answers a HEAD. Raises FramingError."""
     if not bodiless and len(data) <= _MAX_CACHED_BYTES and (found := _LENGTH_LINE.search(data)):
         fields = _parse_cached(data[: found.start()] + data[found.end() :])
         if not fields.lengths and not fields.codings and fields.status >= 200 and fields.status not in _BODILESS:
@@ -300,7 +300,7 @@ def parse_head(data: bytes, *, bodiless: bool = False) -> AnswerHead:
 
 
 def _parse(data: bytes) -> AnswerFields:
-    """Raises FramingError."""
+    """The fields of a head. Raises FramingError."""
     found = _HEAD.fullmatch(data)
     if not found:
         raise FramingError("the head is not HTTP/1.1")
@@ -312,7 +312,7 @@ _parse_cached: Final = lru_cache(maxsize=256)(_parse)
 
 
 def _chunk_size(line: bytes) -> int:
-    """Raises FramingError."""
+    """The size in a chunk's first line. Raises FramingError."""
     size = _SIZES.get(line)
     if size is not None:
         return size
@@ -336,7 +336,7 @@ def _body_of(lengths: list[bytes], codings: list[bytes], http11: bool) -> tuple[
 
 
 def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Header lines."""
+    """Header lines as bytes."""
     parts: list[bytes] = []
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")

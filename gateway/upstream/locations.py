@@ -27,7 +27,7 @@ def relative(location: bytes, *, tls: bool, netloc: str, path: str) -> bytes:
 
 
 def _is_own(scheme: bytes | None, authority: bytes, netloc: bytes, *, tls: bool) -> bool:
-    """Whether a URL is the replica's. An engine behind a TLS proxy may use another scheme with the same authority."""
+    """True if a URL is the replica's. An engine behind a TLS proxy may use another scheme with the same authority."""
     if authority.lower() == netloc.lower():
         return True
     named_tls = tls if scheme is None else scheme.lower() == b"https"

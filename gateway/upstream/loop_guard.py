@@ -20,7 +20,7 @@ from gateway.errors import GatewayError
 
 VIA_HEADER: Final = "X-Warmroute-Via"
 LOOP_DETECTED: Final = 508
-MAX_GATEWAYS: Final = 4  # that one request may pass
+MAX_GATEWAYS: Final = 4  # maximum for one request
 
 _IDS: Final = re.compile(r"[0-9a-f]{16}(?:, ?[0-9a-f]{16})*")
 _MAX_LENGTH: Final = MAX_GATEWAYS * 18
@@ -32,7 +32,7 @@ def new_id() -> str:
 
 
 class LoopGuard:
-    """Checks the header of incoming requests, writes that of upstream ones. id: of this gateway (default: a new one)."""
+    """Checks the Via header of incoming requests, and writes it for upstream ones. id: of this gateway (default: a new one)."""
 
     __slots__ = ("id",)
 
@@ -40,7 +40,7 @@ class LoopGuard:
         self.id = id_ or new_id()
 
     def require_no_loop(self, via: str | None) -> None:
-        """via: the header of an incoming request. Raises GatewayError 508."""
+        """Check an incoming request. via: its header. Raises GatewayError 508."""
         if via is None:
             return
         if len(via) > _MAX_LENGTH or not _IDS.fullmatch(via):

@@ -21,7 +21,7 @@ class Connector(Protocol):
     """Makes connections to one replica: a `Dialer`, or a fake in tests."""
 
     async def connect(self, timeout_s: float) -> Connection:
-        """Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
+        """Raises ReplicaFailure, or GatewayError if the gateway itself is out of resources."""
 
 
 class ConnectionPool:
@@ -57,7 +57,7 @@ class ConnectionPool:
         self._busy.add(connection)
 
     def carries(self, connection: Connection) -> bool:
-        """Whether it carries a request (not a probe)."""
+        """True if it carries a request (not a probe)."""
         return connection in self._busy
 
     @property
@@ -67,24 +67,24 @@ class ConnectionPool:
         return max(self._answered_at, latest)
 
     async def connect(self, timeout_s: float) -> Connection:
-        """A new connection. Raises ReplicaFailure, or GatewayError where the gateway itself is out of resources."""
+        """A new connection. Raises ReplicaFailure, or GatewayError if the gateway itself is out of resources."""
         generation = self._generation
         connection = await self._connector.connect(timeout_s)
         connection.generation = generation
         return connection
 
     def renew(self, connector: Connector) -> None:
-        """Connections are made by this one from now on. Those that were made before carry no further call."""
+        """Set the connector. Connections of the old one carry no further call."""
         self._connector = connector
         self.retire()
 
     def retire(self) -> None:
-        """No connection that there is, or is being made, carries a further call."""
+        """Let no present connection, open or connecting, carry a further call."""
         self._generation += 1
         self.close()
 
     def give_back(self, connection: Connection) -> None:
-        """End of its call: keep the connection if it can carry another."""
+        """End of a connection's call: keep it if it can carry another."""
         self._answer_over(connection)
         if not connection.release():
             return

@@ -12,7 +12,7 @@ Rules:
 - A known address is used at once. If a later look-up fails or takes long, the last good answer stays in use.
 - There is at most one look-up per name at a time. Names beyond the number of threads are queued. Names whose last look-up
   failed have a few threads of their own, so that they never delay the others.
-- MAX_NAMES names with MAX_ADDRESSES addresses each are kept; a name is dropped with the last replica that has it.
+- MAX_NAMES names with MAX_ADDRESSES addresses each are kept; a name is dropped with the last replica that uses it.
 
 All methods run in the event loop's thread, except `_run`.
 """
@@ -57,20 +57,20 @@ def system_look_up(host: str) -> list[str]:
 
 
 class AddressSource(Protocol):
-    """Where a `Dialer` has addresses from."""
+    """Provides the addresses for a `Dialer`."""
 
     async def addresses(self, host: str) -> Sequence[str]:
-        """The best first. Raises OSError if there are none."""
+        """The addresses of a host, the best first. Raises OSError if there are none."""
 
     async def renewed(self, host: str) -> Sequence[str]:
-        """The same, after connecting to the known ones has failed."""
+        """The addresses of a new look-up, after connecting to the known ones has failed."""
 
     def knows(self, host: str) -> bool:
-        """Whether an address of this name is known."""
+        """True if an address of this name is known."""
 
 
 class KnownAddresses:
-    """An AddressSource for one name, which is not looked up here."""
+    """An AddressSource with given addresses for one name."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
@@ -94,7 +94,7 @@ class Name:
         self.host = host
         self.addresses: tuple[str, ...] = ()  # the last good answer
         self.error = ""  # of the last look-up; "": it succeeded
-        self.error_number = 0  # its errno if that is one of OUT_OF_RESOURCES
+        self.error_number = 0  # its errno, if it is in OUT_OF_RESOURCES
         self.looked_up = -math.inf  # end of the last look-up
         self.done: asyncio.Event | None = None  # set at the end of the running or queued look-up
 
@@ -111,7 +111,7 @@ class _Lane:
 
 
 class Resolver:
-    """See the top of this file."""
+    """Resolves host names (see the module)."""
 
     def __init__(
         self,
@@ -143,12 +143,12 @@ class Resolver:
         return await self._recent(self._name(host))
 
     def knows(self, host: str) -> bool:
-        """Whether an address of this name is known."""
+        """True if an address of this name is known."""
         name = self._names.get(host)
         return name is not None and bool(name.addresses)
 
     def forget(self, host: str) -> None:
-        """Drop a name that no replica has any more. A queued look-up is cancelled, a running one goes on."""
+        """Drop a name that no replica uses. A queued look-up is cancelled, a running one continues."""
         if name := self._names.pop(host, None):
             for lane in (self._sound, self._failing):
                 if name in lane.waiting:
@@ -163,7 +163,7 @@ class Resolver:
         return name.addresses
 
     def _name(self, host: str) -> Name:
-        """O(1), except when it evicts a name."""
+        """The entry of a name. O(1), except when it evicts another name."""
         name = self._names.pop(host, None) or Name(host)
         self._names[host] = name
         if len(self._names) > MAX_NAMES:
@@ -190,7 +190,7 @@ class Resolver:
             try:
                 threading.Thread(target=self._run, args=(name, lane, loop), name="look-up", daemon=True).start()
                 lane.running += 1
-            except RuntimeError as error:  # the process may have no more threads
+            except RuntimeError as error:  # the process may be unable to start more threads
                 self._conclude(name, (), OSError(errno.ENOMEM, str(error)))
 
     def _run(self, name: Name, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
@@ -201,7 +201,7 @@ class Resolver:
             found = tuple(dict.fromkeys(self._look_up(name.host)))[:MAX_ADDRESSES]
         except Exception as failure:  # noqa: BLE001  (every waiter must get the error)
             error = failure
-        with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(self._ended, name, lane, found, error)
 
     def _ended(self, name: Name, lane: _Lane, found: tuple[str, ...], error: Exception | None) -> None:
@@ -210,7 +210,7 @@ class Resolver:
         self._start(lane)
 
     def _conclude(self, name: Name, found: tuple[str, ...], error: Exception | None) -> None:
-        """End of a look-up."""
+        """Store the result of a look-up, and wake its waiters."""
         name.looked_up = self._clock()
         before, name.error, name.error_number = name.error, "", 0
         if found:

@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-MAX_JOINED: Final = 1 << 16  # bytes of a body that is written in one buffer with its head
+MAX_JOINED: Final = 1 << 16  # bytes; a body up to this size is written in one buffer with its head
 POLL_S: Final = 0.1  # interval of polling the TCP transport beneath TLS
-SLICE: Final = 1 << 20  # bytes of a larger body that are written in one turn of the event loop: TLS encrypts them at once
+SLICE: Final = 1 << 20  # bytes of a larger body written in one turn of the event loop: TLS encrypts them at once
 
 
-class Sending:
-    """See the top of this file. For each request: `write`, then `end`. transport: None while disconnected; tcp: the TCP
-    transport, without TLS the same.
+class RequestWriter:
+    """Writes requests to one connection (see the module). For each request: `write`, then `end`. transport: None while
+    disconnected. tcp: the TCP transport, without TLS the same.
     """
 
     __slots__ = ("_loop", "_poll_timer", "_sent", "_unsent", "_writable", "tcp", "transport")
@@ -28,9 +28,9 @@ class Sending:
         self._loop = loop
         self.transport: asyncio.Transport | None = None
         self.tcp: asyncio.Transport | None = None
-        self._unsent: memoryview | None = None  # part of the body not yet given to the transport
+        self._unsent: memoryview | None = None  # part of the body that the transport does not have yet
         self._writable = True  # the transport accepts more: its buffer is below its high-water mark
-        self._sent: Callable[[], None] | None = None  # callback for when the whole request has left this process
+        self._sent: Callable[[], None] | None = None  # called once the whole request has left this process
         self._poll_timer: asyncio.TimerHandle | None = None
 
     def write(self, head: bytes, body: bytes) -> None:
@@ -61,7 +61,7 @@ class Sending:
             self.when_sent(self._sent)
 
     def when_sent(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once no part of the request is in memory here any more."""
+        """Call `callback` once no part of the request is buffered here."""
         transport = self.transport
         if transport is None or self._is_sent(transport):
             self._forget_callback()
@@ -103,7 +103,7 @@ class Sending:
             self.when_sent(self._sent)
 
     def end(self) -> bool:
-        """End of the call. Returns whether the whole request has left this process."""
+        """End of the call. Returns True if the whole request has left this process."""
         self._forget_callback()
         return self.transport is None or self._is_sent(self.transport)
 
@@ -112,4 +112,4 @@ class Sending:
         self._unsent = None
 
     def __repr__(self) -> str:
-        return f"<Sending {'nothing' if self._unsent is None else f'{len(self._unsent)} bytes'}>"
+        return f"<RequestWriter {'nothing' if self._unsent is None else f'{len(self._unsent)} bytes'}>"

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from gateway.config.schema import TimeoutConfig
 
-CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after one second; then another replica is better
+CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after one second; after that another replica is faster
 
 
 class UpstreamTimeouts(NamedTuple):

@@ -3,7 +3,7 @@
 They maintain only their own links; the invariants between them are in `tree.py` and `trie.py`.
 
 There are millions of them, and a garbage collection that visits them all would pause every stream. So compiled code excludes
-them from it (`acyclic`): what the tree drops must be free of cycles, and is freed at once.
+them from it (`acyclic`): objects that the tree drops must be free of cycles, and are freed at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from router.types import KEY_BYTES, BlockKeys
 NODE_BYTES: Final = 496
 HOLD_BYTES: Final = 128
 
-UNBOUNDED: Final = 1 << 60  # a capacity that is never reached: compiled, an int that may be None would be an object
+UNBOUNDED: Final = 1 << 60  # a capacity that is never reached; an optional int would be slower in compiled code
 
 
 @mypyc_attr(acyclic=True)
 class Hold:
-    """A replica holds the first `blocks` blocks of a node's edge; a link of that replica's use list.
+    """A replica's hold on the first `blocks` blocks of a node's edge; a link of that replica's use list.
 
     confirmed: leading blocks confirmed by an answer; the others are pending credits of requests in flight. doomed: number of
     its last blocks that will be evicted once pending credits are confirmed.
@@ -74,13 +74,13 @@ class Node:
 
 
 class UseList:
-    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since`
-    and `next_end`.
+    """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since` and
+    `next_end`.
 
-    blocks: of all holds; weight: of these blocks together; pending: weight of those that are not confirmed; count: holds.
-    capacity: the weight that the replica can hold, or UNBOUNDED. floor: of a list of purged holds, the time of the last purge:
-    every hold in it was last used by then, and every live hold of the replica after it. dooms: some of its holds are doomed;
-    survivor_used: when the stalest block was last used that is not.
+    blocks: of all holds. weight: of these blocks together. pending: weight of the unconfirmed blocks. count: holds. capacity:
+    the weight that the replica can hold, or UNBOUNDED. floor: for a list of purged holds, the time of the last purge: all its
+    holds were last used before, and every live hold of the replica after it. dooms: some holds are doomed. survivor_used: last
+    use of the stalest block that is not doomed.
     """
 
     __slots__ = ("blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used", "weight")
@@ -102,9 +102,9 @@ class UseList:
         return self.ring.fresher if self.count else None
 
     def foresee(self, excess: int, most: int, most_holds: int) -> None:
-        """Mark the stalest blocks as doomed that weigh `excess` together or a little more, but not more than `most`.
+        """Mark the stalest blocks as doomed, until they weigh at least `excess` together, but not more than `most`.
 
-        Blocks of most_holds holds at most, and no others. O(those holds, and those that were doomed before).
+        Marks blocks of most_holds holds at most, and unmarks all others. O(those holds, and the previously doomed ones).
         """
         ring = self.ring
         hold = ring.fresher
@@ -120,7 +120,7 @@ class UseList:
                 most_holds -= 1
             else:  # at least one of its blocks survives
                 doomed, at_most = -(-excess // weight), most // weight
-                # Below zero if the last block of the hold before weighs more than what was missing then.
+                # Below zero if the last block of the previous hold weighs more than the rest of `excess`.
                 hold.doomed = 0 if doomed < 0 else doomed if doomed < at_most else at_most
                 more = False
             hold = hold.fresher
@@ -129,7 +129,7 @@ class UseList:
             hold = hold.fresher
 
     def used_since(self, since: float, most_holds: int) -> int | None:
-        """Weight of the holds that were used after `since`; None if these are more than most_holds. O(those holds)."""
+        """Weight of the holds used after `since`; None if there are more than most_holds of them. O(those holds)."""
         weight, holds, hold = 0, 0, self.ring.staler
         while hold is not self.ring and hold.used > since:
             if holds == most_holds:
@@ -140,11 +140,11 @@ class UseList:
         return weight
 
     def next_end(self, after: Hold | None, since: float) -> Hold | None:
-        """The next hold at which a use ended, on the stale side of `after` (None: of all); None if there is none that was used
+        """The next hold at which a use ended, on the stale side of `after` (None: the first of all); None if it was not used
         after `since`. O(edges of a path).
 
-        A use moves the holds of its path to the fresh end, deepest first; a later use takes some of the upper ones away. So it
-        ended at a hold that has no hold of the same time and path on its stale side.
+        A use moves the holds of its path to the fresh end, deepest first; a later use takes some of the upper ones away. So a
+        use ended at a hold without a hold of the same time and path on its stale side.
         """
         ring = self.ring
         hold = ring.staler if after is None else after.staler
@@ -165,7 +165,7 @@ class UseList:
     def unlink(self, hold: Hold) -> None:
         hold.staler.fresher = hold.fresher
         hold.fresher.staler = hold.staler
-        # Otherwise a chain of dropped holds would be freed recursively, as deep as it is long.
+        # Otherwise a chain of dropped holds would be freed recursively, to the depth of its length.
         del hold.staler, hold.fresher
         self.count -= 1
 
@@ -174,10 +174,10 @@ class UseList:
         del self.ring.staler, self.ring.fresher
 
     def use(self, node: Node, replica: str, blocks: int, now: float, stale: float, confirmed: bool) -> float | None:
-        """The list's replica uses the first `blocks` blocks of a node's edge: never fewer than it holds of it.
+        """The list's replica uses the first `blocks` blocks of a node's edge: at least as many as it holds.
 
-        stale: holds that were last used by then have expired, and nothing of them counts as confirmed any more. confirmed:
-        the blocks are, else as many as were before. Returns when the hold was last used; None if there was none.
+        stale: holds last used by then have expired, and none of their blocks counts as confirmed. confirmed: all used blocks
+        are confirmed, else only the previously confirmed ones. Returns the last use of the hold; None if there was no hold.
         """
         used: float | None = None
         hold = node.holders.get(replica)
@@ -218,7 +218,7 @@ class UseList:
             last.fresher = ring.staler = hold
 
     def shorten(self, hold: Hold, keep: int) -> None:
-        """Only the first `keep` of the hold's blocks are left; they are confirmed."""
+        """Keep only the first `keep` blocks of the hold; they are confirmed."""
         gone, weight = hold.blocks - keep, hold.node.weight
         self.pending -= (hold.blocks - hold.confirmed) * weight
         self.weight -= gone * weight

@@ -1,12 +1,12 @@
-"""The tree as a picture of it shows it: a node, its holders, and the most recently used of its children, level by level.
+"""A picture of the tree: a node, its holders, and the most recently used of its children, level by level.
 
-Reads only. A node is named by the way to it: the first keys of the edges from the root. The way stays right while nodes below
-it come and go; where an edge on it was split or merged meanwhile, `find` returns the deepest node that is still on it.
+Reads only. A node is identified by its way: the first keys of the edges from the root. A way stays valid while nodes below it
+come and go; if an edge on it was split or merged, `find` returns the deepest node that is still on it.
 
-Everything is bounded: a picture has `most` nodes. Of a node LOOKED_AT children are looked at, the newest, and LOOKED_AT_HOLDS
-of their holders; of the root those that were used last where they are more. A picture of a large tree takes tens of
-milliseconds all the same, so it can be drawn in `steps`, one for each node whose children are looked at, between which the tree
-may change: a node that was removed meanwhile is drawn as it was left, with nobody who holds it.
+Everything is bounded: a picture has `most` nodes. Per node, the newest LOOKED_AT children are examined, and LOOKED_AT_HOLDS of
+their holders; of a root with more children, the last used ones. A picture of a large tree still takes tens of milliseconds, so
+it can be drawn in `steps`, one for each node whose children are examined. The tree may change between steps: a removed node is
+drawn as it was, without holders.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys
 
 LOOKED_AT: Final = 2048  # children of a node
 LOOKED_AT_HOLDS: Final = 8192  # of these children together, and at least one child's
-MAX_HOLDERS: Final = 32  # of a node, in the picture; those that hold most of it
+MAX_HOLDERS: Final = 32  # of a node in the picture; the replicas that hold most of it
 
 
 class Holder(NamedTuple):
-    """blocks: of the node's edge that the replica holds, from its beginning; pending: of these, of requests in flight. idle_s:
-    since its last use.
+    """blocks: leading blocks of the node's edge that the replica holds. pending: of these, blocks of requests in flight.
+    idle_s: since its last use.
     """
 
     replica: str
@@ -35,9 +35,9 @@ class Holder(NamedTuple):
 
 
 class DrawnNode(NamedTuple):
-    """A node. way: the first keys of the edges that lead to it. blocks, tokens: of its edge; depth_tokens: of all edges above.
-    holders: those that hold most of it first; further: holders beyond MAX_HOLDERS. idle_s: since anybody used it, None:
-    nobody holds it any more. children: how many it has. shown: the most recently used ones, none below the picture's depth.
+    """A node. way: the first keys of the edges that lead to it. blocks, tokens: of its edge. depth_tokens: of all edges above.
+    holders: the largest first. further: number of holders beyond MAX_HOLDERS. idle_s: since the last use, None without a
+    holder. children: number of all children. shown: the most recently used children, none below the picture's depth.
     """
 
     way: Sequence[BlockKeys]
@@ -52,10 +52,10 @@ class DrawnNode(NamedTuple):
 
 
 class Picture:
-    """See the top of this file. A picture of `trie` at a time; made anew for each question."""
+    """Draws a picture of `trie` at one moment (see the module). A new object for each question."""
 
     def __init__(self, trie: RadixTrie, now: float, depth: int, children: int, most: int) -> None:
-        """depth: levels below the node that is asked for. children: shown of each node. most: nodes in all."""
+        """depth: levels below the requested node. children: maximum shown of each node. most: maximum of nodes."""
         self._trie = trie
         self._now = max(now, trie.now)
         self._depth = depth
@@ -63,16 +63,16 @@ class Picture:
         self._left = most
 
     def draw(self, way: Sequence[BlockKeys]) -> DrawnNode:
-        """The node at the end of the way, or the deepest that there is on it."""
+        """The node at the end of the way, or the deepest existing node on it."""
         return next(drawn for drawn in self.steps(way) if drawn is not None)
 
     def steps(self, way: Sequence[BlockKeys]) -> Iterator[DrawnNode | None]:
-        """The same in steps: the last is the node. Each O(LOOKED_AT + LOOKED_AT_HOLDS + holders of children shown)."""
+        """`draw` in steps: the last item is the node. Each O(LOOKED_AT + LOOKED_AT_HOLDS + holders of children shown)."""
         found, node, tokens = self.find(way)
         yield (yield from self._draw(found, node, tokens, self._depth))
 
     def find(self, way: Sequence[BlockKeys]) -> tuple[list[BlockKeys], Node, int]:
-        """(the way as far as it leads, the node there, the tokens of the edges above that node). O(edges)."""
+        """(the existing part of the way, its last node, the tokens of the edges above that node). O(edges)."""
         node, tokens = self._trie.root, 0
         found: list[BlockKeys] = []
         for first in way:
@@ -101,7 +101,7 @@ class Picture:
         return DrawnNode(way, node.length, tokens, above, few, len(holders) - len(few), idle, len(node.children), shown)
 
     def _holders(self, node: Node) -> list[Holder]:
-        """Those that live and have not expired."""
+        """The live holders that have not expired."""
         trie, stale = self._trie, self._now - self._trie.ttl_s
         found = [
             Holder(replica, hold.blocks, hold.blocks - hold.confirmed, max(0.0, self._now - hold.used))
@@ -112,7 +112,7 @@ class Picture:
         return found
 
     def _recent(self, node: Node) -> list[Node]:
-        """The most recently used children; below the root, of the newest. O(LOOKED_AT + LOOKED_AT_HOLDS)."""
+        """The most recently used children; below the root, of the newest ones. O(LOOKED_AT + LOOKED_AT_HOLDS)."""
         if node is self._trie.root and len(node.children) > LOOKED_AT:
             looked = self._heads()
         else:
@@ -127,7 +127,7 @@ class Picture:
         return [child for _, child in used[: self._children]]
 
     def _heads(self) -> list[Node]:
-        """Children of the root that were used last: by each replica's list of uses, LOOKED_AT holds in all."""
+        """The last used children of the root: from each replica's list of uses, LOOKED_AT holds in all."""
         trie, heads = self._trie, dict[bytes, Node]()
         replicas = list(trie.held())
         for replica in replicas:

@@ -11,17 +11,17 @@ bytes. A `Hold`: a replica holds the first `blocks` blocks of a node's edge; hol
 - every edge ends where its longest hold ends, and every leaf has a hold: no block is stored without a holder;
 - all blocks below a child of the root weigh the same: keys are chained, so that prompts that share a block have been cut into
   blocks of one size by one model. The first credit sets a block's weight (a model's tokens are an estimate);
-- a path has at most max_edges edges, since every decision on it walks them all.
+- a path has at most max_edges edges, because every decision on it visits all of them.
 
 Each replica's holds form a list in order of last use. One `_credit` moves the holds of its path to the fresh end, deepest
-first, so that the stale end is always a tail: dropping holds from there never breaks prefix closure. An edge is split where
-prompts diverge and where use diverges; a node with one child is merged with it once their uses are one again. A split that
-would make a path too long is not made: the prompt is credited only as far as it goes without (`credited`).
+first, so that the stale end is always a tail: dropping holds from there never breaks prefix closure. An edge is split at the
+point where prompts diverge or use diverges; a node with one child is merged with it once their uses are equal again. A split
+that would make a path too long is not made: the prompt is credited only up to that point (`credited`).
 
-Purged holds are dead: they stay on their nodes, in a list of their own (`_dead`), until they are reclaimed one by one. A
-hold is dead if it was last used by the floor of that list. A replica's dead hold has no live one of that replica below it.
+Purged holds are dead: they stay on their nodes, in a list of their own (`_dead`), until they are reclaimed one by one. A hold
+is dead if it was last used before the floor of that list. A replica's dead hold has no live one of that replica below it.
 
-`trie.py`: which holds are dropped when.
+`trie.py` decides which holds are dropped, and when.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from router.types import KEY_BYTES, BlockKeys
 
 MAX_EDGES: Final = 256
 FEW_CHILDREN: Final = 4  # a node with at most this many updates its height when the tree below shrinks
-MAX_CHILDREN: Final = 256  # of a node, to look for a replica's holds among them
+MAX_CHILDREN: Final = 256  # of a node, to be searched for a replica's holds
 
 
 class Tree:
-    """See the top of this file."""
+    """The prefix tree (see the module)."""
 
     def __init__(self, max_edges: int) -> None:
         self.max_edges = max_edges
         self.credited = 0  # leading blocks that the last `_credit` credited
-        self.tail: Hold | None = None  # the deepest of the holds that it used
+        self.tail: Hold | None = None  # the deepest hold used by the last `_credit`
         self._root = Node(b"", None, {}, 0)
-        self._none: dict[bytes, Node] = {}  # the children of a leaf, which gets none: its edge is lengthened, or split
+        self._none: dict[bytes, Node] = {}  # children of all leaves; always empty
         self._uses: dict[str, UseList] = {}
         self._dead: dict[str, UseList] = {}
         self._nodes = 0
         self._edge_bytes = 0
-        self._heaviest = 0  # no block of the tree weighs more
+        self._heaviest = 0  # maximum weight of a block in the tree
         self._holds = 0
         # The last walk: a request is matched and then credited, mostly with no change to the tree in between.
         self._no_path: list[Node] = []
@@ -61,7 +61,7 @@ class Tree:
 
     @property
     def root(self) -> Node:
-        """For those who read the tree."""
+        """The root, for readers of the tree."""
         return self._root
 
     @property
@@ -70,8 +70,8 @@ class Tree:
         return self._nodes * NODE_BYTES + self._edge_bytes + self._holds * HOLD_BYTES
 
     def weight_of(self, keys: BlockKeys, otherwise: int) -> int:
-        """The weight of a block of this prompt: that of the path that it continues; `otherwise` if it does not continue one.
-        O(edges on the path), or O(1) after another call with the same prompt.
+        """The weight of a block of this prompt: that of its path in the tree; `otherwise` without one. O(edges on the path), or
+        O(1) after another call with the same prompt.
         """
         path, _, _ = self._walk(keys)
         return path[0].weight if path else otherwise
@@ -79,8 +79,8 @@ class Tree:
     def _walk(self, keys: BlockKeys) -> tuple[list[Node], int, int]:
         """(nodes, root excluded; blocks before the last one's edge; leading blocks of its edge that `keys` shares).
 
-        `keys` shares all of the other edges, and of the last at least one block; both numbers are 0 if there are no nodes.
-        The list is not to be changed.
+        `keys` shares all of the other edges, and at least one block of the last; both numbers are 0 without nodes. The caller
+        must not change the list.
         """
         if keys is self._walked:
             return self._path, self._before, self._shared
@@ -90,7 +90,7 @@ class Tree:
             path.append(child)
             edge = child.edge
             begin, at = at, at + len(edge)
-            same = keys[begin:at]  # a copy, which takes less than what `startswith` does around its comparison
+            same = keys[begin:at]  # a copy, which is faster than `startswith` with its checks
             if same != edge:
                 shared = shared_blocks(edge, same)
                 break
@@ -119,10 +119,9 @@ class Tree:
     def _credit(
         self, replica: str, uses: UseList, keys: BlockKeys, weight: int, now: float, stale: float, confirmed: bool
     ) -> float | None:
-        """Walk `keys`, splitting and growing the tree until a path spells them, and give the path to `replica`.
+        """Walk `keys`, splitting and growing the tree until a path spells them, and credit the path to `replica`.
 
-        weight: of a block of a new path. Returns when the deepest hold of the replica on the path that has not expired was
-        last used.
+        weight: of a block of a new path. Returns the last use of the replica's deepest hold on the path that has not expired.
         """
         path, start, shared = self._walk(keys)
         depth, end = len(path), len(keys)
@@ -157,7 +156,7 @@ class Tree:
                 self._holds += 1
             elif used is None and last > stale:
                 used = last
-            hold = uses.ring.staler  # the one that was just used
+            hold = uses.ring.staler  # the hold just used
             merged = len(node.children) == 1 and self._merge(node)
             if tail is None or (merged and tail.blocks == 0):
                 tail = hold
@@ -177,9 +176,9 @@ class Tree:
         self._holds -= 1
 
     def _grow(self, node: Node, rest: BlockKeys, weight: int) -> Node:
-        """Append `rest` under `node`: a leaf's edge is lengthened, else a new leaf is made. Returns where it ends.
+        """Append `rest` under `node`: a leaf's edge is lengthened, else a new leaf is made. Returns the node at the end.
 
-        weight: of a block where a path begins; what continues a path weighs what its blocks weigh.
+        weight: of a block if a new path begins; otherwise blocks have the weight of their path.
         """
         self._reshaped()
         self._edge_bytes += len(rest)
@@ -223,7 +222,7 @@ class Tree:
         return upper
 
     def _merge(self, node: Node) -> bool:
-        """Undo a split that is no longer needed: one child, and each of its holds was used with the one above."""
+        """Undo an unneeded split: one child, each of whose holds was used together with the one above."""
         if len(node.children) != 1 or node is self._root:
             return False
         (child,) = node.children.values()
@@ -236,11 +235,11 @@ class Tree:
             above, uses = node.holders[replica], self._list_of(replica, hold)
             if above.confirmed == above.blocks:
                 above.confirmed += hold.confirmed
-            else:  # what is confirmed is a prefix
+            else:  # confirmed blocks are always a prefix
                 uses.pending += hold.confirmed * node.weight
             above.blocks += hold.blocks
             above.doomed += hold.doomed
-            hold.blocks = 0  # `_credit` sees by this that the hold is gone
+            hold.blocks = 0  # tells `_credit` that the hold was merged
             uses.unlink(hold)
         self._holds -= len(child.holders)
         child.holders.clear()  # breaks cycles, which would exceed the memory bound until a garbage collection
@@ -275,7 +274,7 @@ class Tree:
     # -- shrinking
 
     def _drop(self, replica: str, uses: UseList, hold: Hold, keep: int) -> None:
-        """Shorten a tail hold to its first `keep` blocks, and remove blocks without a holder. uses: the list of it."""
+        """Shorten a tail hold to its first `keep` blocks, and remove blocks without a holder. uses: the list with the hold."""
         uses.shorten(hold, keep)
         node = hold.node
         if keep == 0:
@@ -288,7 +287,7 @@ class Tree:
             self._shorten(node)
 
     def _shorten(self, node: Node) -> None:
-        """End a leaf's edge where its longest hold ends; remove the leaf if it has none."""
+        """Cut a leaf's edge to its longest hold; remove the leaf if it has none."""
         longest = 0
         for hold in node.holders.values():
             longest = max(longest, hold.blocks)
@@ -307,7 +306,7 @@ class Tree:
         self._merge(parent)
 
     def _held_below(self, node: Node, replica: str) -> bool:
-        """Whether the replica has a hold on any child of the node; assumed if there are more than MAX_CHILDREN."""
+        """True if the replica has a hold on any child of the node; assumed if there are more than MAX_CHILDREN."""
         if len(node.children) > MAX_CHILDREN:
             return True
         return any(replica in child.holders for child in node.children.values())

@@ -1,20 +1,20 @@
-"""The prefix index within its bounds: which replica is believed to hold which prefix.
+"""The prefix index within its bounds: the prefixes that each replica is believed to hold.
 
 `tree.py` has its structure; this file credits and evicts:
 
 - `insert` credits a replica with a prompt. A pending credit (of a request in flight) evicts nothing: it counts neither against
-  the replica's capacity nor, up to a share of the memory bound, against that; what does not fit into the share is not
-  credited. `confirm` makes it a firm one, once the replica has shown that it computed the prompt, and enforces the bounds.
-  `take_back` removes what of it is still pending, except blocks that other prompts of the replica extend.
+  the replica's capacity nor, up to a share of the memory bound, against that bound; blocks beyond the share are not credited.
+  `confirm` makes it a firm one, once the replica has shown that it computed the prompt, and enforces the bounds. `take_back`
+  removes its pending part, except blocks that other prompts of the replica extend.
 - TTL since last use, capacity (weight of a replica's blocks) and memory (bytes of all) drop holds from the stale ends of the
-  lists. Blocks of different prompts differ in size; a block's weight is a positive integer in whatever unit the capacities
-  are given (the router's: thousandths of a token), so that sums are exact.
-  `match` ignores expired and dead holds at once, whenever they are dropped.
+  lists. Blocks of different prompts differ in size; a block's weight is a positive integer in the unit of the capacities (the
+  router's: thousandths of a token), so that sums are exact. `match` ignores expired and dead holds at once, even before they
+  are dropped.
 - Holds are dropped in slices: an insert drops at most INSERT_HOLDS that are expired or beyond a capacity, `sweep` at most
   SWEEP_HOLDS. Only the memory bound is strict: an insert frees as much as it took.
-- `purge` and `remove_replica` take O(1): the replica's whole list is set aside as dead (`tree.py`), to be reclaimed so.
+- `purge` and `remove_replica` take O(1): the replica's whole list is set aside as dead (`tree.py`), and reclaimed in slices.
 
-Time is an argument (seconds, any origin). A clock that goes backwards counts as one that stands still.
+Time is an argument (seconds, any origin). A clock that goes backwards is treated as standing still.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from router.index.tree import MAX_EDGES, Tree
 from router.learning.learned import Ratio
 from router.types import KEY_BYTES, BlockKeys
 
-INSERT_HOLDS: Final = 16  # an insert makes three at most
+INSERT_HOLDS: Final = 16  # an insert adds at most three
 SWEEP_HOLDS: Final = 1000  # about a millisecond
-MAX_COUNTED: Final = 4096  # holds, in `used_since`
+MAX_COUNTED: Final = 4096  # holds counted by `used_since`
 MAX_FORESEEN: Final = 64
 PENDING_SHARE: Final = 16  # one sixteenth of the memory bound is for pending credits
 
 
 class RadixTrie(Tree):
-    """See the top of this file. Replicas are named by strings and must be added before they can hold anything."""
+    """The prefix index (see the module). Replicas are named by strings and must be added before they can hold anything."""
 
     def __init__(self, ttl_s: float, max_bytes: int, max_edges: int = MAX_EDGES, insert_holds: int = INSERT_HOLDS) -> None:
-        """max_edges: of a path. insert_holds: dropped at most by an insert."""
+        """max_edges: of a path. insert_holds: maximum dropped by an insert."""
         super().__init__(max_edges)
         self.ttl_s = ttl_s
         self.max_bytes = max_bytes
@@ -63,7 +63,7 @@ class RadixTrie(Tree):
         return self.size_bytes + self.size_bytes // (PENDING_SHARE - 1) + 1
 
     def held(self) -> Mapping[str, int]:
-        """Blocks credited to each replica, including expired ones that are not dropped yet. O(replicas)."""
+        """Blocks credited to each replica, including expired blocks that are not dropped yet. O(replicas)."""
         return {replica: uses.blocks for replica, uses in self._uses.items()}
 
     def held_by(self, replica: str) -> int:
@@ -93,13 +93,13 @@ class RadixTrie(Tree):
         return (out if out > 0 else 0), uses.survivor_used if uses.dooms else uses.ring.fresher.used
 
     def used_since(self, replica: str, since: float) -> int | None:
-        """Weight of a replica's blocks that were used after `since`; None if too many to count. O(holds used after it)."""
+        """Weight of a replica's blocks used after `since`; None if there are too many to count. O(holds used after it)."""
         uses = self._uses.get(replica)
         return uses.used_since(since, MAX_COUNTED) if uses else 0
 
     def next_end(self, replica: str, after: Hold | None, since: float) -> Hold | None:
-        """Where the replica's next prompt ends that was used after `since` and before `after`, which lives (None: the most
-        recently used one); see `UseList.next_end`. O(edges of a path).
+        """The end of the replica's next prompt that was used after `since` and before `after`, a live hold (None: the most
+        recently used prompt); see `UseList.next_end`. O(edges of a path).
         """
         uses = self._uses.get(replica)
         return uses.next_end(after, max(since, self.now - self.ttl_s)) if uses else None
@@ -115,11 +115,11 @@ class RadixTrie(Tree):
         return found
 
     def lives(self, replica: str, hold: Hold) -> bool:
-        """Whether this is still the replica's hold on its node, and not purged. O(1)."""
+        """True if this is still the replica's hold on its node, and not purged. O(1)."""
         return hold.node.holders.get(replica) is hold and not self._is_dead(replica, hold)
 
     def match(self, keys: BlockKeys, now: float) -> dict[str, int]:
-        """replica -> leading blocks of `keys` that it is believed to hold; replicas that hold none are left out.
+        """replica -> leading blocks of `keys` that it is believed to hold; replicas without any are omitted.
 
         Reads only. O(edges on the path x their holders), plus one binary search at the divergence.
         """
@@ -184,12 +184,11 @@ class RadixTrie(Tree):
     # -- prompts
 
     def insert(self, replica: str, keys: BlockKeys, now: float, *, weight: int = 1, confirmed: bool = True) -> float | None:
-        """Credit `replica` with the blocks of `keys`, used now, as far as it can hold them; if not confirmed, as pending.
+        """Credit `replica` with the blocks of `keys`, used now, as far as it can hold them; unless confirmed, as pending.
 
-        weight: of one block; where the prompt continues another one, a block weighs as much as one of that.
-        Returns the idle seconds of the deepest block that it held already; None if it held none.
-        O(edges on the path), plus O(1) amortised for each hold that is dropped. Unknown replicas are ignored (they left
-        while their request was running). Sets `credited` and `reserved`.
+        weight: of one block, unless the prompt continues a path, whose weight then counts. Returns the idle seconds of the
+        deepest block that it held already; None if it held none. O(edges on the path), plus O(1) amortised for each dropped
+        hold. Unknown replicas are ignored (they left while their request was running). Sets `credited` and `reserved`.
         """
         self.credited = self.reserved = 0
         self.tail = None
@@ -197,7 +196,10 @@ class RadixTrie(Tree):
         if uses is None:
             return None
         self.now = now = max(self.now, now)
-        blocks, capacity = len(keys) // KEY_BYTES, uses.capacity  # no product of a capacity: compiled, large ones are slow
+        blocks, capacity = (
+            len(keys) // KEY_BYTES,
+            uses.capacity,
+        )  # no product of a capacity: large integers are slow
         if blocks * self._heaviest > capacity or blocks * weight > capacity:
             keys = keys[: capacity // self.weight_of(keys, weight) * KEY_BYTES]
         used: float | None = None
@@ -217,8 +219,8 @@ class RadixTrie(Tree):
     def confirm(self, replica: str, keys: BlockKeys, now: float, tail: Hold | None = None, *, weight: int = 1) -> None:
         """The replica has computed the prompt: confirm its pending credit, or credit it again if it was evicted.
 
-        tail: of its insert, which saves a walk; weight: likewise. O(edges on the path), plus O(1) amortised for each hold that
-        is dropped.
+        tail: of its insert, which saves a walk. weight: as in `insert`. O(edges on the path), plus O(1) amortised for each
+        dropped hold.
         """
         uses = self._uses.get(replica)
         if uses is None:
@@ -243,7 +245,7 @@ class RadixTrie(Tree):
         self._enforce(replica, uses)
 
     def _end_in(self, tail: Hold, replica: str, keys: BlockKeys) -> int:
-        """Number of blocks of the prompt on the tail's edge; 0 if the prompt no longer ends there. O(edges above)."""
+        """Number of blocks of the prompt on the tail's edge; 0 if the prompt does not end there now. O(edges above)."""
         node = tail.node
         if node.holders.get(replica) is not tail:
             return 0
@@ -251,7 +253,7 @@ class RadixTrie(Tree):
         while parent is not None:
             end -= len(parent.edge)
             parent = parent.parent
-        # The last key stands for all before it.
+        # The last key stands for all keys before it.
         return end // KEY_BYTES if end > 0 and node.edge[end - KEY_BYTES : end] == keys[-KEY_BYTES:] else 0
 
     def take_back(self, replica: str, keys: BlockKeys) -> None:
@@ -296,7 +298,9 @@ class RadixTrie(Tree):
         return left <= 0
 
     def _reserve(self, keys: BlockKeys) -> bool:
-        """Whether the share for pending credits has room for one: a leaf and a split at most, and a hold on each node."""
+        """Reserve room for a pending credit in its share: a leaf and a split at most, and a hold on each node. False:
+        no room.
+        """
         path, start, shared = self._walk(keys)
         holds = len(path) + 2 + (len(path[-1].holders) if path else 0)
         growth = len(keys) - (start + shared) * KEY_BYTES + 2 * NODE_BYTES + holds * HOLD_BYTES
@@ -314,7 +318,9 @@ class RadixTrie(Tree):
         self._foresee(uses)
 
     def _foresee(self, uses: UseList) -> None:
-        """Exclude from matches blocks to be evicted when all pending credits are confirmed: half of the capacity at most."""
+        """Exclude from matches the blocks to be evicted when all pending credits are confirmed: half of the capacity at
+        most.
+        """
         capacity = uses.capacity
         if uses.weight > capacity:
             uses.foresee(uses.weight - capacity, capacity // 2, MAX_FORESEEN)
@@ -322,7 +328,7 @@ class RadixTrie(Tree):
             uses.foresee(0, 0, MAX_FORESEEN)
 
     def _reclaim(self, left: int) -> int:
-        """Free dead holds, at most `left` of them. Returns how many may still be dropped."""
+        """Free dead holds, at most `left` of them. Returns the number that may still be dropped."""
         for replica in list(self._dead) if self._dead else ():
             dead = self._dead[replica]
             while left > 0 and (hold := dead.stalest):
@@ -342,7 +348,9 @@ class RadixTrie(Tree):
         return left
 
     def _enforce_capacity(self, replica: str, uses: UseList, left: int) -> int:
-        """Pending credits at the stale end are evicted too; such a request is credited again at its first token."""
+        """Evict beyond the capacity, including pending credits at the stale end; their requests are credited again at the first
+        token.
+        """
         capacity = uses.capacity
         while left > 0 and uses.weight - uses.pending > capacity and (hold := uses.stalest):
             weight = hold.node.weight
@@ -356,14 +364,14 @@ class RadixTrie(Tree):
         return left
 
     def _learn_lifetime(self, idle_s: float, weight: int, capacity: int) -> None:
-        """Earlier evidence halves with every eviction of a whole cache."""
+        """Learn from an eviction. Earlier evidence halves with every eviction of a whole cache."""
         if self.lifetime is None:
             self.lifetime = Ratio(max(idle_s, 1.0), weight, max(capacity, 1))
         else:
             self.lifetime.learn(max(idle_s, 1e-3) * weight, weight, weight)
 
     def restore_lifetime(self, sums: tuple[float, float], half_life: float) -> None:
-        """Go on with what another index had learned, where this one has evicted nothing."""
+        """Take over the learned lifetime of another index, unless this one has evicted blocks."""
         if self.lifetime is None:
             self.lifetime = Ratio(1.0, 1.0, half_life)
             self.lifetime.restore(sums)

@@ -4,19 +4,19 @@ Sizes are weights of blocks, in the index's unit (thousandths of a token).
 
 Every returning warm prefix is a measurement. Since its last use other blocks were used on the replica (`younger`: their
 weight), and an LRU cache keeps the prefix if they weigh less than its capacity. So a hit is a lower bound of the capacity, and
-a miss an upper bound: it is learned this way where the engine does not advertise it. If the engine holds more than predicted,
-the learned capacity grows.
+a miss an upper bound: the capacity is learned from these if the engine does not advertise it. If the engine holds more than
+predicted, the learned capacity grows.
 
 A miss that a full cache cannot explain (a prefix with as many younger blocks was cached, or the capacity is known and bounds
-the index) indicates a lost cache. RESTART_MISSES of them, of different prompts, without a cached token in between, mean a
-restart. Only misses sent after the last purge count, because the others were sent on the old predictions; and only on a
-replica that has reported a hit since then, because one that always reports zero does not count, or does not cache.
+the index) indicates a lost cache. RESTART_MISSES such misses of different prompts, without a cached token in between, mean a
+restart. Only requests sent after the last purge count, because earlier ones were sent on old predictions; and only on a replica
+that has reported a hit since then, because a replica that always reports zero does not count, or does not cache.
 
-The counts of one client may be wrong on purpose, or because its engine renders another prompt than we do: they must not purge
-what other clients have there. So where several clients use a replica (within a TTL: older entries are expired anyway), a
-restart needs evidence from two of them, and no client lowers a learned capacity twice in a row. The evidence of a single
-client suffices: it can only hurt itself, and no other client would notice a restart. In any case, one observation halves a
-capacity at most.
+The counts of one client may be wrong on purpose, or because its engine renders another prompt than the gateway: they must not
+purge the entries of other clients. So if several clients use a replica (within a TTL: older entries are expired anyway), a
+restart needs evidence from two of them, and no client lowers a learned capacity twice in a row. The evidence of a single client
+suffices: it can only hurt itself, and no other client would notice a restart. In any case, one observation halves a capacity at
+most.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MEASURE_S: Final = 60.0  # per interval only hits with the longest idle time so 
 class Miss:
     """A prefix that was predicted to be cached on a replica, and was not, or only partly.
 
-    client: its client; prefix: the key of its last block; sent: time of the request. younger: weight of other blocks used there
-    since its last use, None if they are too many to count; believed: weight of all blocks it was believed to hold.
-    nothing: no block of it was cached.
+    client: its client. prefix: the key of its last block. sent: time of the request. younger: weight of other blocks used there
+    since its last use, None if they are too many to count. believed: weight of all blocks that the replica was believed to
+    hold. nothing: no block of it was cached.
     """
 
     __slots__ = ("believed", "client", "nothing", "prefix", "sent", "younger")
@@ -56,13 +56,13 @@ class Evidence:
     learns_capacity: bool
     capacity: int | None = None  # the learned one
     purged_at: float = float("-inf")
-    hits: bool = False  # it has reported hits since then
-    held: int = 0  # weight that it is known to have held
+    hits: bool = False  # hits were reported since then
+    held: int = 0  # maximum weight that it has provably held
     # Prefixes of consecutive misses that a full cache cannot explain: RESTART_MISSES at most.
     _lost: set[bytes] = field(default_factory=set)
     _losers: set[int] = field(default_factory=set)  # their clients: RESTART_CLIENTS at most
-    _client: int | None = None  # the last one
-    _others_at: float = float("-inf")  # when a request came from another client than the one before it
+    _client: int | None = None  # of the last request
+    _others_at: float = float("-inf")  # time of the last request from another client than its predecessor
     _shrunk_by: int | None = None
     _longest_idle_s: float = 0.0
     _minute: float = float("-inf")
@@ -75,7 +75,7 @@ class Evidence:
             self._client = client
 
     def single_client(self, now: float, window_s: float) -> bool:
-        """Whether all requests of the last window_s came from one client."""
+        """True if all requests of the last window_s came from one client."""
         return now - self._others_at > window_s
 
     def purged(self, now: float) -> None:
@@ -92,7 +92,7 @@ class Evidence:
             self._losers.clear()
 
     def worth_measuring(self, idle_s: float, now: float) -> bool:
-        """Whether a hit on a prefix that was idle for idle_s likely shows more than other recent ones."""
+        """True if a hit on a prefix that was idle for idle_s probably shows more than other recent hits."""
         if not self.learns_capacity:
             return False
         if now - self._minute > MEASURE_S:
@@ -112,7 +112,7 @@ class Evidence:
         if miss.sent <= self.purged_at:
             return False
         if not miss.nothing:
-            self.hit()  # of a part
+            self.hit()  # a part was cached
         if self.learns_capacity and (miss.younger is None or miss.younger > self.held):
             if miss.younger is not None and (alone or miss.client != self._shrunk_by):
                 self._shrink(miss.younger, miss.believed)
@@ -135,7 +135,7 @@ class Evidence:
     def held_more(self, believed: int, block: int) -> None:
         """The engine held more of a prompt than predicted: grow the capacity if it was the limit.
 
-        believed: weight of all blocks that it was believed to hold; block: weight of a block of the prompt.
+        believed: weight of all blocks that it was believed to hold. block: weight of a block of the prompt.
         """
         if self.capacity is not None and believed + block > self.capacity:
             self.capacity = int(self.capacity * GROWTH) + block

@@ -7,7 +7,8 @@ import math
 
 class Ratio:
     """A quotient of two decaying sums (tokens / seconds, units / tokens), so that observations count by their size. Evidence
-    halves with every `half_life` of further weight; `value` is the quotient, at first a prior of a stated weight of evidence.
+    halves with every `half_life` of further weight. `value` is the quotient; it starts as a prior with the evidence of a given
+    weight.
     """
 
     __slots__ = ("_over", "_under", "half_life", "value")
@@ -21,7 +22,7 @@ class Ratio:
 
     def learn(self, over: float, under: float, weight: float) -> None:
         """Add one observation; over and under positive."""
-        keep = math.pow(0.5, weight / self.half_life)  # 0 for any large weight. Compiled, a fifth of the time of `**`
+        keep = math.pow(0.5, weight / self.half_life)  # 0 for a large weight. Compiled, five times as fast as `**`
         self._over = self._over * keep + over
         self._under = self._under * keep + under
         self.value = self._over / self._under
@@ -36,7 +37,7 @@ class Ratio:
         return self._over, self._under
 
     def restore(self, sums: tuple[float, float]) -> None:
-        """Go on with what another one had learned; both positive."""
+        """Take over the sums of another one; both positive."""
         self._over, self._under = sums
         self.value = self._over / self._under
 
@@ -66,7 +67,7 @@ class Median:
         self.restore(self.value * factor if seen > self.value else self.value / factor)
 
     def restore(self, value: float) -> None:
-        """Go on with another one's value."""
+        """Take over the value of another one."""
         self.value = min(self._high, max(self._low, value))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""When replicas lost their caches."""
+"""Times at which replicas lost their caches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Losses:
         return len(self._lost)
 
     def after(self, replica: str, at: float) -> bool:
-        """Whether what the replica had computed by then is lost. O(1)."""
+        """True if the replica has lost its cache since `at`. O(1)."""
         return at <= self._lost.get(replica, at - 1)
 
     def add(self, replica: str, now: float, for_s: float) -> None:
-        """The replica has lost its cache. for_s: nobody asks for older losses. O(1), amortised."""
+        """The replica has lost its cache. for_s: older losses are dropped. O(1), amortised."""
         self._lost.pop(replica, None)
         while self._lost and self._lost[first := next(iter(self._lost))] <= now - for_s:
             del self._lost[first]

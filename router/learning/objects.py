@@ -1,7 +1,7 @@
-"""Which replica has an object that a server has made and keeps: a response that a later request names by its id.
+"""Objects that servers create and store, such as a response that a later request names by its id, and their replicas.
 
-Only that replica can go on with it, or give it out. Learned from answers; bounded: MAX_OBJECTS, the ones that were named least
-recently are forgotten, and each of them after TTL_S.
+Only the replica of an object can continue or return it. Learned from answers. Bounded: beyond MAX_OBJECTS the ones least
+recently named are forgotten, and each of them after TTL_S.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Objects:
         return len(self._known)
 
     def put(self, number: int, replica: str, model: str, now: float) -> None:
-        """The replica has the object; requests about it are for this model."""
+        """The replica stores the object; requests about it are for this model."""
         self._known[number] = replica, model, now
         self._known.move_to_end(number)
         if len(self._known) > MAX_OBJECTS:
             self._known.popitem(last=False)
 
     def find(self, number: int, now: float) -> tuple[str, str] | None:
-        """(replica, model); None: nobody here knows of it."""
+        """(replica, model) of an object; None if it is unknown."""
         known = self._known.get(number)
         if known is None:
             return None
@@ -43,8 +43,8 @@ class Objects:
         return replica, model
 
     def entries(self) -> Iterator[tuple[int, str, str, float]]:
-        """(number, replica, model, when), for another router's `restore`. Objects may come and go meanwhile. O(1) each, after
-        one copy of their numbers.
+        """(number, replica, model, time) of each object, for another router's `restore`. Objects may come and go meanwhile.
+        O(1) each, after one copy of their numbers.
         """
         for number in list(self._known):
             known = self._known.get(number)
@@ -52,7 +52,7 @@ class Objects:
                 yield number, *known
 
     def restore(self, number: int, replica: str, model: str, at: float) -> None:
-        """As another router knew it; what is known here stays as it is."""
+        """Add an object of another router, unless it is known here."""
         if number not in self._known and len(self._known) < MAX_OBJECTS:
             self._known[number] = replica, model, at
 

@@ -1,20 +1,19 @@
-"""Breakpoints: a prefix that a client has asked to be kept goes back to the replica that keeps it.
+"""Promises: a prefix that a client has asked to be cached goes back to the replica that caches it.
 
-A client may mark places in its prompt (`cache_control`): up to there it wants the prompt to be cached, and it may pay for
-that. For each such place this remembers which replica has computed the prompt, as long as the client wants it kept, which may
-be longer than the index believes in it. When the same client (or session) comes with the same prefix, that replica is
-chosen, also where another one would cost less, unless the queue before the request there is longer than a bound (WAIT_S). What
-became of the promise is in the decision:
+A client may mark places in its prompt (`cache_control`) up to which it wants the prompt to be cached, and it may pay for that.
+For each such place the router remembers the replica that has computed the prompt, for as long as the client wants, which may be
+longer than the index believes in it. When the same client (or session) sends the same prefix again, that replica is chosen even
+if another one would cost less, unless its queue is longer than a bound (WAIT_S). The decision has the outcome of the promise:
 
     ""      no place of this prompt was promised: it has no breakpoint, or its first one, or its time is over
     held    the replica of the longest promised prefix is chosen
     busy    its queue is too long
     gone    it is no candidate: it is down, drains, or has left
-    lost    it has lost its cache since
+    lost    it has lost its cache since the promise
 
 A promise is made to its owner only: a system prompt that a thousand conversations share does not draw them to one replica.
 
-Bounds: MAX_PROMISES, the least recently made or renewed are forgotten. MAX_PLACES of a prompt are looked up.
+Bounds: beyond MAX_PROMISES the ones least recently made or renewed are forgotten. MAX_PLACES of a prompt are looked up.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from router.types import KEY_BYTES, Prompt
 MAX_PROMISES: Final = 65_536
 MAX_PLACES: Final = 32
 LONGEST_S: Final = 3600
-LEAST_TOKENS: Final = 1024  # shorter prefixes are not worth a promise, as with the providers
+LEAST_TOKENS: Final = 1024  # shorter prefixes get no promise, as at the providers
 WAIT_S: Final = 2.0
 
 NONE: Final = ""
@@ -42,7 +41,7 @@ LOST: Final = "lost"
 
 
 class Promise:
-    """replica: has computed the prompt up to this place, at `made`; it is to be kept until `until`. blocks: up to the place."""
+    """replica: has computed the prompt up to this place, at `made`. until: end of the promise. blocks: up to the place."""
 
     __slots__ = ("blocks", "made", "replica", "until")
 
@@ -54,7 +53,7 @@ class Promise:
 
 
 class Promises:
-    """See the top of this file. Operations are O(MAX_PLACES), but `lost`."""
+    """The promises (see the module). Operations are O(MAX_PLACES), except `lost`."""
 
     def __init__(self) -> None:
         self._made: OrderedDict[int, Promise] = OrderedDict()
@@ -64,7 +63,7 @@ class Promises:
         return len(self._made)
 
     def find(self, prompt: Prompt, least_blocks: int, now: float) -> Promise | None:
-        """The promise of the longest prefix, None if there is none. least_blocks: of shorter ones there are none."""
+        """The promise of the longest prefix, or None. least_blocks: shorter prefixes have none."""
         for blocks, _ in sorted(prompt.breakpoints[:MAX_PLACES], reverse=True):
             if blocks < least_blocks:
                 return None
@@ -74,11 +73,11 @@ class Promises:
         return None
 
     def is_lost(self, promise: Promise) -> bool:
-        """Whether the replica has lost its cache since."""
+        """True if the replica has lost its cache since the promise."""
         return self._losses.after(promise.replica, promise.made)
 
     def make(self, prompt: Prompt, least_blocks: int, replica: str, now: float) -> None:
-        """The replica has computed this prompt."""
+        """Promise the prompt's places: the replica has computed it."""
         for blocks, seconds in prompt.breakpoints[:MAX_PLACES]:
             if seconds and blocks >= least_blocks:
                 number = _number(prompt, blocks)
@@ -88,14 +87,16 @@ class Promises:
                     self._made.popitem(last=False)
 
     def entries(self) -> Iterator[tuple[int, Promise]]:
-        """For another router's `restore`. Promises may be made meanwhile. O(1) each, after one copy of their numbers."""
+        """All promises, for another router's `restore`. Promises may be made meanwhile. O(1) each, after one copy of their
+        numbers.
+        """
         for number in list(self._made):
             promise = self._made.get(number)
             if promise is not None:
                 yield number, promise
 
     def restore(self, number: int, promise: Promise, now: float) -> None:
-        """As another router made it; those that were made here stay."""
+        """Add a promise of another router, unless it is known here."""
         if number not in self._made and len(self._made) < MAX_PROMISES and promise.until > now:
             promise.until = min(promise.until, now + LONGEST_S)
             self._made[number] = promise
@@ -114,7 +115,7 @@ class Promises:
 
 
 def _number(prompt: Prompt, blocks: int) -> int:
-    """Of a place: its block key covers all before it; its owner is the session, else the client."""
+    """The number of a place: its block key covers all blocks before it; its owner is the session, else the client."""
     owner = prompt.session_key or prompt.client
     key = prompt.keys[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES]
     return xxhash.xxh3_64_intdigest(key, seed=owner & 0xFFFF_FFFF_FFFF_FFFF)

@@ -1,8 +1,7 @@
 """Learned units of a prompt (bytes of canonical text) per token of an engine, for each model.
 
-A token is between a part of a character and a long word: text has MIN_UNITS to MAX_UNITS bytes per token, and other values are
-clamped, whatever a replica reports. Values far outside are not about text (an image is a thousand tokens in a few bytes), or
-wrong, and are ignored.
+A token is between a part of a character and a long word: text has MIN_UNITS to MAX_UNITS bytes per token. Other reported values
+are clamped. Values far outside are not about text (an image is a thousand tokens in a few bytes), or wrong, and are ignored.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ MAX_SCALES: Final = 1024
 
 
 class Scales:
-    """The scales of MAX_SCALES names at most. All operations O(1).
+    """The scales of at most MAX_SCALES names. All operations O(1).
 
-    A name beyond them replaces the one that was learned least recently. For names that were learned only while there were
-    MAX_SCALES // 2 or fewer, the first time counts: their order is not kept.
+    A further name replaces the least recently learned one. While there are MAX_SCALES // 2 names or fewer, only the first
+    learning of a name counts for this order.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Ratio] = OrderedDict()
 
     def units_per_token(self, name: str) -> float:
-        """1 without a name: a unit is a token."""
+        """The scale of a name; 1 without a name: a unit is a token."""
         if not name:
             return 1.0
         known = self._known.get(name)
@@ -41,9 +40,9 @@ class Scales:
     def learn(self, name: str, units: int, tokens: int | None) -> None:
         """An engine has counted `tokens` tokens in a prompt of `units` units.
 
-        It counts by its tokens, a short one by their square: most of those are what the template adds. (60 of "hi" made a text
-        of 1,700 tokens one of 6,300.) An observation is clamped to a factor of two around the current value: a prompt may
-        contain an image, and an engine that truncates a prompt counts few tokens of many bytes.
+        It counts by its tokens, a short prompt by their square, because the template adds most of its tokens. (Without that, 60
+        prompts "hi" turned an estimate of 1,700 tokens into 6,300.) An observation is clamped to a factor of two around the
+        current value: a prompt may contain an image, and an engine that truncates a prompt counts few tokens of many bytes.
         """
         if not name or not tokens or not MIN_UNITS / 2 <= units / tokens <= MAX_UNITS * 2:
             return
@@ -63,7 +62,7 @@ class Scales:
         return [(name, scale.sums) for name, scale in self._known.items()]
 
     def restore(self, name: str, sums: tuple[float, float]) -> None:
-        """Go on with what another router had learned; a name that was learned here stays as it is."""
+        """Take over the sums of another router, unless the name was learned here."""
         if name and name not in self._known and len(self._known) < MAX_SCALES:
             scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
             scale.restore(sums)

@@ -1,23 +1,23 @@
-"""What sessions show beyond block keys: which replicas have answered a session, and what they hold that the keys do not show.
+"""Sessions: beliefs about a replica's cache beyond the block keys, from the conversation that a request names.
 
-A client may name the conversation that a request belongs to. Mostly that adds nothing, for the block keys find the replica that
-holds the conversation's prefix. It does where the keys break and the engine's cache does not: at a line that changes with every
-request and that the engine drops (a nonce of a kind nobody knows yet), or with prompts too short to have a key. So a session's
-holder is expected to have more of the prompt than the longest match:
+A client may name the conversation of a request. Mostly that adds nothing, because the block keys find the replica that holds
+the conversation's prefix. It helps if the keys differ and the engine's cache does not: at a line that changes with every
+request and that the engine drops (a nonce of an unknown kind), or with prompts too short to have a key. So a session's holder
+is expected to have more of the prompt than the longest match:
 
     unseen(r) = min(the session's last prompt on r, this prompt) - the longest match of all replicas
     expected(r) = share * unseen(r)
 
-The share is learned from what engines report as cached of unseen parts, for each session, and for all sessions as the prior of
-new ones. Where the keys break because the prompt changed indeed (a compaction, a sub-agent, one id for a whole company), the
-reports bring it down to nothing. So does each turn whose keys show all of the turn before it: what is missing in the index
-then is missing in the cache, too (evicted, say). Where nothing is reported and no key ever matches, it stays at PRIOR.
+The share is learned from the cached tokens that engines report for unseen parts, for each session, and for all sessions as the
+prior of new ones. If the keys differ because the prompt really changed (a compaction, a sub-agent, one id for a whole company),
+the reports bring it down to zero. So does each turn whose keys show all of the previous turn: blocks missing in the index then
+are missing in the cache, too (evicted, say). Without reports and without any match of keys, it stays at PRIOR.
 
-It is a belief about one replica's cache, priced in seconds as the matched blocks are (`pricing/quotes.py`): a holder that is
-busy costs more than it is worth, and a dead one is no candidate.
+It is a belief about one replica's cache, priced in seconds like matched blocks (`pricing/quotes.py`): a busy holder may cost
+more than it saves, and a dead one is no candidate.
 
-Bounds: MAX_NEW sessions that were answered once, and MAX_RETURNED others, the least recently answered of either are forgotten;
-so ids that never return displace none that do. MAX_HOLDERS replicas of a session.
+Bounds: MAX_NEW sessions that were answered once, and MAX_RETURNED others; of each kind the least recently answered are
+forgotten, so that ids that never return displace none that do. MAX_HOLDERS replicas of a session.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from router.learning.losses import Losses
 MAX_NEW: Final = 8192
 MAX_RETURNED: Final = 32768
 MAX_HOLDERS: Final = 4  # a conversation, and its sub-agents on other replicas
-COINCIDENCE_BLOCKS: Final = 2  # fewer unseen blocks of a session are its last, partial block, and rounding
+COINCIDENCE_BLOCKS: Final = 2  # fewer unseen blocks are only the session's last, partial block, and rounding
 
-PRIOR: Final = 0.5  # the share before anything was reported
+PRIOR: Final = 0.5  # the share before any report
 PRIOR_TOKENS: Final = 16_384  # its weight
-SESSION_PRIOR_TOKENS: Final = 4_096  # the weight of what other sessions have shown
-RECENT_TOKENS: Final = 1_048_576  # older reports fade: with every doubling beyond it they count half
+SESSION_PRIOR_TOKENS: Final = 4_096  # the weight of other sessions' share
+RECENT_TOKENS: Final = 1_048_576  # older reports fade: they count half with every doubling beyond it
 
 
 def session_key(session: str, *scope: str) -> int:
-    """The number of a session; 0 without one. scope: the names of what it belongs to (a model, a tenant)."""
+    """The number of a session; 0 without one. scope: names that separate equal sessions (a model, a tenant)."""
     return xxhash.xxh3_64_intdigest("\0".join((session, *scope)).encode("utf-8", "surrogatepass")) if session else 0
 
 
@@ -71,7 +71,7 @@ class Share:
         return self.unseen, self.found
 
     def restore(self, sums: tuple[float, float]) -> None:
-        """Go on with what another one had learned."""
+        """Take over the sums of another one."""
         self.unseen, self.found = sums[0], min(sums)
 
     def value(self, prior: float, weight: float) -> float:
@@ -79,7 +79,7 @@ class Share:
 
 
 class Session:
-    """holders: replica -> (units of the last prompt that it answered, when), the last one answered last."""
+    """holders: replica -> (units of the last prompt that it answered, time), ordered by time."""
 
     __slots__ = ("holders", "share")
 
@@ -89,7 +89,7 @@ class Session:
 
 
 class Sessions:
-    """See the top of this file. Sessions are numbers (`session_key`). All operations O(1), but `lost`, `entries`.
+    """The sessions (see the module), by number (`session_key`). All operations O(1), except `lost`, `entries`.
 
     overall: the share of all sessions.
     """
@@ -104,7 +104,7 @@ class Sessions:
         return len(self._new) + len(self._returned)
 
     def find(self, number: int) -> Session | None:
-        """None: it has not been answered yet, or is forgotten."""
+        """The session; None: it has not been answered yet, or is forgotten."""
         return self._returned.get(number) or self._new.get(number)
 
     def held(self, session: Session, replica: str, since: float) -> int:
@@ -115,12 +115,12 @@ class Sessions:
         return holder[0]
 
     def share(self, session: Session) -> float:
-        """The share of unseen units that its holders are expected to have."""
+        """The share of unseen units that its holders are expected to have cached."""
         prior = self.overall.value(PRIOR, PRIOR_TOKENS)
         return prior if session.share is None else session.share.value(prior, SESSION_PRIOR_TOKENS)
 
     def learn(self, number: int, unseen: float, found: float) -> None:
-        """The engine has reported that it had `found` of `unseen` tokens. found: 0 to unseen."""
+        """The engine has reported `found` of `unseen` tokens as cached. found: 0 to unseen."""
         self.overall.learn(unseen, found)
         if session := self.find(number):
             if session.share is None:
@@ -128,9 +128,10 @@ class Sessions:
             session.share.learn(unseen, found)
 
     def matched(self, number: int, units: int, blocks: int, block_units: int, tokens: int) -> None:
-        """A prompt of the session was matched by its keys. If they showed all of the session's last prompt, they are relied on.
+        """A prompt of the session was matched by its keys. If they cover all of the session's last prompt, they count as
+        reliable.
 
-        units: of the prompt; blocks, tokens: of the match.
+        units: of the prompt. blocks, tokens: of the match.
         """
         session = self.find(number)
         if session is None:
@@ -150,7 +151,7 @@ class Sessions:
             del session.holders[next(iter(session.holders))]
 
     def entries(self) -> Iterator[tuple[int, Session, bool]]:
-        """(number, session, whether it was answered more than once), for another router's `restore`. Sessions may change
+        """(number, session, True if it was answered more than once), for another router's `restore`. Sessions may change
         meanwhile. O(1) each, after one copy of their numbers.
         """
         for number in [*self._new, *self._returned]:
@@ -161,8 +162,8 @@ class Sessions:
     def restore(
         self, number: int, holders: dict[str, tuple[int, float]], share: tuple[float, float] | None, *, returned: bool
     ) -> bool:
-        """As another router knew it; a session that is known here stays as it is. holders: MAX_HOLDERS at most. Returns whether
-        it is restored.
+        """Add a session of another router, unless it is known here. holders: at most MAX_HOLDERS. Returns True if it
+        was added.
         """
         known, most = (self._returned, MAX_RETURNED) if returned else (self._new, MAX_NEW)
         if not number or not holders or self.find(number) is not None or len(known) >= most:
@@ -175,7 +176,7 @@ class Sessions:
         return True
 
     def restore_more(self, number: int, holders: dict[str, tuple[int, float]]) -> None:
-        """More holders of a session that was restored; those that it has stay. The latest ones, if there are too many."""
+        """Add holders to a restored session, in addition to its present ones. The latest ones, if there are too many."""
         session = self.find(number)
         if session is None:
             return
@@ -184,11 +185,11 @@ class Sessions:
         session.holders = dict(sorted([*more[max(0, len(more) - room) :], *session.holders.items()], key=_when))
 
     def lost(self, replica: str, now: float, ttl_s: float) -> None:
-        """The replica has lost its cache. ttl_s: older holders are not asked for. O(replicas that lost theirs since)."""
+        """The replica has lost its cache. ttl_s: older holders are not used. O(replicas that lost theirs within ttl_s)."""
         self._losses.add(replica, now, ttl_s)
 
     def _place(self, number: int) -> Session:
-        """The session, as the most recently answered one."""
+        """The session, moved to the most recently answered place."""
         session = self._returned.get(number)
         if session is not None:
             self._returned.move_to_end(number)

@@ -6,7 +6,7 @@ from router.policies.policy import Stateless
 
 
 class LeastCost(Stateless):
-    """Handled specially by the router: it finds the cheapest candidate without pricing all, and accounts rent for copies of hot
+    """A special case in the router, which finds the cheapest candidate without pricing all, and accounts rent for copies of hot
     prefixes (`router/pricing/replication.py`).
     """
 

@@ -1,10 +1,10 @@
 """The interface of a policy: it orders the candidates for a prompt, best first.
 
-`order` depends only on the prompt, the candidates, the given chance and what `booked` has noted, and changes nothing, so that a
-dry run ranks as the real one would.
-Ties are broken by chance, never by index: index order would send the traffic of several gateways to the same replica.
+`order` depends only on the prompt, the candidates, the given randomness and the notes of `booked`. It changes nothing, so that
+a dry run ranks like a real request. Ties are broken by chance, never by index: index order would send the traffic of several
+gateways to the same replica.
 
-To add one: a file here (or, for the simulator only, in `router/simulation/`), and its line in the table (`table.py`).
+A new policy is a file here (or, for the simulator only, in `router/simulation/`), and a line in the table (`table.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from router.types import Candidate, Prompt, Random
 
 
 class Policy(Protocol):
-    """See the top of this file."""
+    """The interface of a policy (see the module)."""
 
     def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
         """All candidates (not empty), best first."""
 
     def booked(self, replica: str) -> None:
-        """This replica was booked; called after each decision, not after a dry run."""
+        """This replica was booked. Called after each decision, but not after a dry run."""
 
 
 Policies = Mapping[str, Callable[[], Policy]]
@@ -30,7 +30,7 @@ Policies = Mapping[str, Callable[[], Policy]]
 
 
 def ranked(candidates: Sequence[Candidate], key: Callable[[Candidate], float], chance: Random) -> list[Candidate]:
-    """Lowest key first; equal keys in random order."""
+    """The candidates by key, lowest first; equal keys in random order."""
     return sorted(candidates, key=lambda candidate: (key(candidate), chance.random()))
 
 

@@ -8,7 +8,7 @@ from router.types import Candidate, Prompt, Random
 
 
 class PowerOfTwo:
-    """Of two random replicas, the one with fewer requests in flight; the others follow in random order."""
+    """Prefers, among two random replicas, the less loaded one by requests in flight; the others follow in random order."""
 
     def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
         shuffled = sorted(candidates, key=lambda _: chance.random())

@@ -12,7 +12,7 @@ MAX_REMEMBERED: Final = 4096
 
 
 class RoundRobin:
-    """The least recently chosen replica. Stays fair when replicas join, leave or fail.
+    """Prefers the least recently chosen replica. Stays fair when replicas join, leave or fail.
 
     State: the last turns of the MAX_REMEMBERED most recently chosen replicas.
     """

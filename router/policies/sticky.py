@@ -1,14 +1,14 @@
 """Sticky routing: a session's requests go to the same replica, as long as that replica has room.
 
 A request's key is the session that its client names, else the head of its prompt: the key of its block number HEAD_BLOCKS,
-which covers all before it. Replicas are ranked by a hash of (key, replica), highest first: rendezvous hashing. The order of two
-replicas depends only on the key and these two: a replica that joins takes its share of the keys, about one in n, from all
-others, and one that leaves moves only its own keys. Gateways agree without communication.
+which covers all earlier blocks. Replicas are ranked by a hash of (key, replica), highest first: rendezvous hashing. The order
+of two replicas depends only on the key and these two: a joining replica takes its share of the keys, about one in n, from all
+others, and a leaving one moves only its own keys. Gateways agree without communication.
 
-The hash ignores load. With a bound, a replica that would have more than `bound` times the mean of requests in flight is skipped
-for the next of the ranking; the key returns when there is room again. The mean counts the request to be
-placed, and the bound is rounded up, so that some replica always has room (Mirrokni, Thorup and Zadimoghaddam, "Consistent
-hashing with bounded loads", arXiv:1608.01350, on a rendezvous ranking instead of a ring).
+The hash ignores load. With a bound, a replica that would have more than `bound` times the mean of requests in flight is
+skipped; the key returns when there is room again. The mean counts the request to be placed, and the bound is rounded up, so
+that some replica always has room (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads",
+arXiv:1608.01350, on a rendezvous ranking instead of a ring).
 
 A prompt with neither a session nor a full block is ranked randomly.
 """
@@ -27,7 +27,7 @@ HEAD_BLOCKS = 8
 
 
 class Sticky:
-    """See the top of this file. bound: None for no bound: a session's replica never changes because of load."""
+    """Sticky routing (see the module). bound: None: a session's replica never changes because of load."""
 
     def __init__(self, bound: float | None = BOUND) -> None:
         self._bound = bound
@@ -39,7 +39,7 @@ class Sticky:
         if self._bound is None:
             return ranked
         room = math.ceil(self._bound * (sum(one.inflight for one in candidates) + 1) / len(candidates))
-        return sorted(ranked, key=lambda one: one.inflight >= room)  # a stable sort: the full ones come last
+        return sorted(ranked, key=lambda one: one.inflight >= room)  # a stable sort: full replicas come last
 
     def booked(self, replica: str) -> None:
         """Nothing to remember."""

@@ -1,1 +1,1 @@
-"""The clients' connections: how they are accepted, read, answered and ended."""
+"""The clients' connections: accepting, reading, answering and closing them."""

@@ -27,7 +27,7 @@ from gateway.errors import OUT_OF_RESOURCES
 log = logging.getLogger("warmroute.gateway")
 
 BATCH: Final = 64
-LAST_BATCHES: Final = 64  # connections that still come do not keep a gateway from its end
+LAST_BATCHES: Final = 64  # limit for the last round, so that new connections cannot delay the gateway's end
 RETRY_S: Final = 1.0
 
 
@@ -53,7 +53,7 @@ class Acceptor:
         return (self._listener,) if self._open else ()
 
     def finish(self) -> None:
-        """Accept the connections that the kernel has established, then `close`, which resets those in its queue."""
+        """Accept the connections that the kernel has established, then `close`, which resets the others in its queue."""
         for _ in range(LAST_BATCHES):
             if self._retry or not self._accept():
                 break
@@ -74,7 +74,7 @@ class Acceptor:
         await self._accepted.wait()
 
     def _accept(self) -> bool:
-        """Whether there may be more."""
+        """Accept a batch. True if there may be more."""
         for _ in range(BATCH):
             try:
                 client, _address = self._listener.accept()
@@ -84,7 +84,7 @@ class Acceptor:
                 if error.errno in OUT_OF_RESOURCES:
                     self._pause(error)
                     return False
-                continue  # this client has left already: ECONNABORTED and the network's errors
+                continue  # this client has disconnected already: ECONNABORTED and the network's errors
             self._accepted.add(client)
         return True
 

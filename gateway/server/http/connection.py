@@ -5,19 +5,19 @@
       └── no valid head ──────────────────────────────────────────► lingering ───────► closing
                                                     answering ── 101 ──► upgraded (websocket/takeover.py)
 
-idle: `_buffer` has the beginning of a head, or nothing. receiving, answering: `_request` is served by `_task`; bytes behind
-its body wait in `_buffer`, and beyond MAX_PIPELINED reading is paused. lingering: the last answer is written, and what the
-client still sends is read and dropped for LINGER_S, because closing a connection with unread bytes resets it, and the client
-might lose the answer. So is a last answer that more requests wait behind.
+idle: `_buffer` has the beginning of a head, or nothing. receiving, answering: `_request` is served by `_task`; bytes behind its
+body wait in `_buffer`, and beyond MAX_PIPELINED reading is paused. lingering: the last answer is written, and further bytes
+from the client are read and dropped for LINGER_S, because closing a connection with unread bytes resets it, and the client
+might lose the answer. A last answer with further requests behind it lingers, too.
 
 Requests of one connection are served one after the other, in their order. All received bytes are charged to the memory budget:
-a head and a body to the lease of their request, others to that of the connection. When the budget refuses them, it ends with
-the current answer.
+a head and a body to the lease of their request, others to the connection's lease. If the budget refuses them, the connection
+ends with the current answer.
 
 Chunks cost work for their number and not for their length: they are parsed in turns with other connections (`turns.py`).
 
-A client that closes its side has left: its request is cancelled. A paused connection does not show that; so the state of its
-socket is looked at meanwhile.
+If a client closes its side, it has left: its request is cancelled. A paused connection does not notice that, so the state of
+its socket is polled while it is paused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gateway.upstream.client import PausableSource
 MAX_PIPELINED: Final = 1 << 16  # bytes behind a request; one read more may come before the connection is paused
 MAX_UNCHARGED: Final = 8 << 10  # bytes in the write buffer that are not charged
 LINGER_S: Final = 10.0
-LOOK_S: Final = 0.5  # between looks at the socket of a paused connection
+LOOK_S: Final = 0.5  # interval of polling the socket of a paused connection
 _LINE_ENDS: Final = frozenset([b"\r", b"\n"])
 _LEFT: Final = frozenset([7, 8])  # TCP_CLOSE, TCP_CLOSE_WAIT: states of a socket whose client has closed its side
 
@@ -54,9 +54,10 @@ Handler = Callable[[HttpRequest], Awaitable[ClientReply]]
 
 
 class ConnectionServer(Protocol):
-    """What a connection needs of its server. fast_paths: a POST to one of them goes to `fast_handler`, others to `handler`.
+    """The part of its server that a connection uses. fast_paths: a POST to one of them goes to `fast_handler`, others to
+    `handler`.
 
-    max_body: bytes; a longer one is refused. idle_s: limit on the time that a connection is idle or sends a request's head.
+    max_body: bytes; a longer body is refused. idle_s: limit on the time that a connection is idle or sends a request's head.
     """
 
     handler: Handler
@@ -78,11 +79,11 @@ class ConnectionServer(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """See the top of this file.
+    """One client's connection (see the module).
 
-    transport: None before and after the connection. source: the answer of the replica, paused while the client
-    does not read. reply: the answer to the current request, once it has begun. client: the unit of fairness, "": the connection
-    is not counted. local: the client is on this machine.
+    transport: None before and after the connection. source: the answer of the replica, paused while the client does not read.
+    reply: the answer to the current request, once it has begun. client: the unit of fairness, "": the connection is not
+    counted. local: the client is on this machine.
     """
 
     __slots__ = (
@@ -116,18 +117,18 @@ class ClientConnection(asyncio.Protocol):
         self._loop = loop
         self._request: HttpRequest | None = None
         self._task: asyncio.Task[None] | None = None
-        self._buffer = bytearray()  # in one piece, because it may arrive byte by byte
-        self._lease: MemoryLease | None = None  # of _buffer, and of what is late
-        self._late: DeferredData | None = None  # chunks that are not parsed yet
-        self._held = False  # reading is paused: too much is in _buffer
-        self._ends = False  # with the current answer: further input is dropped
+        self._buffer = bytearray()  # one buffer, because data may arrive byte by byte
+        self._lease: MemoryLease | None = None  # of _buffer and of deferred data
+        self._late: DeferredData | None = None  # chunks to be parsed later
+        self._held = False  # reading is paused: _buffer is full
+        self._ends = False  # the current answer is the last one: further input is dropped
         self._gone: asyncio.Future[None] | None = None  # while it lingers
         self._drain_waiter: asyncio.Future[None] | None = None
         self._idle_s = self._idle_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None  # looks whether it is idle for too long
-        self._look: asyncio.TimerHandle | None = None  # looks at the socket while it is held
+        self._timer: asyncio.TimerHandle | None = None  # checks if it is idle for too long
+        self._look: asyncio.TimerHandle | None = None  # polls the socket while reading is paused
         self._flush: asyncio.TimerHandle | None = None  # drops a closed connection whose client does not read
-        self._unread: MemoryLease | None = None  # of answers in the transport's buffer, while the client does not keep up
+        self._unread: MemoryLease | None = None  # of answers in the transport's buffer, while the client does not read
         self.transport: asyncio.Transport | None = None
         self.client = ""
         self.local = False
@@ -135,7 +136,7 @@ class ClientConnection(asyncio.Protocol):
         self.reply: HttpReply | None = None
         self.source: PausableSource | None = None
 
-    # -- what others ask
+    # -- for others
 
     @property
     def for_operators(self) -> bool:
@@ -147,23 +148,23 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """That serves the current request."""
+        """The task that serves the current request."""
         return self._task
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being received or answered, and the next one's head is incomplete."""
+        """True if no request is being received or answered, and the next one's head is incomplete."""
         return self._task is None
 
     @property
     def sent_early(self) -> bool:
-        """Whether anything has come behind the current request, or some of its body is still to come."""
+        """True if bytes have arrived behind the current request, or a part of its body is missing."""
         request = self._request
         return bool(self._buffer) or self._waits() or (request is not None and not request.complete)
 
     def close(self) -> None:
-        """After what is written. Its client has the idle time to read that; then the connection is reset, for an answer without
-        a length would look complete.
+        """Close after the written bytes. The client has the idle time to read them; then the connection is reset, because an
+        answer without a length would look complete.
         """
         transport = self.transport
         if transport is None or self._flush:
@@ -173,7 +174,7 @@ class ClientConnection(asyncio.Protocol):
             self._flush = self._loop.call_later(self._idle_s, partial(cut_connection, transport, until_end=True))
 
     def abort(self) -> None:
-        """At once."""
+        """Close at once."""
         if self.reply:
             self.reply.cut()
         elif self.transport:
@@ -252,7 +253,7 @@ class ClientConnection(asyncio.Protocol):
             self._receive(data)
 
     def pause_writing(self) -> None:
-        """The client does not keep up: pause the replica, and charge the write buffer."""
+        """The client does not read: pause the replica, and charge the write buffer."""
         self.writing_paused = True
         if self.source:
             self.source.pause()
@@ -278,7 +279,7 @@ class ClientConnection(asyncio.Protocol):
             waiter.set_result(None)
 
     def _check_idle(self) -> None:
-        """The time may have come to close an idle connection."""
+        """Close the connection if it has been idle for too long."""
         now = self._loop.time()
         if self._task is not None:
             self._idle_until = now + self._idle_s
@@ -290,7 +291,7 @@ class ClientConnection(asyncio.Protocol):
     # -- input
 
     def _receive(self, data: bytes) -> None:
-        """Parsed input of any state."""
+        """Handle parsed input in any state."""
         request = self._request
         if self._ends:
             return
@@ -302,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
             self._keep(rest)
 
     def _begin_with(self, data: bytes) -> None:
-        """Idle: serve the request at the start of the input, once its head is complete."""
+        """In state idle: serve the request at the start of the input, once its head is complete."""
         buffer = self._buffer
         if buffer:
             searched = max(0, len(buffer) - 3)
@@ -369,7 +370,7 @@ class ClientConnection(asyncio.Protocol):
             late.schedule(self._next_turn)
 
     def _waits(self) -> bool:
-        """Whether there is input that is not parsed yet."""
+        """True if there is input to be parsed later."""
         return self._late is not None and self._late.waits()
 
     def _next_turn(self) -> None:
@@ -390,24 +391,24 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _keep(self, data: bytes) -> None:
-        """Pipelined bytes wait until the current request is answered."""
+        """Store pipelined bytes until the current request is answered."""
         self._buffer += data
         self._charge()
         if len(self._buffer) > MAX_PIPELINED and not self._held and self.transport:
             self._held = True
             self.transport.pause_reading()
-            if self._look is None:  # else it still looks since the last time
+            if self._look is None:  # else the last polling is still running
                 self._watch()
 
     def _charge(self) -> None:
-        """The bytes behind the current request, and what is late, to the connection's lease."""
+        """Charge the bytes behind the current request, and deferred data, to the connection's lease."""
         lease, request = self._lease, self._request
         late = self._late.held if self._late is not None else 0
         if lease is None or lease.resize(len(self._buffer) + late):
             return
         if request is not None and not request.complete:
             request.refuse_unread(late)
-        self._drop_input()  # the requests in it are not answered: the connection ends, and the client may repeat them
+        self._drop_input()  # its requests are not answered: the connection ends, and the client may repeat them
 
     def _drop_input(self) -> None:
         self._ends = True
@@ -419,7 +420,7 @@ class ClientConnection(asyncio.Protocol):
         self._release_hold()
 
     def _watch(self) -> None:
-        """While reading is paused: has the client left?"""
+        """Poll while reading is paused: a client that has left ends the connection."""
         self._look = None
         if self.transport is None or not self._held or sys.platform != "linux":
             return
@@ -449,7 +450,7 @@ class ClientConnection(asyncio.Protocol):
                 if request.lingers:
                     await self._linger()
         except ConnectionError:
-            pass  # the client left
+            pass  # the client has disconnected
         finally:
             request.close()
             self._request = self._task = self.reply = None
@@ -470,7 +471,7 @@ class ClientConnection(asyncio.Protocol):
             self._release_hold()
 
     def _refuse(self, error: GatewayError, *, to_head: bool = False) -> None:
-        """Answer what is no request, as the last answer of this connection."""
+        """Answer an invalid request, as the last answer of this connection."""
         self._drop_input()
         self._task = asyncio.Task(self._last_answer(error, to_head), loop=self._loop, name="refusal")
 
@@ -482,7 +483,7 @@ class ClientConnection(asyncio.Protocol):
             await reply.flushed()
             await self._linger()
         except ConnectionError:
-            pass  # the client left
+            pass  # the client has disconnected
         finally:
             self._task = self.reply = None
             self.close()
@@ -493,7 +494,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         self._gone = self._loop.create_future()
-        with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just left
+        with contextlib.suppress(TimeoutError, OSError):  # OSError: the client has just disconnected
             transport.write_eof()
             async with asyncio.timeout(LINGER_S):
                 await self._gone

@@ -19,7 +19,7 @@ _NO_PATHS: Final[frozenset[str]] = frozenset()
 
 
 class ClientServer:
-    """Requests go to `handler`; POSTs to FAST_PATHS to `fast_handler`, past the routes."""
+    """Serves one port. Requests go to `handler`; POSTs to FAST_PATHS to `fast_handler`, which bypasses the routes."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class ClientServer:
         refusal: Callable[[], GatewayError],
         for_operators: bool = False,
     ) -> None:
-        """fast_handler: None: all requests go to `handler`, and idle connections are closed for new ones. budget: of requests'
-        memory. refusal: makes the answer to a connection beyond the limit. for_operators: on the admin listener.
+        """fast_handler: None: all requests go to `handler`, and idle connections are closed for new ones. budget: memory of
+        requests. refusal: makes the answer to a connection beyond the limit. for_operators: on the admin listener.
         """
         self._live = live
         self._refusal = refusal
@@ -48,7 +48,7 @@ class ClientServer:
 
     @property
     def connections(self) -> list[ClientConnection]:
-        """The oldest first."""
+        """All connections, the oldest first."""
         return list(self._connections)
 
     def add(self, connection: ClientConnection) -> None:
@@ -60,8 +60,8 @@ class ClientServer:
     def admit(self, client: str) -> bool:
         """Count a connection of this client, if it may have one more, or if an idle connection can be closed for it.
 
-        The latter is for the side listeners, which have few connections: idle clients must not lock out operators and
-        Prometheus. The client's own connections are closed first, oldest first. On the clients' port idle connections stay.
+        Only the side listeners close idle connections. They allow few connections, and idle clients must not lock out operators
+        and Prometheus. The client's own connections are closed first, oldest first.
         """
         if self.connection_limit.admit(client):
             return True
@@ -83,7 +83,7 @@ class ClientServer:
 
     @property
     def max_body(self) -> int:
-        """Bytes; a longer one is refused."""
+        """Maximum bytes of a body."""
         return self._live.max_body
 
     @property
@@ -92,11 +92,11 @@ class ClientServer:
         return self._live.config.limits.client_idle_s
 
     def __call__(self) -> ClientConnection:
-        """The protocol of a new connection."""
+        """A new connection, as its transport's protocol."""
         return ClientConnection(self, asyncio.get_running_loop())
 
     def close_idle(self) -> bool:
-        """See `CloseIdle`."""
+        """See `CloseIdle` in `request/running.py`."""
         others = False
         for each in self.connections:
             if each.idle:
@@ -117,7 +117,7 @@ class ClientServer:
                 await asyncio.wait(late, timeout=timeout_s)
         for each in self.connections:
             each.abort()
-        await asyncio.sleep(0)  # they are lost in the next turn of the event loop
+        await asyncio.sleep(0)  # connections close in the next turn of the event loop
 
     def __repr__(self) -> str:
         return f"<ClientServer {len(self._connections)} connections>"

@@ -1,8 +1,8 @@
 """Decompresses a request's body, slice by slice, with bounds on its size. Pure.
 
 A kilobyte of gzip may expand to a megabyte, a megabyte to a gigabyte. So no call makes more than SLICE bytes, and a body may
-not exceed the limit of bodies nor, beyond RATIO_FROM bytes, RATIO times its compressed size. JSON of prompts shrinks to a third
-or a tenth, a list of equal numbers to a hundredth at most.
+exceed neither the limit of bodies nor, beyond RATIO_FROM bytes, RATIO times its compressed size. JSON of prompts shrinks to a
+third or a tenth, a list of equal numbers to a hundredth at most.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ DEFLATE: Final = "deflate"
 CODINGS: Final[Mapping[str, str]] = MappingProxyType({"gzip": GZIP, "x-gzip": GZIP, "deflate": DEFLATE})  # RFC 9110, 8.4.1
 
 SLICE: Final = 1 << 18
-INFLATER_BYTES: Final = 48 << 10  # memory of a decompressor beside its output: zlib's window and tables
+INFLATER_BYTES: Final = 48 << 10  # memory of a decompressor without its output: zlib's window and tables
 RATIO: Final = 100
 RATIO_FROM: Final = 1 << 20
-MAX_MEMBERS: Final = 64  # a gzip file may consist of several; each costs a decompressor
+MAX_MEMBERS: Final = 64  # parts of a gzip file; each costs a decompressor
 
 
 class Inflater:
@@ -42,21 +42,21 @@ class Inflater:
         self._stream: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> None:
-        """O(data), if all earlier output was taken."""
+        """Add compressed bytes. O(data), if all earlier output was taken."""
         self._fed += len(data)
         if self._fed > self._limit:
             raise self._too_large()
         self._rest = self._rest + data if self._rest else data
 
     def take(self) -> bytes:
-        """The next bytes, at most SLICE of them; b"" if more has to be fed."""
+        """The next bytes, at most SLICE; b"" if more input is needed."""
         while self._rest or self._cut:
             stream = self._stream or self._next_stream()
             try:
                 made = stream.decompress(self._rest, SLICE)
             except zlib.error as error:
                 raise _broken() from error
-            # A truncated output may have a rest inside the decompressor though all input was consumed.
+            # A truncated output may leave data inside the decompressor although all input was consumed.
             self._cut = len(made) == SLICE and not stream.eof
             if stream.eof:
                 self._rest, self._stream = stream.unused_data, None
@@ -68,7 +68,7 @@ class Inflater:
         return b""
 
     def finish(self) -> None:
-        """End of the input. Raises GatewayError if the stream is incomplete."""
+        """The end of the input. Raises GatewayError if the stream is incomplete."""
         if self._stream is not None:
             raise _broken()
 
@@ -77,7 +77,7 @@ class Inflater:
         if self._members > (MAX_MEMBERS if self._coding == GZIP else 1):
             raise _broken()
         bits = 16 + zlib.MAX_WBITS
-        if self._coding == DEFLATE:  # by RFC 9110 with zlib's head, but some clients leave it out
+        if self._coding == DEFLATE:  # RFC 9110 wants zlib's head, but some clients omit it
             bits = zlib.MAX_WBITS if self._rest[0] & 15 == 8 else -zlib.MAX_WBITS
         self._stream = stream = zlib.decompressobj(wbits=bits)
         return stream

@@ -1,10 +1,10 @@
-"""A client's request, and its body on the way in.
+"""A client's request, and the reception of its body.
 
     received bytes ──► (chunks decoded) ──► whole, or piece by piece into the inflater ──► `read`, `take`
 
 The head and each piece of the body are charged to the request's lease as they arrive. A body beyond its limits, or beyond the
-budget, is dropped with all further input of its connection, and `read` raises. A body is held once: between here and the
-replica only the upstream request refers to the bytes, so that they can be dropped while the answer is streamed.
+budget, is dropped with all further input of its connection, and `read` raises. A body exists once: after this object only the
+upstream request refers to the bytes, so that they can be dropped while the answer is streamed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from gateway.turns import turns_of
 from gateway.upstream.headers import upstream_headers
 from gateway.upstream.http1 import AnswerParser, FramingError, chunked_body
 
-CREDENTIALS: Final = ("Authorization", "X-Api-Key")  # headers that must not come twice
+CREDENTIALS: Final = ("Authorization", "X-Api-Key")  # headers that must not be repeated
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 PIECE: Final = 64 << 10  # bytes of a compressed body
-MIN_MAX_BODY: Final = 1 << 20  # the least that limits.body_mb can be
+MIN_MAX_BODY: Final = 1 << 20  # minimum of limits.body_mb
 
 _NO_PARAMETERS: Final[Mapping[str, str]] = {}
 
 
 class RequestConnection(ReplyConnection, Protocol):
-    """What a request needs of its connection. local: the client is on this machine. for_operators: on the admin listener."""
+    """The part of its connection that a request uses. local: the client is on this machine. for_operators: on the admin
+    listener.
+    """
 
     local: bool
 
@@ -49,7 +51,7 @@ class HttpRequest(ClientRequest):
     """One request. fields: its headers. parameters: of its route's path (`routing.py`)."""
 
     def __init__(self, data: bytes, begun: RequestStart, connection: RequestConnection, lease: MemoryLease) -> None:
-        """data: its first bytes, none after its end; of a chunked one its head."""
+        """data: the request's first bytes, none beyond its end; for a chunked body only its head."""
         head = begun.head
         super().__init__(head.method, head.path, head.target, head.fields, lease)
         self.head = head
@@ -57,15 +59,15 @@ class HttpRequest(ClientRequest):
         self.connection = connection
         self.parameters = _NO_PARAMETERS
         self._body = b""
-        self._left = begun.end + begun.length - len(data)  # missing bytes; of a chunked body 1
-        self._whole: BytesIO | None = None  # received bytes, while some are missing
-        self._pieces: deque[bytes] | None = None  # of a compressed body, instead
+        self._left = begun.end + begun.length - len(data)  # missing bytes; 1 for a chunked body
+        self._whole: BytesIO | None = None  # received bytes of an incomplete body
+        self._pieces: deque[bytes] | None = None  # received bytes of a compressed body
         self._chunks: AnswerParser | None = None
         self._refusal: GatewayError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._invited = False  # the client has got its 100 Continue
+        self._invited = False  # 100 Continue was sent to the client
         extra = 0
-        if begun.end > CACHED_BYTES:  # it is not cached, so its bytes and fields are this request's
+        if begun.end > CACHED_BYTES:  # it is not cached, so its bytes and fields belong to this request
             extra = begun.end * (HEAD_COPIES - 1)
         lease.head = begun.end + extra
         if head.chunked:
@@ -93,16 +95,16 @@ class HttpRequest(ClientRequest):
 
     @property
     def lingers(self) -> bool:
-        """Whether the connection may linger after the answer: only if the budget has room for the head."""
+        """True if the connection may linger after the answer: only if the budget has room for the head."""
         return self.lease.held >= self.lease.head
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters of the target's query; of one that comes twice the first. O(query)."""
+        """The parameters of the target's query; the first value of a repeated one. O(query)."""
         return dict(reversed(parse_qsl(self.target.partition("?")[2], keep_blank_values=True)))
 
     def feed(self, data: bytes) -> bytes:
-        """Take the missing bytes of the body. Returns those behind the request."""
+        """Take the missing bytes of the body. Returns the bytes behind the request."""
         if not self._left:
             return data
         if self._chunks is not None:
@@ -115,7 +117,7 @@ class HttpRequest(ClientRequest):
         return data[len(piece) :]
 
     def _feed_chunks(self, chunks: AnswerParser, data: bytes) -> bytes:
-        """After a refusal nothing more is read."""
+        """Parse chunks. After a refusal nothing more is read."""
         if self._refusal is not None:
             return b""
         try:
@@ -126,12 +128,12 @@ class HttpRequest(ClientRequest):
         self._add(piece, 0)
         if not chunks.complete:
             return b""
-        self._left, self._chunks = 0, None  # which refers to what came behind the request
+        self._left, self._chunks = 0, None  # the parser refers to the bytes behind the request
         self._finish()
         return chunks.rest
 
     def _add(self, piece: bytes, left: int) -> None:
-        """left: bytes that are to come, as far as that is known."""
+        """Store a piece of the body. left: known number of bytes still missing."""
         if self._refusal is not None:
             return
         body = self.lease.held - self.lease.head + len(piece)
@@ -145,7 +147,7 @@ class HttpRequest(ClientRequest):
             self._store(piece)
 
     def _store(self, piece: bytes) -> None:
-        """Of a compressed body."""
+        """Store a piece of a compressed body."""
         if self._pieces is not None:
             self._pieces.extend(piece[at : at + PIECE] for at in range(0, len(piece), PIECE))
             self._wake()
@@ -158,7 +160,7 @@ class HttpRequest(ClientRequest):
             raise self._refusal
 
     async def _more(self) -> None:
-        """Wait until more has come, or nothing more will."""
+        """Wait for more bytes, the end, or a refusal."""
         if self.head.expects and not self._invited and self.connection.transport:
             self._invited = True
             self.connection.transport.write(CONTINUE)
@@ -181,7 +183,7 @@ class HttpRequest(ClientRequest):
         return self.take()
 
     async def _inflated(self, pieces: deque[bytes], inflater: Inflater) -> bytes:
-        """Decompress slice by slice as it comes, in turns with other requests."""
+        """Decompress slice by slice while bytes arrive, in turns with other requests."""
         made, lease, turns = BytesIO(), self.lease, turns_of(asyncio.get_running_loop())
         while True:
             if self._refusal:
@@ -202,7 +204,7 @@ class HttpRequest(ClientRequest):
         return made.getvalue()
 
     def caller(self) -> Caller:
-        """O(1) if its head is cached."""
+        """The caller that the head names. O(1) if the head is cached."""
         head = self.head
         if head.caller is None:
             head.caller = caller = caller_of(head.fields)
@@ -230,26 +232,26 @@ class HttpRequest(ClientRequest):
         return body
 
     def close(self) -> None:
-        """End of the request: drop its body, whoever still refers to the request."""
+        """End of the request: drop its body, even if the object is still referenced."""
         self._drop()
         self.lease.close()
 
     def refuse_unread(self, size: int) -> None:
-        """The budget has no room for bytes of it that are not parsed yet."""
+        """Refuse the request: the budget has no room for its unparsed bytes."""
         self._refuse_size(self.lease.held - self.lease.head + size)
 
     def _finish(self) -> None:
         if self._whole is not None:
-            self._body, self._whole = self._whole.getvalue(), None  # not a copy: BytesIO hands its buffer over
+            self._body, self._whole = self._whole.getvalue(), None  # no copy: BytesIO hands its buffer over
         self._wake()
 
     def _may_come(self, length: int) -> bool:
-        """Whether the budget has room for the rest of the body now."""
+        """True if the budget has room for the rest of the body now."""
         lease = self.lease
         return peak_of(length) <= lease.account.largest and lease.fits(self._left)
 
     def _refuse_size(self, body: int) -> None:
-        """body: the size of the whole body."""
+        """Refuse the request for its size. body: the size of the whole body."""
         self._refuse(over_budget(peak_of(body), self.lease.account.largest, body))
 
     def _refuse(self, error: GatewayError) -> None:

@@ -1,11 +1,11 @@
 """Parser of requests' heads. Pure.
 
-All HTTP programs that a request passes have to agree on where it ends (RFC 9112, section 11.2), so whatever some of them might
-read differently is refused: two lengths, a length beside a transfer coding, a coding but `chunked`, folded lines, bare CR
-or LF, spaces before a colon, control characters, a repeated header that must come once. The same holds for the path that the
+All HTTP programs that a request passes must agree on its end (RFC 9112, section 11.2), so everything that some of them might
+read differently is refused: two lengths, a length beside a transfer coding, a coding other than `chunked`, folded lines, bare
+CR or LF, spaces before a colon, control characters, a repeated header that must be unique. The same holds for the path that the
 gateway forwards: no fragment, no dot segment in any spelling.
 
-The heads of one client mostly differ in their length only: parsed heads are cached without it, with the values derived from
+The heads of one client mostly differ only in their length: parsed heads are cached without it, with the values derived from
 them. So a plain request costs two searches and a look-up.
 """
 
@@ -46,20 +46,20 @@ _ONCE: Final = frozenset(
 )
 _METHODS: Final = frozenset(b"DELETE GET HEAD OPTIONS PATCH POST PUT TRACE".split())
 _FRAMING: Final = frozenset([b"content-length", b"transfer-encoding"])
-_NOT_ASKED: Final = "\r"  # no value has it
+_NOT_ASKED: Final = "\r"  # cannot be a header's value
 
 
 class HeaderFields:
     """A head's headers, by names in any case. raw: the first value of each, by names in lower case.
 
-    Looked-up values are cached as text: only the gateway's code looks them up, so there is a handful of names.
+    Values that were looked up are cached as text: only the gateway's code looks them up, so there are few names.
     """
 
     __slots__ = ("_asked", "_pairs", "raw")
 
     def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
         self.raw = {name.lower(): value for name, value in reversed(pairs)}
-        self._pairs = pairs if len(self.raw) < len(pairs) else []  # where a name comes twice
+        self._pairs = pairs if len(self.raw) < len(pairs) else []  # only if a name is repeated
         self._asked: dict[str, str | None] = {}
 
     def get(self, name: str, /) -> str | None:
@@ -67,7 +67,7 @@ class HeaderFields:
         return asked if asked is not _NOT_ASKED else self._find(name)
 
     def joined(self, name: str) -> str:
-        """All values of a header that is a list, "" if it is absent."""
+        """All values of a header that is a list, joined by commas; "" if it is absent."""
         if not self._pairs:
             return self.get(name) or ""
         return ",".join(_text(value) for each, value in self._pairs if each.lower() == name.lower().encode("ascii"))
@@ -77,7 +77,7 @@ class HeaderFields:
 
     @property
     def distinct(self) -> bool:
-        """Whether no name comes twice."""
+        """True if no name is repeated."""
         return not self._pairs
 
     def __contains__(self, name: str) -> bool:
@@ -95,10 +95,10 @@ class HeaderFields:
 class RequestHead:
     """A head without the Content-Length that `read_head` has found. Cached.
 
-    target: path and query as they go to a replica. path: decoded, without its query. http11: HTTP/1.1, else 1.0. length: of a
-    Content-Length in an unusual spelling; -1: none. coding: the content coding. expects: the client waits for a 100.
-    simple: HTTP/1.1, no name in the target, no header twice. Derived from it: upstream_lines, its header lines for a replica;
-    direct, whether it came without a proxy (`access.py`); caller, named in it.
+    target: path and query for a replica. path: decoded, without its query. http11: HTTP/1.1, else 1.0. length: of a
+    Content-Length in an unusual spelling; -1: none. coding: the content coding. expects: the client waits for a 100. simple:
+    HTTP/1.1, no host in the target, no repeated header. Derived values: upstream_lines, its header lines for a replica; direct,
+    True if it came without a proxy (`access.py`); caller, as named in it.
     """
 
     __slots__ = (
@@ -149,7 +149,7 @@ class RequestHead:
 
 
 class RequestStart:
-    """The request at the start of some bytes. length: of its body, if it is not chunked; end: offset of its body."""
+    """The request at the start of some bytes. length: of its body, unless it is chunked. end: offset of its body."""
 
     __slots__ = ("end", "head", "length")
 
@@ -160,7 +160,7 @@ class RequestStart:
 
 
 def read_head(data: bytes) -> RequestStart | None:
-    """The request at the start of `data`; None: its head is incomplete. Raises GatewayError for what is no valid request."""
+    """The request at the start of `data`; None: its head is incomplete. Raises GatewayError for an invalid request."""
     end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
     if end == 3:
         check_begin(data)
@@ -193,7 +193,7 @@ def check_begin(data: bytes | bytearray) -> None:
 
 
 def _parse(data: bytes) -> RequestHead:
-    """data: a whole head, its Content-Length removed. Raises GatewayError."""
+    """Parse a whole head without its Content-Length. Raises GatewayError."""
     found = _HEAD.fullmatch(data)
     if found is None:
         raise _refusal_of(data)
@@ -201,7 +201,7 @@ def _parse(data: bytes) -> RequestHead:
         raise line_too_long(MAX_LINE_BYTES)
     pairs = _FIELD.findall(found[4])
     if any(b"\t" in value and name.lower() in _FRAMING for name, value in pairs):
-        raise invalid_http("there is a tab in its framing")  # which not every parser strips
+        raise invalid_http("there is a tab in its framing")  # not every parser strips tabs
     headers = [(name, value.strip(b" \t")) for name, value in pairs]
     if len(headers) > MAX_FIELDS:
         raise invalid_http("it has too many headers")
@@ -253,7 +253,7 @@ def _target_of(target: bytes) -> tuple[str, str]:
         text = found[1] if found[1].startswith("/") else "/" + found[1]
     if not text.startswith("/") and text != "*":
         raise invalid_http("its target is no path")
-    if "#" in text:  # servers cut it off, and would take the path for another one than the gateway does
+    if "#" in text:  # servers remove a fragment, and would read another path than the gateway
         raise invalid_http("the target has a fragment")
     path = text.partition("?")[0]
     if has_dot_segment(path):
@@ -262,7 +262,7 @@ def _target_of(target: bytes) -> tuple[str, str]:
 
 
 def has_dot_segment(path: str) -> bool:
-    """Whether a path has a segment `.` or `..`, in any spelling that some server accepts.
+    """True if a path has a segment `.` or `..`, in any spelling that some server accepts.
 
     The gateway would forward it unchanged, and the replica, or a proxy before it, would resolve it: the request would reach a
     path that the gateway does not forward.

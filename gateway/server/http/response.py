@@ -1,7 +1,7 @@
 """Writes answers to the connection's transport.
 
-An answer is framed by its length, else chunked, else (HTTP/1.0) by the end of the connection; if it breaks off, that connection
-is reset. The connection (`connection.py`) pauses and resumes the replica's while its client does not keep up.
+An answer is framed by its length, else by chunks, else (HTTP/1.0) by the end of the connection; if such an answer breaks off,
+the connection is reset. The client's connection (`connection.py`) pauses and resumes the replica's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from gateway.request.client import ClientReply
 from gateway.upstream.client import PausableSource
 
-MAX_JOINED: Final = 1 << 16  # bytes of a body that is written in one buffer with the head
+MAX_JOINED: Final = 1 << 16  # bytes; a body up to this size is written in one buffer with the head
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: closing resets
 _BODILESS: Final = frozenset([204, 304])
@@ -45,8 +45,8 @@ _dates = Dates()
 
 
 def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
-    """Drop a connection within an answer. until_end: the answer lasts as long as the connection: reset it, because a plain end
-    would look like that of a complete answer.
+    """Drops a connection within an answer. until_end: the answer lasts as long as the connection, which is then reset, because
+    a regular end would look like the end of a complete answer.
     """
     if until_end:
         sock: socket.socket = transport.get_extra_info("socket")
@@ -56,9 +56,10 @@ def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
 
 
 class ReplyConnection(Protocol):
-    """What a reply needs of the client's connection. source: the replica's answer to pause; reply: the one that has begun.
+    """The part of the client's connection that a reply uses. source: the replica's answer to be paused. reply: the reply that
+    has begun.
 
-    writing_paused: the client does not keep up. drained: wait until it does; raises ConnectionError if it leaves.
+    writing_paused: the client does not read. drained: waits until it reads; raises ConnectionError if it disconnects.
     """
 
     source: PausableSource | None
@@ -82,7 +83,7 @@ class HttpReply(ClientReply):
         patience_s: float,
     ) -> None:
         """http11: the client speaks HTTP/1.1, else 1.0. to_head: the request was a HEAD. keep_alive: the connection may be
-        reused. patience_s: limit on waiting for the client to read.
+        reused. patience_s: time limit for the client to read.
         """
         super().__init__()
         self._connection = connection
@@ -90,7 +91,7 @@ class HttpReply(ClientReply):
         self._http11 = http11
         self._to_head = to_head
         self._patience_s = patience_s
-        self._chunked = self._until_end = False  # how the body is framed
+        self._chunked = self._until_end = False  # the framing of the body
         self.keep_alive = keep_alive
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
@@ -117,7 +118,7 @@ class HttpReply(ClientReply):
             first = b"%x\r\n%b\r\n" % (len(first), first)
         self.begun = True
         self._connection.reply = self
-        apart = len(first) > MAX_JOINED  # written without a copy of it
+        apart = len(first) > MAX_JOINED  # then it is written separately, without a copy
         server = b"Server: warmroute\r\n\r\n"
         self._write(b"".join((start, headers, framing, _dates.line(time.time()), server, b"" if apart else first)))
         if apart:

@@ -1,1 +1,1 @@
-"""How a replica is connected to: its key, TLS, and what its server survives."""
+"""Access to a replica: its key, TLS, and connections to fragile servers."""

@@ -1,4 +1,4 @@
-"""The credentials for one replica, read in a thread and kept fresh while calls go there."""
+"""The credentials for one replica, read in a thread and renewed while calls are sent there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("warmroute.replicas")
 
 
 class NotReady:
-    """A Connector for an https URL whose TLS options were not read yet: without them no connection is made."""
+    """A Connector for an https URL whose TLS options were not read yet: it refuses every connection."""
 
     async def connect(self, timeout_s: float) -> Connection:
         raise ReplicaFailure(NO_ACCESS, "its TLS options were not read yet", reached=0)
@@ -26,7 +26,8 @@ class NotReady:
 
 
 class UpstreamAccess:
-    """`ready` before each call. credentials: None until they were read. renewed: called when others are in force.
+    """The credentials of one replica; call `ready` before each call. credentials: None until they were read. renewed: called
+    with new credentials.
 
     url: for logs. contexts: shared by all replicas. secure: it is an https URL with TLS options.
     """
@@ -52,7 +53,7 @@ class UpstreamAccess:
     async def ready(self, within_s: float) -> None:
         """Read the key and the TLS files, if that was never done, or they have changed. Raises ReplicaFailure.
 
-        They are looked at every RECHECK_S. What cannot be read again stays as it was.
+        They are checked every RECHECK_S. If they cannot be read again, the former credentials stay.
         """
         now = asyncio.get_running_loop().time()
         if self.credentials is not None and now - self._checked_at < RECHECK_S:

@@ -1,12 +1,12 @@
-"""A replica's key and TLS files, as they are now.
+"""A replica's key and TLS files.
 
     options (names of variables and files) ── load ──► Credentials (header lines, SSL context) ── stale? ──► load again
 
-The configuration names the places only. What is there is read when the replica is first connected to, and again when a file has
-changed; looked at every RECHECK_S at most, while requests or probes go there. A secret that cannot be read is a failure of the
-replica, with the reason for operators: the client's own key never takes its place.
+The configuration only names variables and files. They are read before the first connection to the replica, and again when a
+file has changed, which is checked at most every RECHECK_S while requests or probes are sent there. A secret that cannot be read
+is a failure of the replica, with the reason for operators: the client's own key never replaces it.
 
-A key is in no text that is logged, shown, or raised from here.
+No text that is logged, shown or raised here contains a key.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_KEY_BYTES: Final = 16 << 10
 MAX_CONTEXTS: Final = 256
 MAX_PEM_BYTES: Final = 4 << 20  # a bundle of all authorities has 250 kB
 
-_KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*")  # of one line of a header
+_KEY: Final = re.compile(r"[!-~]+(?: [!-~]+)*")  # fits into one line of a header
 _CREDENTIALS: Final = re.compile(rb"^(?:authorization|x-api-key|api-key):[^\r\n]*\r\n", re.IGNORECASE | re.MULTILINE)
 
 _OF_CLIENTS: Final = re.compile(
@@ -35,11 +35,11 @@ _OF_CLIENTS: Final = re.compile(
 )
 
 Version = tuple[int, ...] | None
-"""Of a file: it differs when the file has changed. None: it cannot be looked at."""
+"""Identifies the content of a file: it differs when the file has changed. None: the file is inaccessible."""
 
 
 class Credentials:
-    """What was read. authorization: a header line, b"" without a key of the gateway's own. tls: None for http URLs."""
+    """The read credentials. authorization: a header line, b"" without a key of the gateway. tls: None for http URLs."""
 
     __slots__ = ("authorization", "tls", "versions")
 
@@ -49,11 +49,11 @@ class Credentials:
         self.versions = versions
 
     def is_stale(self) -> bool:
-        """Whether one of the files has changed since. A call of `stat` for each."""
+        """True if one of the files has changed. A call of `stat` for each."""
         return any(version_of(path) != seen for path, seen in self.versions.items())
 
     def headers(self, lines: bytes) -> bytes:
-        """A client's header lines for the replica: with the gateway's key in place of the client's keys, if there is one."""
+        """A client's header lines for the replica: the gateway's key, if there is one, replaces the client's keys."""
         if not self.authorization:
             return lines
         return _CREDENTIALS.sub(b"", lines) + self.authorization
@@ -63,14 +63,14 @@ class Credentials:
 
 
 class TlsContexts:
-    """Contexts of TLS options, each made once: replicas with the same options and files share one. For threads."""
+    """SSL contexts of TLS options, each created once: replicas with the same options and files share one. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[TlsConfig, tuple[Mapping[str, Version], ssl.SSLContext]] = {}
 
     def of(self, tls: TlsConfig) -> ssl.SSLContext:
-        """Raises ReplicaFailure that names the file."""
+        """The context of these options. Raises ReplicaFailure that names the file."""
         with self._lock:
             versions = {path: version_of(path) for path in _files(tls)}
             known = self._made.get(tls)
@@ -78,7 +78,7 @@ class TlsContexts:
                 return known[1]
             made = context_of(tls)
             if len(self._made) >= MAX_CONTEXTS:
-                self._made.clear()  # those in use stay with their replicas
+                self._made.clear()  # replicas keep the contexts that they use
             self._made[tls] = versions, made
             return made
 
@@ -87,16 +87,18 @@ class TlsContexts:
 
 
 def without_client_keys(lines: bytes) -> bytes:
-    """A client's header lines without its keys for this gateway, and without a tenant that it may have made up."""
+    """A client's header lines without its keys for this gateway, and without a tenant header, which the client may have
+    forged.
+    """
     return _OF_CLIENTS.sub(b"", lines)
 
 
 def load(
     key: KeyConfig | None, tls: TlsConfig | None, contexts: TlsContexts | None, env: Mapping[str, str] = os.environ
 ) -> Credentials:
-    """Read all of it; blocks for some milliseconds. contexts: None for an http URL. Raises ReplicaFailure."""
+    """Read the key and the TLS files; blocks for some milliseconds. contexts: None for an http URL. Raises ReplicaFailure."""
     files = [*([key.file] if key and key.file else ()), *(_files(tls) if tls else ())]
-    versions = {path: version_of(path) for path in files}  # first: what changes meanwhile is read again
+    versions = {path: version_of(path) for path in files}  # before reading: a file that changes meanwhile is read again
     context = contexts.of(tls) if contexts is not None and tls is not None else None
     return Credentials(_authorization(key, env) if key else b"", context, versions)
 
@@ -114,7 +116,7 @@ def version_of(path: str) -> Version:
 
 
 def context_of(tls: TlsConfig) -> ssl.SSLContext:
-    """Raises ReplicaFailure that names the file."""
+    """An SSL context of these options. Raises ReplicaFailure that names the file."""
     for path in _files(tls):
         _read(path, MAX_PEM_BYTES)
     try:
@@ -127,7 +129,7 @@ def context_of(tls: TlsConfig) -> ssl.SSLContext:
 
 
 def _add_own(context: ssl.SSLContext, tls: TlsConfig) -> None:
-    """The gateway's certificate. Raises ReplicaFailure."""
+    """Add the gateway's certificate. Raises ReplicaFailure."""
     try:
         # Without a password function OpenSSL would ask for one on the terminal.
         context.load_cert_chain(tls.cert_file, tls.key_file or None, password=lambda: "")
@@ -137,20 +139,20 @@ def _add_own(context: ssl.SSLContext, tls: TlsConfig) -> None:
 
 
 def _authorization(key: KeyConfig, env: Mapping[str, str]) -> bytes:
-    """Raises ReplicaFailure, without any part of the key."""
+    """The header line of the key. Raises ReplicaFailure, without any part of the key."""
     text = env.get(key.env, "") if key.env else _read(key.file, MAX_KEY_BYTES).decode("utf-8", "replace")
     text = text.strip()
     if not text:
-        raise _no_access(f"its key cannot be had: {key.place} is {'not set' if key.env else 'empty'}")
+        raise _no_access(f"its key is missing: {key.place} is {'not set' if key.env else 'empty'}")
     if not _KEY.fullmatch(text):
         raise _no_access(f"its key cannot be used: {key.place} has more than one line of printable ASCII characters")
     return b"Authorization: Bearer %b\r\n" % text.encode("ascii")
 
 
 def _read(path: str, most: int) -> bytes:
-    """Raises ReplicaFailure."""
+    """The content of a file. Raises ReplicaFailure."""
     try:
-        if not Path(path).is_file():  # to open a pipe would block
+        if not Path(path).is_file():  # opening a pipe would block
             raise _no_access(f"the file {path} {'is not a regular file' if os.path.exists(path) else 'does not exist'}")
         with open(path, "rb") as file:
             data = file.read(most + 1)

@@ -1,18 +1,19 @@
-"""Connections to a server that serves one at a time, and that crashes at a connection that it cannot read a request from.
+"""Connections to a server that serves one request at a time, and crashes at a connection without a complete request.
 
-Distributed-Llama's API is one: it crashes when a connection closes before the whole request was there. So:
+Distributed-Llama's API crashes when a connection closes before a whole request was received. So:
 
 - One connection at a time; further requests wait here for their turn, first come, first served.
 - No connection is opened ahead of need, kept for another request, or opened to two addresses in parallel.
-- Once connecting has begun it is awaited, also if the request is cancelled meanwhile: a connection that nobody wants any more
-  gets a harmless request, and is closed after its answer has begun.
-- A connection is closed when its whole request has left this process, whatever has become of the request's client.
-- That of a request whose client leaves before the answer begins stays open until it does: the server works on meanwhile, for
-  it notices only when it writes that nobody reads. The turn lasts until then, or until the request's first-byte timeout. A
-  probe's connection is closed at once, for a server that does not answer probes is to be noticed.
+- Once connecting has begun it is awaited, even if the request is cancelled: then the unused connection gets a harmless request,
+  and
+  is closed after its answer has begun.
+- A connection is closed only after its whole request has left this process, even if the client has disconnected.
+- If a client disconnects before the answer begins, the connection stays open until the answer begins: the server works on,
+  because it notices a missing reader only when it writes. The turn lasts until then, or until the request's first-byte timeout.
+  A probe's connection is closed at once, because a server that does not answer probes must be noticed.
 
-What remains: the gateway's own process may be killed between connecting and sending, which takes microseconds. And a server
-that does not read: after SEND_S a connection is closed within its request.
+Two risks remain. The gateway's process may be killed between connecting and sending, which takes microseconds. And a server may
+not read: after SEND_S a connection is closed within its request.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from gateway.upstream.connection import Connection
 from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.timeouts import UpstreamTimeouts
 
-# Linux tries to connect for 127 s. We give up after 30 s: five SYNs were not answered by then, and it is unlikely that the
-# server accepts at that very moment.
+# Linux tries to connect for 127 s. The gateway gives up after 30 s: five SYNs were not answered by then, and it is unlikely
+# that the server accepts at that very moment.
 DIAL_S: Final = 30.0
-SEND_S: Final = 120.0  # for a whole request to be sent, from when its client has left
+SEND_S: Final = 120.0  # for the rest of a request to be sent, after its client has disconnected
 
 
 class FragilePool(ConnectionPool):
-    """See the top of this file. `turn` before `connect`; `give_back` ends the turn, as does a `connect` that fails.
+    """Connections to a fragile server (see the module). `turn` before `connect`; `give_back` ends the turn, as does a failed
+    `connect`.
 
-    turns: the lock of the server, which all pools of it have in common. dismissal: the harmless request.
+    turns: the lock of the server, shared by all of its pools. dismissal: the harmless request.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class FragilePool(ConnectionPool):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is there, or the server still works for one."""
+        """True if a request is running, or the server still works for one."""
         return self._turns.locked()
 
     async def turn(self, within_s: float) -> None:
-        """Wait until no other request is there. Raises ReplicaFailure."""
+        """Wait until no other request is running. Raises ReplicaFailure."""
         try:
             async with asyncio.timeout(within_s):
                 await self._turns.acquire()
@@ -86,7 +88,7 @@ class FragilePool(ConnectionPool):
             raise
 
     def give_back(self, connection: Connection) -> None:
-        """Close it once its request was sent, and its answer has begun: at once, mostly. Ends the turn then."""
+        """Close the connection once its request was sent, and its answer has begun: mostly at once. Then the turn ends."""
         sent = asyncio.Event()
         connection.when_sent(sent.set)
         if sent.is_set() and not self._works_on(connection):
@@ -98,7 +100,7 @@ class FragilePool(ConnectionPool):
         self._keep(asyncio.ensure_future(self._dismiss(dial)))
 
     async def _dismiss(self, dial: asyncio.Future[Connection]) -> None:
-        """Nobody wants the connection any more, but it may have been made, or will be. Ends the turn."""
+        """Dismiss an unused connection, which may have been made, or will be. Ends the turn."""
         connection = None
         try:
             with contextlib.suppress(ReplicaFailure, GatewayError):
@@ -111,7 +113,7 @@ class FragilePool(ConnectionPool):
             self._turns.release()
 
     def _works_on(self, connection: Connection) -> bool:
-        """Whether it is a request's, not a probe's, and the server has not begun its answer."""
+        """True if the connection carries a request, not a probe, and the server has not begun its answer."""
         return self.carries(connection) and connection.awaits_answer
 
     async def _end_later(self, connection: Connection, sent: asyncio.Event) -> None:
@@ -121,7 +123,7 @@ class FragilePool(ConnectionPool):
                     await sent.wait()
             if sent.is_set() and self._works_on(connection):
                 with contextlib.suppress(ReplicaFailure):
-                    await connection.wait()  # no longer than its timeouts allow
+                    await connection.wait()  # limited by its timeouts
         finally:
             self._end(connection)
 

@@ -1,4 +1,4 @@
-"""How connections to a replica are made, as the configuration and the table of engines have it."""
+"""Options of connections to a replica, from the configuration and the table of engines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 from gateway.config.schema import KeyConfig, TlsConfig
 
 Endpoints = frozenset[tuple[str, str]]
-"""(method, path) of each."""
+"""(method, path) of each endpoint."""
 
 
 class ConnectionOptions:
-    """key: where the gateway's key for it is; None: clients' keys go on. tls: for https URLs. server_name: in its certificate,
-    "" for the URL's host. fragile: the only endpoints of a server that crashes when it is sent anything else than a whole, well
-    formed request to one of them, and that serves one at a time (`fragile.py`); None: it is a usual one. addresses: of the
-    URL's host; (): it is looked up.
+    """key: the gateway's key for the replica; None: clients' keys are sent. tls: for https URLs. server_name: in its
+    certificate, "" for the URL's host. fragile: the only endpoints of a server that crashes at anything but a complete,
+    well-formed request to one of them, and that serves one at a time (`fragile.py`); None for other servers. addresses: of the
+    URL's host; (): they are looked up.
     """
 
     __slots__ = ("addresses", "fragile", "key", "tls")

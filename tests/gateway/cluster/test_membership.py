@@ -365,8 +365,8 @@ async def test_one_url_under_two_names_of_sources_is_one_replica() -> None:
             await eventually(lambda: "z" in there(run))
             assert there(run) == {one.name, "z"}, "the sources by their names, whoever has answered first"
             assert sorted(each.why for each in membership.rejected) == [
-                f"its URL is that of {one.name} already",
-                "its URL is that of z already",
+                f"{one.name} has its URL already",
+                "z has its URL already",
             ]
 
 
@@ -636,7 +636,7 @@ async def test_a_drain_of_a_replica_that_has_been_removed_says_what_drains_now(*
         control.first = leave
         status, _, answer = await run.post({"name": "x"}, path="/warmroute/drain")
         assert (status, answer["error"]["code"], answer["error"]["param"]) == (409, "replica_removed", "name")
-        assert (f"What has its name now, {three.url}, is draining." in answer["error"]["message"]) is back
+        assert (f"Another replica has its name now, {three.url}, and is draining." in answer["error"]["message"]) is back
 
 
 async def test_no_command_waits_for_the_first_probe_of_an_addition() -> None:
@@ -687,7 +687,7 @@ async def test_neither_the_gateway_itself_nor_a_name_that_is_taken_is_added() ->
     async with FakeReplica() as one, FakeReplica() as two, running(one, listen="127.0.0.1:8999") as run:
         membership = run.gateway.local.membership
         itself, taken = Member("self", "http://localhost:8999", "default"), Member(one.name, two.url, "default")
-        for refused, why in ((itself, "is this gateway itself"), (taken, "from configuration already")):
+        for refused, why in ((itself, "is this gateway itself"), (taken, "a replica from configuration has its name")):
             with pytest.raises(ConfigError, match=why):
                 await membership.add(refused)
         assert [state.name for state in run.gateway.fleet.replicas] == [one.name]
@@ -767,7 +767,7 @@ async def test_an_operator_does_not_take_the_name_of_a_source_s_replica(caplog: 
             assert (state := run.gateway.fleet.named("pod"))
             assert state.url == one.url
             assert membership.source_of("pod") == "operators"
-            assert "its name is that of a replica from operators already" in [
+            assert "a replica from operators has its name already" in [
                 getattr(record, "error", "") for record in caplog.records
             ]
 

@@ -73,8 +73,7 @@ def test_variables_and_files_that_are_not_here_are_notes(
     out, err = capsys.readouterr()
     assert ": good: " in out
     assert [line.removeprefix(f"warmroute: note: {file}:") for line in err.splitlines()] == [
-        "4: pools[0].replicas[0].key: not on this machine: its key cannot be had: "
-        "the environment variable NOT_THERE is not set",
+        "4: pools[0].replicas[0].key: not on this machine: its key is missing: the environment variable NOT_THERE is not set",
         f"7: pools[0].replicas[1].tls: not on this machine: the file {tmp_path}/ca.pem does not exist",
         f"11: discovery[0].key: not on this machine: the file {tmp_path}/key does not exist",
         f"13: sharing: not on this machine: the file {tmp_path}/valkey.pem does not exist",

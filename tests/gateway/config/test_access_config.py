@@ -102,15 +102,13 @@ def test_what_is_wrong_is_named(replica: dict[str, Any], error: str) -> None:
 
 
 def test_one_replica_is_connected_to_in_one_way() -> None:
-    error = "its URL is that of pools[0].replicas[0], which has another key"
+    error = "pools[0].replicas[0] has the same URL with another key"
     assert error in refusal({"url": URL, "name": "a", "key": {"env": "A"}}, {"url": URL, "name": "b"})
     assert error in refusal({"url": URL, "name": "a", "engine": "ollama"}, {"url": URL, "name": "b"})
     pool({"url": URL, "name": "a", "key": {"env": "A"}}, {"url": URL, "name": "b", "key": {"env": "A"}})
     listed = Member("a", URL, "p", key=KeyConfig(env="A"))
     rejected = merge({CONFIGURATION: [listed], "operators": [Member("b", URL, "p")]}, ["p"]).rejected
-    assert [each.why for each in rejected] == [
-        "its URL is that of a, which has another key, other TLS options or another engine"
-    ]
+    assert [each.why for each in rejected] == ["a has the same URL with another key, other TLS options or another engine"]
 
 
 def discovery(**source: Any) -> Any:

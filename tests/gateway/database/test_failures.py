@@ -38,7 +38,7 @@ async def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "bad.sqlite"
     bad.write_bytes(b"no database at all" * 100)
     for path, wanted in (
-        (bad, f"the database {bad}: file is not a database (it is something else, or damaged:"),
+        (bad, f"the database {bad}: file is not a database (it is no SQLite database, or damaged:"),
         (tmp_path, f"the database {tmp_path}: Is a directory (name a file)"),
         (bad / "a.sqlite", f"the database {bad}/a.sqlite: File exists: {bad} (is the path right?)"),
     ):

@@ -171,7 +171,7 @@ async def test_a_model_whose_replicas_all_drain_is_not_called_down() -> None:
             assert (await run.post({"name": replica.name}, "/warmroute/drain"))[0] == 200
         code, _, body = await run.post()
         assert (code, body["error"]["code"]) == (503, "no_replica_available")
-        assert "takes new requests: those that are up are draining" in body["error"]["message"]
+        assert "takes new requests: the replicas that are up are draining" in body["error"]["message"]
         assert f"{one.name} (draining)" in body["error"]["message"]
         _, _, body = await run.post(headers={"X-Forwarded-For": "203.0.113.5"})
         assert "draining. Retry." in body["error"]["message"]

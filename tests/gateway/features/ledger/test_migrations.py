@@ -127,7 +127,7 @@ async def test_a_later_version_is_refused_and_untouched(url: str) -> None:
         await store.write(maker().batch(Entries().of(record()), NOON))
         await database.write(lambda each: each.execute(text("UPDATE warmroute_ledger_schema SET version = 99")))
         before = await database.read(all_rows), await database.read(all_sums)
-        with pytest.raises(StoreFailed, match=r"version 99 .* a later release: this one knows versions up to 2"):
+        with pytest.raises(StoreFailed, match=r"version 99 .* a later release: this release knows versions up to 2"):
             await opened(url)
         assert (await database.read(all_rows), await database.read(all_sums)) == before
         assert await database.read(version) == [99]
