@@ -3,9 +3,9 @@
     Router.choose, Booking.first_token, move, close ──► Journal ──► (transport) ──► Follower.apply, in each other router
 
 The log has decisions, not their reasons: a follower books, credits, learns and closes as the deciding router did, so that its
-index, ledger and learned speeds converge to the same state. That a replica has restarted or left, each router is told by its
-own owner; the log has it for routers that begin later. No router waits for another: two may decide within a few
-milliseconds without knowing of each other's decision, as two gateways would.
+index, ledger and learned speeds converge to the same state. Each router learns from its own owner that a replica has restarted
+or left; the log repeats it for routers that begin later. No router waits for another: two may decide within a few milliseconds
+without knowing each other's decision, as two gateways would.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from router.events import (
 from router.types import KEY_BYTES, Outcome
 
 MAX_TOKENS: Final = 1 << 50
-MAX_BLOCKS: Final = 1 << 17  # of a prompt that others are told of; what is beyond them only the deciding router knows
+MAX_BLOCKS: Final = 1 << 17  # of a prompt in the log; only the deciding router knows blocks beyond it
 
 
 class Journal:

@@ -4,14 +4,14 @@
 one call without an await: two requests can never decide on the same stale state. The credit comes at booking, not at the
 answer, so that a burst of similar prompts goes to one replica.
 
-The credit is pending until the first token (or a good end) shows that the replica has computed the prompt. Only then are
-blocks evicted for it. A prompt that the engine refuses leaves no trace, and the part beyond the replica's context (or, where
-that is unknown, its cache size) is not credited.
+The credit is pending until the first token (or a good end) shows that the replica has computed the prompt. Only then are blocks
+evicted for it. A prompt that the engine refuses leaves no trace, and the part beyond the replica's context (or its cache size,
+if the context is unknown) is not credited.
 
 The index is corrected by events: a failure removes a pending credit, a replica that leaves or restarts is purged, and the
 engine's reported cached tokens reveal restarts and cache sizes (`evidence.py`). If less of a prompt was cached than predicted,
-other prompts keep their entries: this one was computed and is held now, and it is weak evidence on others that share a part of
-it (the engine may have rendered another prompt than we did).
+other prompts keep their entries: this prompt was computed and is held now, and it is weak evidence on others that share a part
+of it (the engine may have rendered another prompt than the gateway).
 
 Several routers may route for the same replicas: each keeps a journal of its bookings, which the others follow
 (`replication_log.py`, `follower.py`).
@@ -40,13 +40,13 @@ from router.replication_log import Journal
 from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision, Outcome, Prompt, Random, Replica
 
 MAX_TOKENS_PER_UNIT: Final = 100  # an image has few bytes of canonical text, and up to a thousand tokens
-SHRINK_BYTES: Final = 1 << 18  # per sweep after the index bound was lowered: all at once would be a long pause
+SHRINK_BYTES: Final = 1 << 18  # per sweep after the index bound was lowered: one large step would be a long pause
 TURN_TOKENS: Final = 4096  # a match of this length counts fully for the gap between turns: short matches are coincidental
 LONG_S: Final = 1.0  # after a longer request its blocks are credited again, as used at its end
 
 
 class Router(Owner):
-    """See the top of this file. Time is an argument, chance comes through the constructor; no call blocks."""
+    """Routes prompts (see the module). Time is an argument, chance comes through the constructor; no call blocks."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Router(Owner):
         policies: Policies = POLICIES,
         promise_wait_s: float = WAIT_S,
     ) -> None:
-        """policy: one of `policies`. journal: records what is booked here, for other routers. promise_wait_s: the longest queue
-        that a promised prefix is worth (`learning/promises.py`).
+        """policy: one of `policies`. journal: records local bookings, for other routers. promise_wait_s: maximum queue in
+        seconds before a promised prefix (`learning/promises.py`).
         """
         self.journal = journal
         self.followed: Callable[[Booking], None] | None = None  # called with each decision of another router
@@ -107,7 +107,7 @@ class Router(Owner):
     def add(self, replica: Replica) -> None:
         """A replica joined, or its bounds changed.
 
-        O(1), or O(replicas) where the replica with the shortest context takes longer prompts than before.
+        O(1), or O(replicas) if the replica with the shortest context now accepts longer prompts.
         """
         known, capacity = self._replicas.get(replica.name), replica.capacity_tokens
         self._replicas[replica.name] = replica
@@ -135,19 +135,19 @@ class Router(Owner):
         self.purge(name)
 
     def failing(self, name: str) -> None:
-        """A replica has failed: the owners of other routers should look at it."""
+        """A replica has failed: the owners of other routers should check it."""
         if self.journal:
             self.journal.failing(name)
 
     def purge(self, name: str) -> None:
-        """A replica lost its cache, by this or another router's knowledge. Not recorded in the journal."""
+        """A replica lost its cache, as observed by this or another router. Not recorded in the journal."""
         self.trie.purge(name)
         self._forget(name)
         if evidence := self._evidence.get(name):
             evidence.purged(self.trie.now)
 
     def _forget(self, name: str) -> None:
-        """What is known beside the index of a replica that has lost its cache."""
+        """Forget the learned state outside the index of a replica that has lost its cache."""
         self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
         self.promises.lost(name, self.trie.now)
 
@@ -156,11 +156,11 @@ class Router(Owner):
         return self._replicas.get(name)
 
     def evidence_of(self, name: str) -> Evidence | None:
-        """What is known of a replica's cache; None: there is no such replica."""
+        """The evidence about a replica's cache; None: there is no such replica."""
         return self._evidence.get(name)
 
     def purged_at(self, name: str) -> float:
-        """When a replica lost its cache, as far as that is known; nothing that was used before is held."""
+        """Time at which a replica last lost its cache, as far as known; blocks used before are not held."""
         evidence = self._evidence.get(name)
         return evidence.purged_at if evidence else math.inf
 
@@ -170,7 +170,7 @@ class Router(Owner):
         return -(-evidence.capacity // TOKEN_WEIGHT) if evidence and evidence.capacity is not None else None
 
     def held_tokens(self, name: str) -> int:
-        """Tokens that a replica is believed to hold, including expired ones that are not dropped yet. O(1)."""
+        """Tokens that a replica is believed to hold, including expired blocks that are not dropped yet. O(1)."""
         return self.trie.weight_held_by(name) // TOKEN_WEIGHT
 
     # -- before a request
@@ -187,9 +187,9 @@ class Router(Owner):
         return self._ranked(self._quotes(prompt, replicas, now))
 
     def choose(self, prompt: Prompt, replicas: Collection[str], now: float, *, silent: bool = False) -> Booking:
-        """Book the best and credit it with the prompt. Raises ValueError if there are no candidates.
+        """Book the best and credit it with the prompt. Raises ValueError without candidates.
 
-        silent: the answer is not streamed, so that its first token will not be seen, or that shows no duration of the prefill.
+        silent: the answer is not streamed, or its first token does not show the duration of the prefill.
         """
         quotes = self._quotes(prompt, replicas, now)
         decision = self._decide(quotes)
@@ -263,7 +263,7 @@ class Router(Owner):
         return self.observe(booking, outcome, now)
 
     def observe(self, booking: Booking, outcome: Outcome, now: float) -> bool:
-        """Close a booking of this or another router. The engine's counts are checked before they are used."""
+        """Close a booking of this or another router. The engine's counts are checked before use."""
         prompt, lease = booking.prompt, booking.lease
         if not lease.close(now):
             return False
@@ -286,7 +286,7 @@ class Router(Owner):
             restarted = self._believe(booking, evidence, cached, now)
         else:
             cached = None
-        if lease.prefill_s is not None:  # from what the engine really computed, where it reports that; else from our estimate
+        if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
             lease.load.learn(computed, lease.prefill_s)
         if prompt.session_key:
             self._learn_session(booking, cached)
@@ -298,7 +298,7 @@ class Router(Owner):
         return restarted
 
     def stored(self, number: int, replica: str, model: str, now: float) -> None:
-        """A replica keeps an object of this number, for later requests that name it."""
+        """A replica stores an object of this number, for later requests that name it."""
         if self.journal:
             self.journal.stored(number, replica, model, now)
         self.objects.put(number, replica, model, now)
@@ -306,7 +306,7 @@ class Router(Owner):
     # -- deciding
 
     def _quotes(self, prompt: Prompt, replicas: Collection[str], now: float) -> Quotes:
-        """Raises ValueError if there are no candidates."""
+        """The quotes of a prompt. Raises ValueError without candidates."""
         if not replicas:
             raise ValueError("no replica to choose from")
         quotes = Quotes(self.trie, self.ledger, prompt, self.units_per_token(prompt.scale), replicas, now)
@@ -366,13 +366,13 @@ class Router(Owner):
     def _credit(self, booking: Booking) -> None:
         lease = booking.lease
         name, now = lease.replica, lease.since
-        if not self._least_cost:  # which remembers nothing
+        if not self._least_cost:  # that policy stores nothing
             self._policy.booked(name)
         keys = self._creditable(booking)
         booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         if idle_s is not None:
-            matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # a sibling's numbers may be of two moments
+            matched = max(0, lease.prompt_tokens - lease.uncached_tokens)  # another router's numbers may be of two moments
             next_turn = matched * 2 >= lease.prompt_tokens
             self.ledger.record_return(lease.load, idle_s, min(1.0, matched / TURN_TOKENS), next_turn, now)
 
@@ -387,7 +387,7 @@ class Router(Owner):
         return prompt.keys[: int(most * self.units_per_token(prompt.scale) / prompt.block_units) * KEY_BYTES]
 
     def _record_loss(self, name: str) -> None:
-        """Before the replica's entries go."""
+        """Record the loss of a cache, before the replica's entries are removed."""
         if self.journal and self.trie.held_by(name):
             self.journal.cache_lost(name)
 
@@ -400,12 +400,12 @@ class Router(Owner):
             self.trie.take_back(booking.lease.replica, booking.prompt.keys)
 
     def _clear_pending(self, booking: Booking) -> None:
-        """The booking's credit is no longer pending."""
+        """End the pending state of the booking's credit."""
         self.trie.pending_bytes -= booking.reserved
         booking.pending, booking.tail, booking.reserved = False, None, 0
 
     def _learn_session(self, booking: Booking, cached: int | None) -> None:
-        """Learn how much of what the session left the replica has had beyond the match. cached: tokens, as reported."""
+        """Learn the share of the session that the replica had beyond the match. cached: tokens, as reported."""
         prompt, blocks, scale = booking.prompt, booking.matched_blocks, self.units_per_token(booking.prompt.scale)
         matched, unseen = blocks * prompt.block_units / scale, booking.unseen / scale
         if not booking.unseen:
@@ -417,18 +417,18 @@ class Router(Owner):
         """Learn from the engine's reported cached tokens. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
-        # Tolerance of one block: tokens are an estimate, and an engine's blocks end elsewhere than ours.
+        # Tolerance of one block: tokens are an estimate, and an engine's blocks end at other places.
         lost = held + 1 < matched
         if held > matched + 1:
             evidence.held_more(self.trie.weight_held_by(name), self._block_weight(booking))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
-        if restarted:  # other routers see it by the same counts
+        if restarted:  # other routers infer it from the same counts
             self.purge(name)
         if evidence.capacity != known:
             self.trie.add_replica(name, evidence.capacity)
         elif not (restarted or lost):
             return False
-        self.trie.insert(name, prompt.keys, now, weight=booking.weight)  # this prompt was computed, all of it
+        self.trie.insert(name, prompt.keys, now, weight=booking.weight)  # the whole prompt was computed
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
@@ -452,7 +452,7 @@ class Router(Owner):
         return None if used is None else max(0, used - booking.prompt.blocks * self._block_weight(booking))
 
     def _block_weight(self, booking: Booking) -> int:
-        """What a block of the booking's prompt weighs in the index now."""
+        """The present weight of a block of the booking's prompt in the index."""
         return self.trie.weight_of(booking.prompt.keys, booking.weight)
 
     # -- for metrics and tests
@@ -477,5 +477,5 @@ class Router(Owner):
 
 
 def _context_of(replica: Replica | None) -> float:
-    """The tokens of the longest prompt that a replica can hold, as far as that is known."""
+    """The tokens of the longest prompt that a replica can hold, as far as known."""
     return (replica and (replica.context_tokens or replica.capacity_tokens)) or math.inf

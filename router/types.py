@@ -24,17 +24,15 @@ BlockKeys = bytes
 
 @mypyc_attr(acyclic=True)
 class Prompt:
-    """A prompt as the router sees it.
+    """A prompt for the router.
 
-    keys: the keys of its full blocks.
-    units: its whole length (the partial last block included), in bytes of canonical text or in token ids.
-    block_units: the length of one block, in the same units.
-    scale: the name under which units per token are learned (a model's bounded label); "" when a unit is a token.
-    session: the conversation that it belongs to, where the client names one; read by sticky policies only.
-    session_key: a number for it, 0 without one; the cost goes by it (`learning/sessions.py`).
-    client: a hash that identifies the client, as far as the gateway can distinguish clients.
-    breakpoints: (blocks, seconds) each: up to there the client wants the prompt cached, for so long; 0 seconds: up to there it
-    may have wanted that in an earlier prompt (`learning/promises.py`). Set by whoever makes the prompt.
+    keys: the keys of its full blocks. units: its whole length (the partial last block included), in bytes of canonical text or
+    in token ids. block_units: the length of one block, in the same units. scale: the name under which units per token are
+    learned (a model's bounded label); "" if a unit is a token. session: the conversation that the client names, or ""; for
+    sticky policies only. session_key: a number for the session, 0 without one; used by the cost (`learning/sessions.py`).
+    client: a hash that identifies the client, as far as the gateway can distinguish clients. breakpoints: (blocks, seconds)
+    each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
+    (`learning/promises.py`). Set by the creator of the prompt.
     """
 
     __slots__ = ("block_units", "breakpoints", "client", "keys", "scale", "session", "session_key", "units")
@@ -84,8 +82,8 @@ class Prompt:
 class Replica:
     """One model server process.
 
-    capacity_tokens: the size of its KV cache, None when unknown (not bounded by us). context_tokens: the longest prompt that
-    it takes, None when unknown. one_conversation: it keeps what the last request left, and nothing else.
+    capacity_tokens: the size of its KV cache, None if unknown (unbounded here). context_tokens: the longest prompt that it
+    accepts, None if unknown. one_conversation: its cache holds only the last request.
     """
 
     name: str
@@ -104,7 +102,7 @@ class Cost(NamedTuple):
     evicted_s: float  # the price of the blocks that must be evicted to make room
     decode_s: float  # slowdown of its prefill by running sequences
     rent_s: float = 0.0  # discount on a copy: earlier waiting for lack of one (not above 0)
-    session_s: float = 0.0  # discount for what it probably holds of the session beyond its match (not above 0)
+    session_s: float = 0.0  # discount for the session's expected tokens beyond the match (not above 0)
 
     @property
     def total_s(self) -> float:
@@ -114,9 +112,9 @@ class Cost(NamedTuple):
 class Candidate(NamedTuple):
     """A replica's state when the router chose. Tokens are estimates.
 
-    uncached_tokens: of the prompt, without the match and without what it is expected to hold of the session beyond it;
-    booked_tokens: uncached prompt tokens of leases before their first token. inflight: open leases; decoding: those past their
-    first token; active_tokens: prompt tokens of all open leases.
+    uncached_tokens: of the prompt, without the match and without the session's expected tokens. booked_tokens: uncached prompt
+    tokens of leases before their first token. inflight: open leases. decoding: leases past their first token. active_tokens:
+    prompt tokens of all open leases.
     """
 
     replica: str
@@ -132,12 +130,12 @@ class Candidate(NamedTuple):
 
 
 class Decision:
-    """Which replica a prompt goes to, and why.
+    """The replica chosen for a prompt, and the reason.
 
-    reason: "warm" (the best holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate
-    holds any of it), "blind" (the prompt has no full block to match), "session" (instead of the last three: the best was priced
-    with what it probably holds of the session beyond its match). available_tokens: the longest match of all. promise: what
-    became of the longest prefix that was promised to this client (`learning/promises.py`); promised_tokens: its length.
+    reason: "warm" (the best holds the longest match), "spill" (another holds more but costs more), "cold" (no candidate holds
+    any of it), "blind" (the prompt has no full block to match), "session" (instead of the last three: the price of the best
+    includes the session's expected tokens beyond its match). available_tokens: the longest match of all. promise: outcome of
+    the longest prefix promised to this client (`learning/promises.py`). promised_tokens: its length.
     """
 
     __slots__ = ("available_tokens", "best", "promise", "promised_tokens", "prompt_tokens", "reason")
@@ -156,7 +154,7 @@ class Decision:
 
 @mypyc_attr(acyclic=True)
 class Outcome:
-    """How a request ended. prompt_tokens, cached_tokens: the engine's counts, None where it reports none."""
+    """The end of a request. prompt_tokens, cached_tokens: the engine's counts, None if it reports none."""
 
     __slots__ = ("cached_tokens", "ok", "prompt_tokens")
 

@@ -25,7 +25,7 @@ from bench.router.policies import cases, loaded
 from gateway.config.schema import RoutingConfig
 from router import Router
 from router.policies.least_cost import LeastCost
-from router.policies.policy import Stateless
+from router.policies.policy import KeyPolicy
 from router.simulation.fleet import FleetSpec, Result, RouterPlacement, SharedQueue, Simulation, summary
 from router.types import Candidate
 
@@ -62,7 +62,7 @@ WORKLOADS = MappingProxyType(  # name -> seeds
 )
 
 
-POLICIES = {FULL: LeastCost, **{row: functools.partial(Stateless, key) for row, key in ABLATIONS.items()}}
+POLICIES = {FULL: LeastCost, **{row: functools.partial(KeyPolicy, key) for row, key in ABLATIONS.items()}}
 
 
 def ablated(row: str, seed: int) -> Router:

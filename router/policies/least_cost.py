@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from router.policies.policy import Stateless
+from router.policies.policy import KeyPolicy
 
 
-class LeastCost(Stateless):
+class LeastCost(KeyPolicy):
     """A special case in the router, which finds the cheapest candidate without pricing all, and accounts rent for copies of hot
     prefixes (`router/pricing/replication.py`).
     """

@@ -34,7 +34,7 @@ def ranked(candidates: Sequence[Candidate], key: Callable[[Candidate], float], c
     return sorted(candidates, key=lambda candidate: (key(candidate), chance.random()))
 
 
-class Stateless:
+class KeyPolicy:
     """A policy that ranks by a key, without state."""
 
     def __init__(self, key: Callable[[Candidate], float]) -> None:

@@ -26,7 +26,7 @@ BOUND = 1.25
 HEAD_BLOCKS = 8
 
 
-class Sticky:
+class StickySessions:
     """Sticky routing (see the module). bound: None: a session's replica never changes because of load."""
 
     def __init__(self, bound: float | None = BOUND) -> None:

@@ -9,17 +9,17 @@ from types import MappingProxyType
 from typing import Final
 
 from router.policies.least_cost import LeastCost
-from router.policies.policy import Policies, Stateless
+from router.policies.policy import KeyPolicy, Policies
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.round_robin import RoundRobin
-from router.policies.sticky import Sticky
+from router.policies.sticky import StickySessions
 
 POLICIES: Final[Policies] = MappingProxyType(
     {
         "cost": LeastCost,
         "round_robin": RoundRobin,
-        "least_loaded": lambda: Stateless(lambda candidate: candidate.inflight),
+        "least_loaded": lambda: KeyPolicy(lambda candidate: candidate.inflight),
         "power_of_two": PowerOfTwo,
-        "sticky": Sticky,
+        "sticky": StickySessions,
     }
 )

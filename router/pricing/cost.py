@@ -7,22 +7,23 @@
             + (w * duplicate_r + evicted_r) / rate_r
             + decode_r
 
-booked_r: uncached prompt tokens of requests on r before their first token, by our own count, less the estimated progress of
-the running prefill: the queue before us. uncached_r: prompt tokens that r would have to compute.
+booked_r: uncached prompt tokens of requests on r before their first token, by this router's own count, less the estimated
+progress of the running prefill: the queue in front of this request. uncached_r: prompt tokens that r would have to compute.
 
 The second line is the delay of later requests on r, which arrive at returns_r per second: a conversation that r has just
-answered returns to r with its next turn. A request that arrives while the queue before us is served waits for all of our work,
-too; one that arrives during our own prefill waits for half of it on average. A short prompt delays others little; a cold prompt
-of 100,000 tokens goes where the fewest requests are expected. The term needs no weight: it is in seconds, as our own waiting.
+answered returns to r with its next turn. A request that arrives while the queue is served waits for all of this request's work,
+too; a request that arrives during this request's own prefill waits for half of it on average. A short prompt delays others
+little; a cold prompt of 100,000 tokens goes to the replica with the fewest expected requests. The term needs no weight: it is
+in seconds, like this request's own waiting.
 
-The third line is the price of cache space. duplicate_r: of the uncached tokens, those that another replica holds; a second
-copy leaves less room for other prefixes. evicted_r: tokens that r must evict to make room, each weighted by its probability of
-reuse (`reuse_chance`).
+The third line is the price of cache space. duplicate_r: uncached tokens that another replica holds; a second copy leaves less
+room for other prefixes. evicted_r: tokens that r must evict to make room, each weighted by its probability of reuse
+(`reuse_chance`).
 
-decode_r: running sequences take turns with our prefill; each is priced as DECODE_TOKENS tokens of prefill.
+decode_r: running sequences take turns with this request's prefill; each is priced as DECODE_TOKENS tokens of prefill.
 
-`discounted` subtracts the rent paid for a missing copy (`replication.py`). What a replica probably holds of the prompt's
-session beyond its match is subtracted from its uncached tokens, and shown as session_s (`quotes.py`).
+`discounted` subtracts the rent paid for a missing copy (`replication.py`). Tokens that a replica probably holds of the prompt's
+session beyond its match are subtracted from its uncached tokens, and shown as session_s (`quotes.py`).
 
 There are no thresholds or modes: an overloaded holder is expensive.
 """
@@ -48,9 +49,9 @@ def cost(
     prefill_rate: float,
     return_rate: float,
 ) -> Cost:
-    """Price one replica.
+    """The cost on one replica.
 
-    Counts in tokens but `decoding` (sequences); prefill_rate in tokens per second, positive; return_rate in requests per
+    Counts in tokens except `decoding` (sequences); prefill_rate in tokens per second, positive; return_rate in requests per
     second.
     """
     queue, work = booked / prefill_rate, uncached / prefill_rate
@@ -64,15 +65,15 @@ def cost(
         0.0,
         0.0,
     )
-    return tuple.__new__(Cost, parts)  # half the time of calling it, and this is done for dozens of replicas a request
+    return tuple.__new__(Cost, parts)  # twice as fast as a call, for dozens of replicas per request
 
 
 def reuse_chance(idle_s: float, lifetime_s: float) -> float:
-    """The probability of reuse of a block that was idle for idle_s, where blocks are evicted after lifetime_s."""
+    """The probability of reuse of a block that was idle for idle_s, if blocks are evicted after lifetime_s."""
     return math.exp(-idle_s / lifetime_s) if idle_s > 0 else 1.0
 
 
 def discounted(full: Cost, rent_s: float) -> Cost:
-    """The cost with the discount for a copy that rent_s was paid for, at most the price of the copy."""
+    """The cost with the discount for a copy for which rent_s was paid, at most the price of the copy."""
     copy = full.prefill_s + full.others_s + full.duplicate_s + full.evicted_s
     return full._replace(rent_s=-min(copy, rent_s))

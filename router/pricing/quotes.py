@@ -1,8 +1,8 @@
 """The costs of one prompt on every replica at one moment, from the trie, the ledger and the rents.
 
-`cheapest` runs for every request, so it prices as few replicas as possible: the holder of the longest match first, and of the
-others only those whose lower bound is below that: the terms that are cheap to compute, in tokens, with the running prefill
-assumed to be over.
+`cheapest` runs for every request, so it prices as few replicas as possible: first the holder of the longest match, then only
+those others whose lower bound is smaller. The bound has the terms that are cheap to compute, in tokens, with the running
+prefill assumed to be over.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Quotes:
-    """now: when it was asked. matched: replica -> leading blocks that it is believed to hold; longest: the maximum over
-    `replicas`; shared_prefix: the key of the last block of the longest match; empty without a match. total: tokens of the
-    prompt; least: of these, uncached on the holder of the longest match. block_weight: of a block of the prompt
-    (`Prompt.block_weight`). unseen: replica -> units of the prompt that it may hold of the session beyond the longest match,
-    where there are any.
+    """now: time of the question. matched: replica -> leading blocks that it is believed to hold. longest: the maximum over
+    `replicas`. shared_prefix: the key of the last block of the longest match; empty without a match. total: tokens of the
+    prompt. least: tokens uncached on the holder of the longest match. block_weight: of a block of the prompt
+    (`Prompt.block_weight`). unseen: replica -> units of the prompt that it may hold of the session beyond the longest match, if
+    there are any.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Quotes:
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
         self.unseen: dict[str, int] = {}
-        self._expected: dict[str, int] = {}  # tokens, of the unseen ones
+        self._expected: dict[str, int] = {}  # expected tokens among the unseen ones
         self.total = int(prompt.units / units_per_token + 0.5)
         self.matched = trie.match(prompt.keys, now)
         self._holder, self.longest = _longest(self.matched, replicas) if self.matched else ("", 0)
@@ -84,8 +84,8 @@ class Quotes:
         self._rent = rents.paid(self.shared_prefix) if self.longest else 0.0
 
     def expect(self, sessions: Sessions, session: Session, since: float, units_per_token: float) -> None:
-        """Apply the discount for what the prompt's session has probably left beyond the longest match. since: older answers are
-        not counted on.
+        """Apply the discount for the part of the prompt's session that is probably cached beyond the longest match. since:
+        older answers are ignored.
         """
         prompt = self.prompt
         matched = self.longest * prompt.block_units
@@ -118,7 +118,7 @@ class Quotes:
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
 
     def _session_price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:
-        """`price`, with the discount for what is expected of the session. uncached: without what is expected."""
+        """`price`, with the discount for expected tokens of the session. uncached: without the expected tokens."""
         full = self.price(name, load, blocks, uncached + self._expected[name])
         whole: float = sum(full)  # with types of their own, for mypyc
         less: float = sum(self.price(name, load, blocks, uncached))
@@ -133,10 +133,10 @@ class Quotes:
         return uncached * out / new * reuse_chance(self.now - used, self._lifetime_s) if out else 0.0
 
     def cheapest(self, chance: Random) -> tuple[Candidate, bool]:
-        """(the candidate with the least cost, whether an idle replica lacks the longest match)."""
+        """(the candidate with the least cost, True if an idle replica lacks the longest match)."""
         matched, longest, total, least = self.matched, self.longest, self.total, self.least
         loads, load_of, now = self._ledger.loads, self._ledger.of, self.now
-        lacking = total + DUPLICATE_WEIGHT * (total - least)  # the floor of a replica that holds nothing and runs nothing
+        lacking = total + DUPLICATE_WEIGHT * (total - least)  # lower bound for an idle replica without any match
         least_s = bound_s = float("inf")
         best, price, ties, idle = "", NO_COST, 1, False
         first = self._holder
@@ -170,7 +170,7 @@ class Quotes:
         return self.candidate(best, price), idle
 
     def _cheapest_holder(self, best: str, price: Cost, least_s: float) -> tuple[str, Cost]:
-        """The best, or a holder of the session that its discount makes cheaper. O(holders)."""
+        """The best, or a holder of the session that is cheaper with its discount. O(holders)."""
         for name in self._expected:
             load = self._ledger.of(name)
             load.advance(self.now)
@@ -180,7 +180,7 @@ class Quotes:
         return best, price
 
     def _uncached(self, name: str) -> int:
-        """Tokens of the prompt that a replica would compute, as expected."""
+        """Tokens of the prompt that a replica is expected to compute."""
         blocks = self.matched.get(name, 0)
         uncached = self.least if blocks == self.longest else self.total - self.tokens(blocks)
         return uncached - self._expected.get(name, 0) if self._expected else uncached

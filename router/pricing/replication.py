@@ -1,13 +1,13 @@
 """Decides when a hot prefix gets a further copy: rent or buy.
 
 A widely shared prefix (a long system prompt, a hot document) starts on one replica. Computing it on another is always too
-expensive for a single request, however long the holders' queues stay: the price of a copy is paid once, its use is shared by
+expensive for a single request, even while the holders' queues stay long: the price of a copy is paid once, its use is shared by
 all later requests. That is the ski-rental problem. Until there is a copy, every request that waits in a holder's queue while a
 replica without a copy is idle pays rent; once the rent of a prefix equals the price of a copy, it is copied. So waiting for
 lack of copies never costs more than about the price of the copies.
 
-The rent is kept by the key of the prefix's last block. A conversation has another key with each turn, so that rent adds up
-only where many requests share the same prefix.
+Rent is stored by the key of the prefix's last block. A conversation has another key with each turn, so rent adds up only if
+many requests share the same prefix.
 """
 
 from __future__ import annotations

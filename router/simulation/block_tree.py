@@ -1,12 +1,12 @@
-"""Prompts as paths of numbered blocks: how a recorded trace says which prompts begin alike, without a hash of any.
+"""Prompts as paths of numbered blocks: a recorded trace shows the common beginnings of prompts without any hash.
 
 A block key stands for its block and all before it, so the blocks of all prompts are the nodes of a tree. The writer numbers
 them 1, 2, 3 ... in the order in which it meets them. A prompt is then two numbers: `parent`, the last block that it shares with
-the prompts before it (0: none), and `new`, how many blocks it has beyond that one; these get the next numbers.
+earlier prompts (0: none), and `new`, the number of its further blocks, which get the next numbers.
 
 Rules: a block's number is above its parent's. Any sequence of pairs with parents that exist is a tree, so no file can describe
-prompts that contradict each other. Two prompts have the same number at a place exactly if all up to there is equal, unless the
-writer has forgotten it (its memory is bounded); then it is new once more.
+prompts that contradict each other. Two prompts have the same number at a place exactly if all blocks up to there are equal,
+unless the writer has forgotten the block (its memory is bounded); then it gets a new number.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Final
 
 from router.types import KEY_BYTES, BlockKeys
 
-MAX_PROMPT_BLOCKS: Final = 1 << 20  # of one prompt; what is beyond them is left out
-KNOWN_BLOCKS: Final = 1 << 20  # that the writer remembers, at most: of about 64 million tokens, in some 200 MB
+MAX_PROMPT_BLOCKS: Final = 1 << 20  # of one prompt; further blocks are omitted
+KNOWN_BLOCKS: Final = 1 << 20  # in the writer's memory, at most: of about 64 million tokens, in some 200 MB
 
 
 class BlockNumbers:
     """The writer: block keys in, (parent, new) out. O(blocks of the prompt)."""
 
     def __init__(self, known: int = KNOWN_BLOCKS) -> None:
-        """known: blocks that are remembered at most. Those of the prompts before are forgotten first, half of them at once."""
+        """known: maximum number of remembered blocks. The oldest half is forgotten at once."""
         self._half = max(1, known // 2)
         self._recent: dict[bytes, int] = {}
         self._older: dict[bytes, int] = {}
@@ -44,7 +44,7 @@ class BlockNumbers:
         return parent, new
 
     def _number(self, key: bytes) -> int:
-        """0: it is not known."""
+        """The number of a known block; 0: it is unknown."""
         if number := self._recent.get(key, 0):
             return number
         if number := self._older.get(key, 0):
@@ -62,19 +62,19 @@ class BlockNumbers:
 
 
 class BlockTree:
-    """The reader: (parent, new) in, paths out. A run is the blocks that one prompt has added; they are one below the other.
+    """The reader: (parent, new) in, paths out. A run is the chain of blocks that one prompt has added.
 
     O(runs) memory. A path costs O(its runs x log of all runs).
     """
 
     def __init__(self) -> None:
-        self._firsts = array("q")  # of each run: its first block's number
+        self._firsts = array("q")  # number of the first block of each run
         self._parents = array("q")
-        self._depths = array("q")  # blocks before it
+        self._depths = array("q")  # number of blocks before each run
         self.last = 0
 
     def add(self, parent: int, new: int) -> int:
-        """The number of the prompt's last block; 0: it has none. Raises ValueError for what no writer writes."""
+        """The number of the prompt's last block; 0: it has none. Raises ValueError for an invalid pair."""
         if not 0 <= parent <= self.last:
             raise ValueError(f"parent {parent} is not one of the {self.last} blocks before")
         depth = self.depth(parent)
@@ -95,7 +95,7 @@ class BlockTree:
         return self._firsts[self.run_of(block)]
 
     def depth(self, block: int) -> int:
-        """How many blocks a prompt has that ends there."""
+        """The number of blocks of a prompt that ends there."""
         if not block:
             return 0
         run = self.run_of(block)
@@ -111,7 +111,7 @@ class BlockTree:
         return path[::-1]
 
     def leads_to(self, ancestor: int, block: int) -> bool:
-        """Whether a prompt that ends at `block` begins with all up to `ancestor`."""
+        """True if a prompt that ends at `block` begins with all blocks up to `ancestor`."""
         while block > ancestor:
             run = self.run_of(block)
             if self._firsts[run] <= ancestor:
@@ -120,8 +120,8 @@ class BlockTree:
         return block == ancestor
 
     def keys(self, block: int, most: int | None = None, shared: int = 0, copy: int = 0) -> BlockKeys:
-        """Keys of the path to a block, of its first `most` blocks. copy: those beyond the first `shared` ones are another
-        copy's, and equal to none of other copies.
+        """Keys of the path to a block, of its first `most` blocks. copy: the keys beyond the first `shared` ones belong to this
+        copy, and differ from other copies' keys.
         """
         numbers = array("Q")
         for first, last in self.path(block):

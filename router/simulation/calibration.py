@@ -1,13 +1,13 @@
-"""What a recording shows of the replicas' speed, and what was measured, to compare a simulation with.
+"""Measures the replicas' speed in a recording, and its latencies and hits for comparison with a simulation.
 
-An engine that computes one prompt at a time begins with it when it comes, or when the prompt before it is done, if that is
-later. So of a request that found its replica idle, the time to its first token is a constant and its uncached tokens over the
-prefill rate: a straight line through these requests gives both. (Idle: the first token of every earlier request there was out.)
-With fewer than LEAST of them, the rate is the sum of uncached tokens over the sum of times, and the constant 0. In a sample, a
-replica that looks idle may have been busy with what was not recorded: then the line goes through the quicker half of them. The
-decode rate is the tokens after the first one over the time after it, of all answers together.
+An engine that computes one prompt at a time begins with a prompt when it arrives, or when the previous one is done, if that is
+later. So for a request that found its replica idle, the time to its first token is a constant plus its uncached tokens over the
+prefill rate: a straight line through these requests gives both. (Idle: every earlier request there had its first token.) With
+fewer than LEAST of them, the rate is the sum of uncached tokens over the sum of times, and the constant 0. In a sample, a
+replica that looks idle may have been busy with unrecorded requests: then the line goes through the faster half. The decode rate
+is the tokens after the first one over the time after it, of all answers together.
 
-Streams only: of a plain answer, nobody sees the first token.
+Streams only: a plain answer does not show its first token.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ MEASURED: Final = "measured"
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens per second (decode: of a sequence), and the seconds of a first token that are no work of the replica. None: the
-    recording does not show it."""
+    """Tokens per second (decode: of a sequence), and the part of the first token's time that is no work of the replica, in
+    seconds. None: the recording does not show it.
+    """
 
     prefill_rate: float | None
     decode_rate: float | None
@@ -35,7 +36,7 @@ class Speed:
 
 
 def speed_of(requests: Sequence[RecordedRequest], *, whole: bool = True) -> Speed:
-    """requests: in order of time. whole: they are all that there were."""
+    """The speed in a recording. requests: in order of time. whole: they are complete, not a sample."""
     waits = list(_waits(requests))
     idle = [(uncached, seconds) for uncached, seconds, free in waits if free]
     rate, latency = (_line(idle) if whole else _lower_line(idle)) if len(idle) >= LEAST else (None, 0.0)
@@ -46,7 +47,7 @@ def speed_of(requests: Sequence[RecordedRequest], *, whole: bool = True) -> Spee
 
 
 def _waits(requests: Sequence[RecordedRequest]) -> Iterable[tuple[int, float, bool]]:
-    """(uncached tokens, seconds since its prefill can have begun, whether its replica was idle) of each stream."""
+    """(uncached tokens, seconds from the earliest begin of its prefill, True if its replica was idle) of each stream."""
     busy_until: dict[int, float] = {}
     for one in requests:
         if one.status >= 400:
@@ -59,7 +60,7 @@ def _waits(requests: Sequence[RecordedRequest]) -> Iterable[tuple[int, float, bo
 
 
 def _lower_line(points: Sequence[tuple[int, float]]) -> tuple[float | None, float]:
-    """A line through those that are below the middle of the line before, a few times."""
+    """A line through the points below the previous line's middle, repeated a few times."""
     chosen = points
     for _ in range(ROUNDS):
         rate, constant = _line(chosen)
@@ -92,9 +93,9 @@ def _decode_rate(requests: Iterable[RecordedRequest]) -> float | None:
 
 
 def measured(requests: Sequence[RecordedRequest], replicas: int, kv_tokens: int, since: float = 0.0) -> Result | None:
-    """As it was: hits of the prompts whose cached tokens were reported, waits of the streams; None: there is neither.
+    """The recorded result: hits of prompts with reported cached tokens, waits of streams; None: there is neither.
 
-    since: earlier ones do not count.
+    since: earlier requests are ignored.
     """
     told = [one for one in requests if one.cached is not None and one.at >= since]
     streams = [one for one in requests if one.ttft is not None and one.at >= since]

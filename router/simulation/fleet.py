@@ -1,9 +1,9 @@
-"""A discrete-event fleet: replays a workload through a router and measures the latency that its users would see.
+"""A discrete-event fleet: replays a workload through a router and measures the latency for its users.
 
 A replica prefills its queue one prompt after the other (first come, first served) at `prefill_rate`, if fewer than
-`batch_limit` sequences run; then the sequence decodes at `decode_rate` by itself. Its KV cache keeps prompts block-wise and
-evicts the least recently used leaves first. What is cached is looked up when a prefill begins, as engines do; the router
-learns it only when the answer is complete.
+`batch_limit` sequences run; then the sequence decodes at `decode_rate` by itself. Its KV cache stores prompts block-wise and
+evicts the least recently used leaves first. The cache is looked up when a prefill begins, as in engines; the router gets the
+result only with the complete answer.
 
 It uses the production `Router`, which predicts, learns and expires as in the gateway. The two bounds share one cache and one
 queue between all replicas.
@@ -38,8 +38,8 @@ class FleetSpec:
     decode_rate: float = 50.0
     batch_limit: int = 64
     speeds: tuple[float, ...] = ()  # a factor for each replica; empty: all 1
-    learned_rate: float = 0.0  # the prefill rate that the router has learned before; 0: none
-    latency_s: float = 0.0  # of every first token, beside the replica's work: network, gateway, an engine's fixed costs
+    learned_rate: float = 0.0  # the prefill rate that the router knows at the start; 0: none
+    latency_s: float = 0.0  # of every first token, in addition to the replica's work: network, gateway, an engine's fixed costs
 
     @property
     def names(self) -> list[str]:
@@ -82,7 +82,7 @@ class Cache:
     trie: RadixTrie = field(default_factory=lambda: RadixTrie(_FOREVER, _UNBOUNDED))
 
     def take(self, request: SimulatedRequest, now: float) -> int:
-        """Look a prompt up and store it; returns the tokens that were cached (at least one is always computed)."""
+        """Look a prompt up and store it; returns the cached tokens (at least one is always computed)."""
         keys = request.prompt.keys
         self._reserve(request.running_tokens)
         blocks = self.trie.match(keys, now).get("", 0)
@@ -90,24 +90,24 @@ class Cache:
         return request.cached(blocks)
 
     def release(self, request: SimulatedRequest, now: float) -> None:
-        """End of a request: its blocks were in use until now, and its answer's are there, as far as they are known."""
+        """End of a request: its blocks were in use until now, and its answer's blocks are stored, as far as they are known."""
         self._reserve(-request.running_tokens)
         self.trie.insert("", request.kept, now, weight=_weight(request))
 
     def hold(self, request: SimulatedRequest) -> None:
-        """It was computed before the run."""
+        """Store a request that was computed before the run."""
         self._reserve(0.0)
         self.trie.insert("", request.kept, 0.0, weight=_weight(request))
 
     def _reserve(self, tokens: float) -> None:
-        """Running requests take room beside their blocks. Half of the cache is left to these in any case."""
+        """Reserve room for running requests beside stored blocks. At least half of the cache stays for blocks."""
         self.reserved += tokens
         room = max(self.capacity_tokens - self.reserved, self.capacity_tokens / 2)
         self.trie.add_replica("", int(room * TOKEN_WEIGHT))
 
 
 def _weight(request: SimulatedRequest) -> int:
-    """Of one block."""
+    """The weight of one block."""
     return int(request.block_tokens * TOKEN_WEIGHT + 0.5) or 1
 
 
@@ -145,7 +145,7 @@ class Simulation:
         shared: bool = False,
         held: Iterable[Held] = (),
     ) -> None:
-        """held: what the replicas have cached at the beginning."""
+        """held: the replicas' caches at the start."""
         self._source = source
         self._placement = placement
         self._shared = shared
@@ -219,14 +219,14 @@ class Simulation:
         self._done.append(served)
         if following := self._source.after(served.request, now):
             self._at(following[0], self._arrive, following[1])
-        self._start(replica, now)  # also of a shared queue: no other replica is free if it is not empty
+        self._start(replica, now)  # also with a shared queue: while it is not empty, no other replica is free
 
 
 # -- placements and results
 
 
 class RouterPlacement:
-    """The production router, as the gateway drives it."""
+    """The production router, used as in the gateway."""
 
     def __init__(self, router: Router, spec: FleetSpec) -> None:
         self.router = router
@@ -249,7 +249,7 @@ class RouterPlacement:
 
 
 def remember(router: Router, spec: FleetSpec, held: Iterable[Held]) -> None:
-    """Let a router know what the replicas have computed before the run, as the one that has sent it there."""
+    """Tells a router the requests that replicas have computed before the run, as if it had routed them."""
     names = spec.names
     for number, request in held:
         prompt, name = request.prompt, names[number % len(names)]
@@ -291,7 +291,7 @@ class Result:
 
 
 Compared = Callable[[Sequence[ServedRequest]], tuple[Sequence[ServedRequest], Sequence[ServedRequest]]]
-"""Of all requests, those whose waits count, and those whose hits do. Neither may be empty."""
+"""From all requests, the ones whose waits count, and the ones whose hits count. Neither may be empty."""
 
 
 def everything(served: Sequence[ServedRequest]) -> tuple[Sequence[ServedRequest], Sequence[ServedRequest]]:
@@ -301,7 +301,7 @@ def everything(served: Sequence[ServedRequest]) -> tuple[Sequence[ServedRequest]
 def summary(
     policy: str, spec: FleetSpec, served: Sequence[ServedRequest], busy_s: Sequence[float], compared: Compared = everything
 ) -> Result:
-    """Raises ValueError for a run without requests."""
+    """The result of a run. Raises ValueError for a run without requests."""
     if not served:
         raise ValueError("the workload has no request")
     waited, reported = compared(served)

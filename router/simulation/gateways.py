@@ -1,7 +1,7 @@
 """Several gateways in front of the simulated fleet, each with a production router of its own.
 
-Each request comes to any of them, as behind a plain load balancer. What one books, the others follow a delay later, by the
-replication log of the gateways themselves: it stands for the batches, the store and the network between them.
+Each request comes to any of them, as behind a plain load balancer. A booking of one reaches the others after a delay, by the
+gateways' own replication log: the delay stands for the batches, the store and the network between them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from router.simulation.workloads import SimulatedRequest
 from router.types import Outcome, Random
 
 NEVER: Final = math.inf  # the delay of gateways that do not share
-_PRUNE: Final = 4096  # batches of the log that all have applied
+_PRUNE: Final = 4096  # batches of the log, applied by all, before they are removed
 
 
 class _Batch(NamedTuple):
-    """due: when the others know of it."""
+    """due: time at which the others apply it."""
 
     due: float
     gateway: int
@@ -32,7 +32,7 @@ class _Batch(NamedTuple):
 
 
 class _Gateway:
-    """One of them. known: how many batches of the log it has applied, or made."""
+    """One gateway. known: number of batches of the log that it has applied, or made."""
 
     def __init__(self, number: int, router: Router, spec: FleetSpec) -> None:
         self.number = number
@@ -42,18 +42,18 @@ class _Gateway:
 
 
 class Gateways:
-    """A `Placement` by several routers; the handle of a request says which of them placed it.
+    """A `Placement` by several routers; the handle of a request names the router that placed it.
 
-    Each router applies the bookings of all, as in a gateway: a run takes as many times as long as there are gateways.
+    Each router applies the bookings of all, as in a gateway: the time of a run grows with the number of gateways.
     """
 
     def __init__(self, routers: Sequence[Router], spec: FleetSpec, *, delay_s: float, chance: Random) -> None:
-        """delay_s: until the others know of a booking; NEVER: they do not share. chance: where a request comes in."""
+        """delay_s: until the others apply a booking; NEVER: they do not share. chance: chooses the gateway of a request."""
         self._gateways = [_Gateway(number, router, spec) for number, router in enumerate(routers)]
         self._delay_s = delay_s
         self._chance = chance
         self._log: list[_Batch] = []
-        self._pruned = 0  # batches that were before the log's first
+        self._pruned = 0  # number of batches removed from the log
         if delay_s < NEVER:
             for router in routers:
                 router.journal = Journal(_nothing)
@@ -88,7 +88,7 @@ class Gateways:
             self._log.append(_Batch(now + self._delay_s, gateway.number, events))
 
     def _follow(self, gateway: _Gateway, now: float) -> None:
-        """Apply what the gateway knows of the others by now."""
+        """Apply the batches of the others that are due."""
         log, at = self._log, gateway.known - self._pruned
         while at < len(log) and log[at].due <= now:
             if log[at].gateway != gateway.number:
@@ -103,4 +103,4 @@ class Gateways:
 
 
 def _nothing() -> None:
-    """The journal is emptied after each call."""
+    """The journal is emptied after each call, so nothing is scheduled."""

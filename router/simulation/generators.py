@@ -1,12 +1,12 @@
-"""Generated workloads: one kind of traffic each, to show where a policy is strong or fails.
+"""Generated workloads: one kind of traffic each, to show the strength or weakness of a policy.
 
-A generator is a frozen value; lengths in its fields are in tokens. `rate` (requests a second) and `users`
-are for each replica: a larger fleet gets more of the same. The defaults keep a default fleet's replica (10,000 tokens/s of
-prefill, 50 tokens/s of decode for each of 64 sequences, 1,000,000 KV tokens) prefilling about two thirds of the time if it is
-routed well; `burst_head` comes at the fleet's full capacity on purpose.
+A generator is a frozen value; lengths in its fields are in tokens. `rate` (requests a second) and `users` are for each replica:
+a larger fleet gets proportionally more. The defaults keep a default fleet's replica (10,000 tokens/s of prefill, 50 tokens/s of
+decode for each of 64 sequences, 1,000,000 KV tokens) prefilling about two thirds of the time if it is routed well; `burst_head`
+intentionally arrives at the fleet's full capacity.
 
 All randomness comes from an argument: the k-th request of an open loop, or the k-th session of a closed one, is the same for
-every policy. A prompt is a `Text`: consecutive pieces, whose keys depend on all pieces before, so two prompts share exactly
+every policy. A prompt is a `Text`: consecutive pieces, whose keys depend on all earlier pieces, so two prompts share exactly
 the leading blocks with the same pieces.
 """
 
@@ -30,7 +30,7 @@ BLOCK = 64  # tokens
 
 
 class Generator(Protocol):
-    """hours: how long requests arrive. `source` makes a fresh source for a fleet of this many replicas."""
+    """hours: time during which requests arrive. `source` makes a new source for a fleet of this many replicas."""
 
     @property
     def hours(self) -> float: ...
@@ -61,7 +61,7 @@ class Text:
     state: int = 0  # hash of all pieces and their offsets
 
     def then(self, piece: str, tokens: int) -> Text:
-        """The text with `tokens` tokens more, identified by `piece`. O(blocks)."""
+        """The text extended by `tokens` tokens, identified by `piece`. O(blocks)."""
         state, end = xxhash.xxh3_64_intdigest(f"{self.tokens} {piece}".encode(), self.state), self.tokens + tokens
         blocks = range(self.tokens // BLOCK, end // BLOCK)
         keys = b"".join(xxhash.xxh3_64_digest(block.to_bytes(8, "little"), state) for block in blocks)
@@ -148,7 +148,7 @@ class Rag:
 
 @dataclass(frozen=True, slots=True)
 class BurstHead:
-    """A batch job: long prompts of one length over one shared head, as fast as the fleet can take them, then no more.
+    """A batch job: long prompts of one length over one shared head, at the fleet's full speed, then none.
 
     A rule that follows the head alone sends all of them to one replica. No request names a session.
     """
@@ -209,7 +209,7 @@ def _exponential(mean: float, chance: Random) -> float:
 
 
 class Step(NamedTuple):
-    """One turn: what is added to the prompt after `pause_s`, and how much is answered."""
+    """One turn: tokens added to the prompt after `pause_s`, and tokens of the answer."""
 
     pause_s: float
     added: int
@@ -244,9 +244,9 @@ class ChatWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """Coding agents: a long head of tools and system prompt that all of a kind share, then turn upon turn of tool output.
+    """Coding agents: a long head of tools and system prompt shared by all agents of a kind, then many turns of tool output.
 
-    Now and then a turn is followed by a sub-agent, which has a shorter head, a prompt of its own and ends after fewer turns.
+    Some turns are followed by a sub-agent, which has a shorter head, its own prompt and fewer turns.
     """
 
     hours: float = 0.3

@@ -22,7 +22,7 @@ the peers' own state is coarser in places (see each). Ties are broken by chance,
   066c20e, scorer/tokenload at 6d91367; seen November 2026.
 - lmetric: LMetric. Lowest of: (queued prefill tokens and this prompt's uncached ones) x (batch size with this one).
   Zhang et al., arXiv:2603.15202 v1, 16 March 2026.
-- session: a plain session hash, as many gateways offer it: the session's replica whatever its load (`Sticky` without bound).
+- session: a plain session hash, as many gateways offer it: the session's replica at any load (`StickySessions` without bound).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from router.policies.policy import Policies, Stateless, ranked
-from router.policies.sticky import Sticky
+from router.policies.policy import KeyPolicy, Policies, ranked
+from router.policies.sticky import StickySessions
 from router.types import Candidate, Prompt, Random
 
 SGLANG_MATCH, SGLANG_MORE, SGLANG_TIMES = 0.3, 64, 1.5
@@ -40,7 +40,7 @@ LLM_D_AFFINITY, LLM_D_PENALTY_S = 0.8, 18.0
 
 
 class Sglang:
-    """See the top of this file."""
+    """sglang-router's rule (see the module)."""
 
     def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
         loads = [one.inflight for one in candidates]
@@ -56,7 +56,7 @@ class Sglang:
 
 
 class LlmD:
-    """See the top of this file."""
+    """llm-d's rule (see the module)."""
 
     def order(self, prompt: Prompt, candidates: Sequence[Candidate], chance: Random) -> list[Candidate]:
         warm = [one for one in candidates if one.matched_blocks >= LLM_D_AFFINITY * prompt.blocks > 0]
@@ -78,7 +78,7 @@ def _token_load(candidate: Candidate) -> float:
 
 
 def dynamo(candidate: Candidate) -> float:
-    """In tokens, not blocks, and without this prompt's own decode blocks: the same for all, they order nothing."""
+    """In tokens, not blocks, and without this prompt's own decode blocks, which are the same for all candidates."""
     return _token_load(candidate) + candidate.active_tokens
 
 
@@ -89,9 +89,9 @@ def lmetric(candidate: Candidate) -> float:
 PEERS: Final[Policies] = MappingProxyType(
     {
         "sglang": Sglang,
-        "dynamo": lambda: Stateless(dynamo),
+        "dynamo": lambda: KeyPolicy(dynamo),
         "llm_d": LlmD,
-        "lmetric": lambda: Stateless(lmetric),
-        "session": lambda: Sticky(bound=None),
+        "lmetric": lambda: KeyPolicy(lmetric),
+        "session": lambda: StickySessions(bound=None),
     }
 )

@@ -1,9 +1,9 @@
-"""Recorded traffic: what `warmroute record` has written, as a workload.
+"""Recorded traffic: a file of `warmroute record` as a workload.
 
 A file is JSON lines. The first is a header: format, version, the share of conversations that were recorded, the fleet. Then a
 line for each request, in the order in which they ended:
 
-    t, seconds, ttft   seconds: when it came, how long it took, to its first byte (streams only)
+    t, seconds, ttft   seconds: of arrival, to its end, to its first byte (streams only)
     in, out, cached    tokens: of the prompt, of the answer, of the prompt as the engine had them cached; null: not reported
     units, block       the length of the prompt and of a block, in bytes of canonical text; with "ids": true, in token ids
     parent, new        its full blocks (`block_tree.py`)
@@ -11,26 +11,25 @@ line for each request, in the order in which they ended:
     client, tenant     numbers, likewise
     pool, replica, model, status, predicted
 
-and a last line with `end`. It may be missing: the recorder was killed.
+and a last line with `end`, which is missing if the recorder was killed.
 
-Replay. A conversation begins at its recorded time; its next request follows when the answer before it is complete and the
-recorded think time is over (requests of a conversation that overlapped are chains of their own). A client that had nothing
-running when it began a conversation has waited for its last one: so it does here, and begins as long after that as it did. Else
-conversations would pile up on a fleet that is a little slower, which those of real users do not. Where many share one key or
-address, hardly ever nothing runs, and conversations begin when they did.
-An open loop sends each request at its recorded time: on a slower fleet, or by chance, before the answer that it goes on with.
-A file with a share of the conversations is scaled up: each is replayed 1 / share times, at times shifted by up to SPREAD_S, so
-that the fleet keeps its size. Blocks that several conversations have in common stay common to the copies; the others are each
-copy's own.
+Replay. A conversation begins at its recorded time; its next request follows when the previous answer is complete and the
+recorded think time is over (overlapping requests of a conversation are chains of their own). If a client had nothing running
+when it began a conversation, it has waited for its last one: so in the replay the conversation begins after the same pause
+behind that one. Otherwise conversations would pile up on a slightly slower fleet, unlike real users'. Clients that share one
+key or address almost always have something running, and their conversations begin at their recorded times. An open loop sends
+each request at its recorded time: on a slower fleet, or by chance, before the answer that it continues. A file with a share of
+the conversations is scaled up: each is replayed 1 / share times, at times shifted by up to SPREAD_S, so that the fleet keeps
+its size. Blocks common to several conversations stay common to the copies; the others differ in each copy.
 
-A recorded block is coarser than an engine's, and only prompts are recorded. What a next turn shows of the answer before it is
-known to be cached with that. And where prompts part within a block, the engines' reports of them say how much of it they share.
-See `MeasuredTokens`.
+A recorded block is coarser than an engine's, and only prompts are recorded. The part of an answer that the next turn repeats is
+known to be cached with it. If prompts diverge within a block, the engines' reports show how much of it they share. See
+`MeasuredTokens`.
 
-A fleet that is recorded is warm, and a simulated one would be cold, which a busy one may not get over for long. So what
-requests have found cached at first, though no recorded request had left it there, is there at the beginning (`held`).
+A recorded fleet is warm, and a simulated one would be cold, perhaps for long if it is busy. So prefixes that requests found
+cached at first, although no recorded request had left them there, are cached at the beginning (`held`).
 
-A busy fleet is chaotic: a request that comes a few milliseconds later goes elsewhere, and so does all that follows. So one
+A busy fleet is chaotic: a request that comes a few milliseconds later goes to another replica, and so do its successors. So one
 replay is one sample, as the recording itself is. Replays with another chance send each request up to JITTER_S earlier or later.
 """
 
@@ -55,16 +54,16 @@ MAX_UNITS: Final = 1 << 40
 MAX_SECONDS: Final = 1e9
 MAX_NUMBER: Final = 1 << 53  # of a session, a pool ...
 MAX_COPIES: Final = 10_000  # a share below 1 / MAX_COPIES is refused
-OPEN_ENDS: Final = 4  # latest prompts of a conversation that its next prompt may go on with: sub-agents run beside it
+OPEN_ENDS: Final = 4  # latest prompts of a conversation that its next prompt may continue: sub-agents run concurrently
 SPREAD_S: Final = 60.0
 JITTER_S: Final = 0.02
-HELD_S: Final = 900.0  # a think time after which a cache is not asked for its conversation
+HELD_S: Final = 900.0  # a longer think time says nothing about a cache
 ENGINE_BLOCK: Final = 16  # tokens: of vLLM's default, and of the simulated engine
 
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """One request; see the top of this file. last: the number of its last block. blocks: how many it has."""
+    """One request (see the module). last: the number of its last block. blocks: number of blocks."""
 
     at: float
     seconds: float
@@ -85,10 +84,10 @@ class RecordedRequest:
     model: int
     client: int
     status: int
-    parent: int  # where it leaves all prompts before it
+    parent: int  # last block shared with any earlier prompt
     shared: int = 0  # leading blocks that other conversations have, too
     follows: tuple[int, int] = (0, 0)  # as in `MeasuredTokens`
-    next: RecordedRequest | None = None  # goes on with it
+    next: RecordedRequest | None = None  # the request that continues it
 
     @property
     def ended(self) -> float:
@@ -96,7 +95,7 @@ class RecordedRequest:
 
     @property
     def replayable(self) -> bool:
-        """It was computed: a replica gave a good answer, at least its beginning."""
+        """True if it was computed: a replica gave a good answer, or at least its beginning."""
         return self.status < 400 or (self.status == CLIENT_LEFT and self.ttft is not None)
 
 
@@ -104,13 +103,15 @@ CLIENT_LEFT: Final = 499
 
 
 class Partings:
-    """How many tokens prompts share beyond a block at which some of them part: the mean of what engines have reported."""
+    """Tokens that prompts share beyond a block at which some of them diverge: the mean of the engines' reports."""
 
     def __init__(self) -> None:
         self._sums: dict[int, dict[int, tuple[float, int]]] = {}  # by the first block of the run, and the block
 
     def learn(self, tree: BlockTree, one: RecordedRequest) -> None:
-        """A report that is not about the block at which the prompt parts (its replica had less, or more) is ignored."""
+        """Learn from a report, unless it is not about the block at which the prompt diverges (its replica had less, or
+        more).
+        """
         if one.cached is None or not one.parent or not one.units:
             return
         block_tokens = one.tokens * one.block / one.units
@@ -121,7 +122,7 @@ class Partings:
             run[one.parent] = total + beyond, count + 1
 
     def of(self, tree: BlockTree, block: int) -> dict[int, float]:
-        """Of a prompt that ends at this block: at some numbers of blocks, the tokens beyond."""
+        """The shared tokens beyond some numbers of blocks, for a prompt that ends at this block."""
         found, depth = dict[int, float](), 0
         for first, last in tree.path(block):
             for at, (total, count) in self._sums.get(first, {}).items():
@@ -133,7 +134,7 @@ class Partings:
 
 @dataclass(slots=True)
 class RecordedTraffic:
-    """A whole file. share: of the conversations. pools: of each pool its replicas, as they were when the recording began."""
+    """A whole file. share: of the conversations. pools: the replicas of each pool at the beginning of the recording."""
 
     share: float = 1.0
     pools: dict[int, list[Row]] = field(default_factory=dict)
@@ -154,7 +155,7 @@ def is_header(row: Row) -> bool:
 
 
 def read(rows: Iterable[Row]) -> RecordedTraffic:
-    """Raises TraceError."""
+    """Read a recording. Raises TraceError."""
     lines = iter(rows)
     recording, owners = RecordedTraffic(), _Owners()
     ends: dict[tuple[bool, int], list[RecordedRequest]] = {}
@@ -269,7 +270,7 @@ def _blaming_line(number: int) -> Iterator[None]:
 
 
 def _follow(tree: BlockTree, one: RecordedRequest, ends: list[RecordedRequest]) -> None:
-    """Find the prompt that this one goes on with: the longest of the conversation's latest ones that leads to it."""
+    """Finds the prompt that this one continues: among the conversation's latest prompts, the longest that leads to it."""
     before = [each for each in ends if each.blocks and each.block == one.block and tree.leads_to(each.last, one.last)]
     found = max(before, key=_length, default=None)
     if found is not None and found.output is not None and one.units and found.next is None:
@@ -288,7 +289,7 @@ def _length(one: RecordedRequest) -> int:
 
 
 class _Owners:
-    """Which runs of the tree are used by more than one conversation, and up to which block."""
+    """The runs of the tree that several conversations use, and up to which block."""
 
     def __init__(self) -> None:
         self._owner: dict[int, tuple[bool, int]] = {}
@@ -301,7 +302,7 @@ class _Owners:
                 self._shared[first] = max(self._shared.get(first, 0), last)
 
     def shared(self, tree: BlockTree, one: RecordedRequest) -> int:
-        """Its leading blocks that others use, too."""
+        """Its leading blocks that other conversations use, too."""
         blocks = 0
         for first, last in tree.path(one.last):
             common = min(self._shared.get(first, 0), last)
@@ -316,10 +317,10 @@ class _Owners:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A recording as it is to be replayed.
+    """A recording, prepared for a replay.
 
-    requests: in order of time. decode_rate: of answers whose length is not known. engine_block: tokens of an engine's block.
-    copies: of (conversation, number) the shift of its time; empty: one copy of each.
+    requests: in order of time. decode_rate: of answers of unknown length. engine_block: tokens of an engine's block. copies:
+    shifts in time by (conversation, number); empty: one copy of each.
     """
 
     recording: RecordedTraffic
@@ -328,7 +329,7 @@ class Replay:
     engine_block: int = ENGINE_BLOCK
 
     def request(self, number: int, copy: int, thread: str = "") -> SimulatedRequest:
-        """requests[number] as the simulator has it. thread: see `SimulatedRequest`."""
+        """requests[number] as a request of the simulator. thread: see `SimulatedRequest`."""
         one, tree = self.requests[number], self.recording.tree
         name = f"{one.named:d} {one.session} {copy}"
         keys = tree.keys(one.last, shared=one.shared, copy=copy)
@@ -349,7 +350,7 @@ class Replay:
         return SimulatedRequest(prompt, output, name, measured, thread)
 
     def copies(self, chance: Random, jitter_s: float) -> list[tuple[float, int, int]]:
-        """(when, number, copy) of all requests that are to be sent, in order of time."""
+        """(time, number, copy) of all requests to be sent, in order of time."""
         share, shifts = self.recording.share, dict[tuple[bool, int], list[float]]()
         sent = list[tuple[float, int, int]]()
         for number, one in enumerate(self.requests):
@@ -365,14 +366,14 @@ class Replay:
 
 
 def _client(one: RecordedRequest, copy: int) -> int:
-    """Copies are other clients, as those who were not recorded are."""
+    """The client's number; copies are other clients, like unrecorded clients."""
     return (one.client + (copy << 40)) & ((1 << 63) - 1)
 
 
 def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tuple[int, SimulatedRequest]]:
-    """What replicas have had cached before the recording, by their reports within HELD_S, the earliest used last: a request
-    that goes on with none that was recorded, and of which more was cached than earlier ones on its replica have left. names: of
-    each replica, its place among the simulated ones. With all copies of it.
+    """Requests whose prefixes replicas had cached before the recording, by their reports within HELD_S, ordered by use, the
+    earliest last: a request that continues no recorded one, with more cached tokens than earlier requests on its replica
+    explain. names: the simulated number of each replica. Includes all copies.
     """
     tree, there, found = replay.recording.tree, dict[int, dict[int, int]](), list[tuple[int, int]]()
     for number, one in enumerate(replay.requests):
@@ -404,7 +405,7 @@ def held(replay: Replay, names: dict[int, int], chance: Random) -> Iterator[tupl
 
 
 class OpenReplay:
-    """A `Source`: each request at its recorded time. Prompts are made when they are due."""
+    """A `Source` that sends each request at its recorded time. Prompts are made when they are due."""
 
     def __init__(self, replay: Replay, chance: Random, speed: float = 1.0, jitter_s: float = 0.0) -> None:
         self._replay = replay
@@ -423,21 +424,22 @@ class OpenReplay:
 
 
 class ClosedReplay:
-    """A `Source`: what follows in a chain follows the answer before it, after the recorded think time. See the top of this
-    file."""
+    """A `Source` in which each request of a chain follows the previous answer, after the recorded think time (see the
+    module).
+    """
 
     def __init__(self, replay: Replay, chance: Random, speed: float = 1.0, jitter_s: float = 0.0) -> None:
-        """speed: so many times as many conversations begin. Think times stay. But at 1 there are as many more clients, and no
-        conversation waits for another.
+        """speed: factor for the number of conversations that begin. Think times stay. With a speed other than 1 there are more
+        clients, and no conversation waits for another.
         """
         self._replay = replay
         self._speed = speed
         self._chains: dict[str, list[tuple[float, int, int]]] = {}  # think time, number and copy; the next one last
         self._first: list[tuple[float, int, int, str]] = []
         self._sent = 0
-        ends = dict[str, float]()  # of each chain: when its last answer ended
+        ends = dict[str, float]()  # time at which each chain's last answer ended
         parts: dict[tuple[bool, int, int], set[str]] = {}  # the chains of a conversation
-        latest = dict[int, str]()  # of each client, the chain whose last answer ends last
+        latest = dict[int, str]()  # of each client, the chain with the latest end
         for at, number, copy in replay.copies(chance, jitter_s):
             one = replay.requests[number]
             chains, client = parts.setdefault((one.named, one.session, copy), set()), _client(one, copy)

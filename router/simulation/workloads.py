@@ -28,10 +28,10 @@ Row = Mapping[str, Any]  # a line of a trace
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """One request: its prompt, the length of its answer in tokens, the conversation that it belongs to.
+    """One request: its prompt, the length of its answer in tokens, its conversation.
 
-    The prompt names a session, too, if the client would. Its unit is a token unless `measured` says what it has in tokens.
-    thread: the part of the conversation that goes on by itself: a sub-agent's is apart.
+    The prompt also names a session, if the client would. Its unit is a token unless `measured` has other counts. thread: an
+    independent part of the conversation, such as a sub-agent.
     """
 
     prompt: Prompt
@@ -42,28 +42,30 @@ class SimulatedRequest:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt."""
+        """Tokens of the prompt."""
         return self.measured.tokens if self.measured else self.prompt.units
 
     @property
     def block_tokens(self) -> float:
-        """Of one block of the prompt."""
+        """Tokens of one block of the prompt."""
         return self.prompt.block_units * self.tokens / max(1, self.prompt.units)
 
     @property
     def running_tokens(self) -> float:
-        """What it takes of a cache beside its whole blocks while it runs, where that is known: its answer, and what is left."""
+        """Cache space while it runs beside its whole blocks, if known: the tokens of its answer and of its last,
+        partial block.
+        """
         if self.measured is None:
             return 0.0
         return self.output_tokens + max(0.0, self.tokens - self.prompt.blocks * self.block_tokens)
 
     @property
     def kept(self) -> BlockKeys:
-        """What its replica has cached when the answer is complete."""
+        """The keys of the blocks that its replica has cached when the answer is complete."""
         return (self.measured and self.measured.answered) or self.prompt.keys
 
     def cached(self, blocks: int) -> int:
-        """Tokens that a replica has cached that holds so many leading blocks; at least one token is always computed."""
+        """Cached tokens on a replica that holds this many leading blocks; at least one token is always computed."""
         if self.measured:
             return self.measured.cached(blocks, self.block_tokens)
         return min(int(blocks * self.block_tokens), self.tokens - 1)
@@ -71,12 +73,12 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTokens:
-    """What a recorded request has in tokens, where its blocks are coarser than an engine's, or are pieces of text.
+    """The token counts of a recorded request, whose blocks are coarser than an engine's, or are pieces of text.
 
     number: of the request in the recording. tokens: of the prompt. answered: the keys of the prompt and of its answer, as far
     as the next turn shows these; empty: no next turn. follows: (blocks, tokens) of the earlier prompt and answer that this
-    prompt goes on with: who holds all these blocks has cached exactly these tokens. beyond: at some numbers of blocks, the
-    tokens that are common beyond them, as engines have reported them. engine_block: tokens of an engine's block.
+    prompt continues: a replica that holds all these blocks has cached exactly these tokens. beyond: at some numbers of blocks,
+    the shared tokens beyond them, as engines have reported them. engine_block: tokens of an engine's block.
     """
 
     number: int
@@ -87,22 +89,24 @@ class MeasuredTokens:
     engine_block: int = 1
 
     def cached(self, held: int, block_tokens: float) -> int:
-        """A match that ends anywhere else ends within a block: on average half of what is there is common, too."""
+        """Cached tokens with `held` blocks. A match that ends elsewhere ends within a block: on average half of the rest is
+        shared, too.
+        """
         if not held:
             return 0
         found = held * block_tokens
         if held >= self.follows[0] > 0:
             found = max(found, self.follows[1])
         elif held in self.beyond:
-            found += self.beyond[held] + self.engine_block / 2  # what was reported are whole blocks
+            found += self.beyond[held] + self.engine_block / 2  # reports are in whole blocks
         else:
             found += min(block_tokens, self.tokens - found) / 2
         whole = int(min(found, self.tokens - 1))
         return whole - whole % self.engine_block
 
 
-Arrival = tuple[float, SimulatedRequest]  # when it comes
-Turn = tuple[float, SimulatedRequest]  # the think time before it
+Arrival = tuple[float, SimulatedRequest]  # time of arrival
+Turn = tuple[float, SimulatedRequest]  # think time before it
 
 
 class WorkloadSource(Protocol):
@@ -181,7 +185,7 @@ class TraceError(ValueError):
 def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterator[Arrival]:
     """Mooncake's open-loop format (timestamp in ms, hash_ids of 512-token blocks, chained; no sessions), `speed` times faster.
 
-    Requests are stamped in batches of 3 s; each is put at random into its 3 s, or every batch would be a burst.
+    Timestamps are batches of 3 s; each request is put at random into its 3 s, because otherwise every batch would be a burst.
     """
     for number, row in enumerate(rows, 1):
         with _blaming_row(number):
@@ -195,7 +199,7 @@ def mooncake(rows: Iterable[Row], chance: Random, speed: float = 1.0) -> Iterato
 
 
 def agents(rows: Iterable[Row], max_input: int, first: int = 1) -> Iterator[list[Turn]]:
-    """Coding-agent sessions (block ids local to a session); those with a prompt above `max_input` tokens are left out.
+    """Coding-agent sessions (block ids local to a session); sessions with a prompt above `max_input` tokens are omitted.
 
     first: the number of the first row.
     """
@@ -211,7 +215,7 @@ def agents(rows: Iterable[Row], max_input: int, first: int = 1) -> Iterator[list
 
 
 def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]:
-    """A session's requests in order; a sub-agent's stand in their place, with a prompt of their own."""
+    """A session's requests in order; requests of a sub-agent stand in their place, with a prompt of their own."""
     tools, system = row.get("tool_tokens", 0), row.get("system_tokens", 0)
     head = (tools + system) // size
     shared, own = seed("head", str(tools), str(system)), seed("session", name)
@@ -235,7 +239,7 @@ def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]
 
 
 def _block_key(place: int, head: int, block: int, shared: int, own: int) -> bytes:
-    """The head is the same in all sessions whose tools and system prompt have the same sizes; the rest is a session's own."""
+    """The key of a block. Sessions with equal sizes of tools and system prompt share the head; all other blocks differ."""
     if place < head:
         return xxhash.xxh3_64_digest(place.to_bytes(8, "little"), shared)
     return xxhash.xxh3_64_digest(block.to_bytes(8, "little"), own)
@@ -249,7 +253,7 @@ def _request(prompt: Prompt, output_tokens: int, session: str) -> SimulatedReque
 
 @contextmanager
 def _blaming_row(number: int) -> Iterator[None]:
-    """Turns errors inside into a TraceError of this row: it is JSON, and may hold anything."""
+    """Turns errors inside into a TraceError of this row, which is JSON of any content."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:

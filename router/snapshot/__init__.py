@@ -1,1 +1,1 @@
-"""What a router knows, as records that another one can begin with: see `collect.py` and `restore.py`."""
+"""The learned state of a router as records, with which another router can begin: see `collect.py` and `restore.py`."""

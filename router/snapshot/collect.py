@@ -1,13 +1,13 @@
-"""Collects what a router knows, for one that begins later: after a restart, or beside it.
+"""Collects the learned state of a router, for a router that begins later: after a restart, or beside it.
 
-The records come in slices, so that requests have their turns between them, and the router goes on changing meanwhile. So a
-slice must not rely on what an earlier one has seen of the tree. It does not: a block key stands for all blocks before it, so
-that a prefix once written can be extended by later records, whatever became of its nodes. What was dropped meanwhile is left
-out; what was used again meanwhile is written with its new age; of a hold that a node above has taken over, that one is written.
+The records come in slices, so that requests have their turns between them, and the router changes meanwhile. So a slice must
+not rely on an earlier slice's view of the tree. It does not: a block key stands for all earlier blocks, so that later records
+can extend a written prefix even if its nodes are gone. Blocks that were dropped meanwhile are omitted; blocks that were used
+again are written with their new age; if the hold of a node above has taken a hold over, that one is written.
 
-A prefix is written where a replica's use of it ended (`ends.py`), most recently used first, and behind all else: where a
-snapshot is cut, the better half is left. What lies above such an end in the tree was used then too, and needs no record. Only
-confirmed blocks are written: the bookings of requests in flight go another way (`replication_log.py`), or are over at a
+A prefix is written at the end of each use by a replica (`ends.py`), most recently used first, and after all other records: so a
+snapshot that is cut keeps the better half. Holds above such an end in the tree were used at the same time, and need no record.
+Only confirmed blocks are written: the bookings of requests in flight are sent by the `replication_log.py`, or are over at a
 shutdown.
 """
 
@@ -39,19 +39,18 @@ from router.snapshot.records import (
 )
 from router.types import KEY_BYTES, BlockKeys
 
-SLICE: Final = 200  # records, or things of which there is none to be made: about a millisecond
-SLICE_BYTES: Final = 1 << 20  # of the keys of its records, or one record
-SLICE_EDGES: Final = 4096  # of the paths that are walked for it, or those of one record
+SLICE: Final = 200  # records, or checked items without a record: about a millisecond
+SLICE_BYTES: Final = 1 << 20  # of the keys of its records, unless a single record has more
+SLICE_EDGES: Final = 4096  # of the paths walked for it, unless a single record has more
 PARTS: Final = 256
-FREED: Final = 2000  # keys at once
-MAX_PASSES: Final = 16  # over what was used during the pass before: each is much shorter than that one
+FREED: Final = 2000  # keys freed at once
+MAX_PASSES: Final = 16  # over holds used during the previous pass; each is much shorter than the one before
 
 
 def collect(router: Router, now: float, since_s: float = math.inf, size: int = SLICE) -> Iterator[list[Record]]:
-    """What the router knows, in slices of `size` records at most, to be encoded one by one. A slice may be empty.
+    """The learned state in slices of at most `size` records, to be encoded one by one. A slice may be empty.
 
-    since_s: only what was used in the last since_s seconds. No slice takes more than a few milliseconds, however large the
-    index is.
+    since_s: only state used in the last since_s seconds. No slice takes more than a few milliseconds, even for a large index.
     """
     return _Collector(router, now, since_s).slices(size)
 
@@ -65,7 +64,7 @@ class _Collector:
         self._ends = EvictionEnds(router.trie, list(self._numbers))
         self._written = _WrittenRecords()
         self._held = 0
-        self._edges = 0  # that were walked for the prefixes of this slice
+        self._edges = 0  # walked for the prefixes of this slice
 
     def slices(self, size: int) -> Iterator[list[Record]]:
         records: list[Record] = []
@@ -86,7 +85,7 @@ class _Collector:
             yield []
 
     def _records(self, size: int) -> Iterator[Record | None]:
-        """None: something was looked at that gives no record."""
+        """The records; None for a checked item without a record."""
         yield self._general()
         for name in self._numbers:
             yield self._learned(name)
@@ -96,7 +95,7 @@ class _Collector:
         yield from self._objects()
         for prefix, seconds in self._router.rents.entries():
             yield RentEntry(prefix, seconds)
-        yield from self._prefixes(size)  # at last: they may be too many
+        yield from self._prefixes(size)  # last, because there may be too many
 
     def _age(self, at: float) -> float:
         return min(max(0.0, self._now - at), MAX_AGE_S)
@@ -119,7 +118,7 @@ class _Collector:
             rate = load.rate.sums if _plausible(load.rate.sums) else None
             if load.answered_at > float("-inf"):
                 answered, age = load.answered, self._age(load.answered_at)
-        if evidence is None:  # it has left meanwhile
+        if evidence is None:  # the replica has left
             return LearnedRecord(name, rate, answered, age, None, 0, False)
         return LearnedRecord(name, rate, answered, age, evidence.capacity, evidence.held, evidence.hits)
 
@@ -131,7 +130,7 @@ class _Collector:
     # -- the index
 
     def _prefixes(self, size: int) -> Iterator[Record | None]:
-        """A use may replace holds, so what was used during one pass is written by the next, until that is little: `_rest`."""
+        """A use may replace holds, so holds used during one pass are written by the next, until there are few: `_rest`."""
         trie, since = self._router.trie, self._since
         for _ in range(MAX_PASSES):
             begun = math.nextafter(trie.now, -math.inf)
@@ -146,8 +145,8 @@ class _Collector:
             since = begun
 
     def _rest(self, since: float, most: int) -> tuple[list[Record], float]:
-        """(records of what was used after `since`, if that is little, made at once: no more than fit into one slice; what was
-        used by then is left)
+        """(records of the ends used after `since`, if they fit into one slice and are made at once; the time up to which uses
+        are still to be written)
         """
         records: list[Record] = []
         ends, keys = self._ends.few(since, most), 0
@@ -172,7 +171,7 @@ class _Collector:
         return self._prefix(self._numbers[replica], end, self._age(alive.used))
 
     def _live(self, replica: str, hold: Hold) -> Hold | None:
-        """The hold, or what is left of it: the one above that has taken it over, or that was not dropped with it."""
+        """The hold if it is live, or else the hold above that has taken it over or was not dropped with it."""
         if self._router.trie.lives(replica, hold):
             return hold
         node = hold.node
@@ -202,7 +201,7 @@ class _Collector:
         at = shared
         for piece in pieces:
             at += len(piece) // KEY_BYTES
-            if at <= MAX_PATH_BLOCKS:  # of a longer path, what is beyond is not written
+            if at <= MAX_PATH_BLOCKS:  # blocks of a longer path beyond it are omitted
                 written.put(piece[-KEY_BYTES:], self._held, at)
         keys = b"".join(pieces)[: (MAX_PATH_BLOCKS - shared) * KEY_BYTES]
         return HeldRecord(replica, base, shared, keys, node.weight, age)
@@ -240,9 +239,9 @@ class _Collector:
 
 
 class _WrittenRecords:
-    """Where each path that was written ends: last key -> number of a prefix, and its leading blocks. O(1).
+    """The end of each written path: last key -> number of a prefix, and its leading blocks. O(1).
 
-    In many dictionaries: the larger one is, the longer are the pauses in which it grows, or is freed.
+    In many dictionaries, because a large one pauses longer when it grows or is freed.
     """
 
     def __init__(self) -> None:
@@ -257,7 +256,7 @@ class _WrittenRecords:
         self._parts[key[0]][key] = number * (MAX_PATH_BLOCKS + 1) + blocks
 
     def free(self) -> bool:
-        """A part of it. Returns whether there was one."""
+        """Free a part. Returns True if there was one."""
         freed = 0
         while self._parts and freed < FREED:
             freed += len(self._parts.pop())
@@ -269,7 +268,7 @@ def _plausible(sums: tuple[float, float]) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Clients choose the names of models."""
+    """True if a name can be encoded; clients choose the names of models."""
     try:
         return len(name.encode()) <= MAX_TEXT
     except UnicodeEncodeError:  # half a surrogate pair

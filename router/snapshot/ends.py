@@ -1,11 +1,11 @@
-"""Where the prompts of a router end, most recently used first, found one by one while the index goes on changing.
+"""The ends of a router's prompts, most recently used first, found one by one while the index changes.
 
-A replica's holds are in order of use, and a walk from the fresh end passes its ends. It can be continued behind the last end
-that it has passed, as long as that is where it was: what is used again goes to the fresh end, what is dropped is not there at
-all. Then it is continued behind the one passed before that; what was between them has gone, too, or is found again.
+A replica's holds are in order of use, and a walk from the fresh end passes its ends. It can be continued behind the last passed
+end, if that end is still at its place: a hold that is used again moves to the fresh end, a dropped hold is gone. Then the walk
+is continued behind the previously passed end; holds between the two have gone, too, or are found again.
 
-So a walk finds each end that is not used meanwhile. What is used meanwhile it may miss: that is at the fresh end, where the
-next walk begins. It finds some of them twice, where a hold was dropped and the one above it has become an end.
+So a walk finds each end that is not used meanwhile. It may miss ends that are used meanwhile: these are at the fresh end, where
+the next walk begins. It finds some ends twice, if a hold was dropped and the hold above it has become an end.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Final
 from router.index.holds import Hold
 from router.index.trie import RadixTrie
 
-KEPT: Final = 1024  # ends that a walk can go back to; then it begins anew, and passes what it has found
+KEPT: Final = 1024  # ends to which a walk can go back; beyond them it begins again, and skips the ends found already
 
 
 class EvictionEnds:
-    """See the top of this file. Of all replicas together."""
+    """The ends of all replicas together (see the module)."""
 
     def __init__(self, trie: RadixTrie, replicas: Sequence[str]) -> None:
         self._trie = trie
         self._replicas = replicas
 
     def walk(self, since: float, until: float = math.inf) -> Iterator[tuple[str, Hold] | None]:
-        """(replica, end) for each that was used after `since` and by `until`; None where nothing was found yet. The index may
+        """(replica, end) for each end used after `since` and not after `until`; None if none was found yet. The index may
         change between any two items. O(edges of a path + log replicas) each.
         """
         walks = [_Walk(self._trie, replica, since, until) for replica in self._replicas]
@@ -52,7 +52,7 @@ class EvictionEnds:
                 yield None
 
     def few(self, since: float, most: int) -> list[tuple[str, Hold]] | None:
-        """All that were used after `since`, at once; None if there are more than `most`. O(replicas + most edges of paths)."""
+        """All ends used after `since`, at once; None if there are more than `most`. O(replicas + most edges of paths)."""
         found: list[tuple[str, Hold]] = []
         for replica in self._replicas:
             end = self._trie.next_end(replica, None, since)
@@ -66,15 +66,15 @@ class EvictionEnds:
 
 
 class _Walk:
-    """Over the ends of one replica. over: there are no more."""
+    """A walk over the ends of one replica. over: there are no more."""
 
     def __init__(self, trie: RadixTrie, replica: str, since: float, until: float) -> None:
         self.over = False
         self._trie = trie
         self._replica = replica
         self._since = since
-        self._reached = until  # when the last end that was found had been used
-        self._passed: deque[tuple[Hold, float]] = deque(maxlen=KEPT)  # and when each was used
+        self._reached = until  # last use of the last end found
+        self._passed: deque[tuple[Hold, float]] = deque(maxlen=KEPT)  # with the time of each use
 
     def step(self) -> Hold | None:
         """The next end; None: not found yet, or over. O(edges of a path)."""
@@ -89,7 +89,7 @@ class _Walk:
             self.over = True
             return None
         self._passed.append((end, end.used))
-        if end.used > self._reached:  # it was found before, or is for the next walk
+        if end.used > self._reached:  # found before, or left to the next walk
             return None
         self._reached = end.used
         return end

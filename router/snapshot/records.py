@@ -1,10 +1,10 @@
 """The records of a snapshot, and their encoding: msgpack arrays that begin with the record's kind.
 
-Replicas are numbered from 0 in the order of their `LearnedRecord`s; prefixes from 1 in that of their `HeldRecord`s.
-Times are ages, in seconds before the moment of the snapshot: they mean the same by every clock. Decoding checks types and
-bounds; what records say of each other is checked by `restore.py`.
+Replicas are numbered from 0 in the order of their `LearnedRecord`s; prefixes from 1 in the order of their `HeldRecord`s. Times
+are ages, in seconds before the moment of the snapshot: they mean the same by every clock. Decoding checks types and bounds;
+`restore.py` checks the references between records.
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc: this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from router.types import KEY_BYTES
 MAX_REPLICAS: Final = 1 << 16
 MAX_HELD: Final = 1 << 20
 MAX_PATH_BLOCKS: Final = 1 << 20
-MAX_AT_ONCE: Final = 1024  # records that are encoded together: some milliseconds
+MAX_AT_ONCE: Final = 1024  # records encoded together: some milliseconds
 MAX_TOTAL: Final = MAX_REPLICAS + MAX_HELD + MAX_OBJECTS + MAX_PROMISES + MAX_SCALES + MAX_NEW + MAX_RETURNED + MAX_PREFIXES + 1
 MAX_TEXT: Final = 1024  # characters of a name
 MAX_AGE_S: Final = 1e9
@@ -41,8 +41,8 @@ Keys = Annotated[bytes, Meta(max_length=MAX_PATH_BLOCKS * KEY_BYTES)]
 
 
 class LearnedRecord(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """What is known of a replica. rate: the two sums of `ReplicaLoad.rate`, None where nothing was booked there. answered,
-    answered_age: of `ReplicaLoad`. capacity, held, hits: of `Evidence`.
+    """The learned state of a replica. rate: the two sums of `ReplicaLoad.rate`, None without bookings. answered, answered_age:
+    of `ReplicaLoad`. capacity, held, hits: of `Evidence`.
     """
 
     name: Text
@@ -77,7 +77,7 @@ class ScaleRecord(Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class SessionEntry(Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """holders: (replica, units, age), as `Session` has them. share: (unseen, found)."""
+    """holders: (replica, units, age), as in `Session`. share: (unseen, found)."""
 
     number: int
     returned: bool
@@ -86,7 +86,7 @@ class SessionEntry(Struct, frozen=True, array_like=True, gc=False, tag=3):
 
 
 class PromiseEntry(Struct, frozen=True, array_like=True, gc=False, tag=4):
-    """See `Promise`. left_s: until its end."""
+    """A promise (`Promise`). left_s: until its end."""
 
     number: int
     replica: Count
@@ -96,7 +96,7 @@ class PromiseEntry(Struct, frozen=True, array_like=True, gc=False, tag=4):
 
 
 class ObjectEntry(Struct, frozen=True, array_like=True, gc=False, tag=5):
-    """See `Objects`."""
+    """An object (`Objects`)."""
 
     number: int
     replica: Count
@@ -105,7 +105,7 @@ class ObjectEntry(Struct, frozen=True, array_like=True, gc=False, tag=5):
 
 
 class RentEntry(Struct, frozen=True, array_like=True, gc=False, tag=6):
-    """See `Rents`."""
+    """Rent of a prefix (`Rents`)."""
 
     prefix: Annotated[bytes, Meta(max_length=KEY_BYTES)]
     seconds: Amount
@@ -125,7 +125,7 @@ Record = LearnedRecord | HeldRecord | ScaleRecord | SessionEntry | PromiseEntry 
 
 
 class RecordError(ValueError):
-    """These bytes are not the records of a snapshot; its text is the reason."""
+    """These bytes are not the records of a snapshot; the text is the reason."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -137,7 +137,7 @@ def encode(records: Sequence[Record]) -> bytes:
 
 
 def decode(data: bytes) -> list[Record]:
-    """Raises RecordError."""
+    """The records. Raises RecordError."""
     try:
         records: list[Record] = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

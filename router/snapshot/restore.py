@@ -1,15 +1,14 @@
-"""Takes a snapshot (`collect.py`) into a router, in slices.
+"""Restores a snapshot (`collect.py`) in a router, in slices.
 
-What it says is applied as if it had been seen by this router itself: prefixes are inserted in the order of their last use, so
-that all bounds hold, and least recently used means the same as before. That is so for a router that begins. One that has been
-used, or swept, since then takes what is older as used just now, for its index is in order of use: so it should be given little,
-or what is recent. What this router has learned by itself stays; only what goes beyond its bounds is evicted. What is past its
-TTL is left out, and so is all that the snapshot has of a replica that is another process here: which of the two is older does
-not matter.
+Its state is applied as if this router had observed it: prefixes are inserted in the order of their last use, so that all bounds
+hold, and the order of uses is the same as before. That holds for a new router. A router that has been used, or swept, treats
+older entries as used just now, because its index is in order of use: so it should get few entries, or recent ones. State
+learned by this router itself stays; only entries beyond its bounds are evicted. Entries past their TTL are omitted, and so is
+all state of a replica that is another process here (older or newer).
 
-A replica may join later than the snapshot is read (a source of replicas that is slow to answer): `steps` may be run again, and
-takes in what was left for replicas that have joined since. Until then nothing of theirs is in the router (but their objects,
-which may be on their disks), for only then it is known whether they are the same.
+A replica may join later than the snapshot is read (from a slow source of replicas): `steps` may be run again, and restores the
+remaining state for replicas that have joined since. Until then the router has no state of them (except their objects, which may
+be on their disks), because only then it is known if they are the same process.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from router.snapshot.records import (
 )
 from router.types import KEY_BYTES, BlockKeys
 
-STEP: Final = 100  # inserts, if they are short: one to three milliseconds; or other records
-LOOKS: Final = 20  # prefixes that are passed over in the time of an insert
-RUN: Final = 1024  # prefixes that are sorted at once; and as many of such runs at most are merged
-STEP_BYTES: Final = 1 << 20  # of their keys, or one insert
-MAX_BYTES: Final = 4 << 30  # of the keys of all prefixes, each with what it begins with; those used least recently are left out
-LINK_BYTES: Final = 64  # what it costs to look at one of those that a prefix begins with
-MAX_DEPTH: Final = 4096  # of prefixes that begin with one another: a path has 256 edges, which are cut now and then
+STEP: Final = 100  # short inserts: one to three milliseconds; or other records
+LOOKS: Final = 20  # skipped prefixes that take the time of an insert
+RUN: Final = 1024  # prefixes sorted at once; at most as many of such runs are merged
+STEP_BYTES: Final = 1 << 20  # of their keys, unless a single insert has more
+MAX_BYTES: Final = 4 << 30  # of the keys of all prefixes including their bases; the least recently used ones are omitted
+LINK_BYTES: Final = 64  # cost of visiting one base of a prefix
+MAX_DEPTH: Final = 4096  # of a chain of prefixes: a path has 256 edges, which are sometimes cut
 
 
 class Restorer:
-    """See the top of this file. `add` all records, then run `steps`."""
+    """Restores one snapshot (see the module). `add` all records, then run `steps`."""
 
     def __init__(self, router: Router, at: float, now: float, most_bytes: int = MAX_BYTES) -> None:
         """at: the moment of the snapshot, by this router's clock. most_bytes: see MAX_BYTES."""
-        self.blocks = 0  # taken into the index, summed over replicas
+        self.blocks = 0  # restored in the index, summed over replicas
         self.records = 0
         self._router = router
         self._at = at
@@ -65,17 +64,17 @@ class Restorer:
         self._ends: list[int] = []  # blocks of each prefix
         self._depths: list[int] = []
         self._bytes = 0
-        # Numbers of prefixes within most_bytes that were not taken in yet. The runs are sorted, most recently used first.
+        # Numbers of prefixes within most_bytes that are still to be restored. The runs are sorted, most recently used first.
         self._unsorted: list[int] = []
         self._runs: list[list[int]] = []
         self._others: list[Record] = []
-        self._left: set[int] = set()  # replicas that were not known yet
-        self._sessions: set[int] = set()  # that were restored
+        self._left: set[int] = set()  # replicas that are still unknown
+        self._sessions: set[int] = set()  # restored sessions
 
     # -- reading
 
     def add(self, records: Iterable[Record]) -> None:
-        """The next records. Raises RecordError for what cannot be."""
+        """Add the next records. Raises RecordError for an invalid one."""
         for record in records:
             self.records += 1
             if self.records > MAX_TOTAL:
@@ -100,7 +99,7 @@ class Restorer:
         depth = self._depths[base - 1] if base else 0
         if held.shared > before or not 0 < blocks <= MAX_PATH_BLOCKS or depth >= MAX_DEPTH:
             raise RecordError("a prefix is longer than what it begins with, or too long")
-        if base and not keys and held.shared == before:  # another replica holds the same
+        if base and not keys and held.shared == before:  # another replica holds the same prefix
             same = self._held[base - 1]
             held = HeldRecord(held.replica, same.base, same.shared, same.keys, held.weight, held.age)
             depth -= 1
@@ -126,21 +125,21 @@ class Restorer:
         return -self._held[number].age
 
     def _cost(self, number: int) -> int:
-        """Of taking in a prefix."""
+        """The cost of restoring a prefix."""
         return self._ends[number] * KEY_BYTES + self._depths[number] * LINK_BYTES
 
     @property
     def waiting(self) -> list[str]:
-        """The replicas of which something is still to be taken in: unknown ones."""
+        """The unknown replicas, whose state is still to be restored."""
         return [self._names[replica] for replica in sorted(self._left)]
 
-    # -- taking in
+    # -- restoring
 
     def steps(self, has_restarted: Callable[[str], bool]) -> Iterator[None]:
-        """Take it in; between two steps requests may have their turns. A step takes a few milliseconds at most.
+        """Restore in steps of a few milliseconds at most; requests may have their turns between them.
 
-        has_restarted: whether a replica, known to this router, is another process here than the snapshot's, or has lost its
-        cache since; asked once for each.
+        has_restarted: True if a replica, known to this router, is another process than in the snapshot, or has lost its cache
+        since; called once for each.
         """
         same: set[int] = set()
         for count, number in enumerate(sorted(self._left)):
@@ -158,7 +157,7 @@ class Restorer:
             yield from self.free()
 
     def free(self) -> Iterator[None]:
-        """Nothing more will be taken in. In steps, because to free all records at once would be a pause."""
+        """End the restoring. In steps, because freeing all records at once would be a pause."""
         self._left.clear()
         self._runs.clear()
         while self._held or self._others:
@@ -166,7 +165,7 @@ class Restorer:
             yield None
 
     def _restore_prefixes(self, replicas: set[int]) -> Iterator[None]:
-        """Those of these replicas; those of unknown ones are left."""
+        """Restore the prefixes of these replicas; prefixes of unknown ones stay."""
         left: list[int] = []
         inserts = looks = size = 0
         for number in self._least_recently_used_first():
@@ -185,7 +184,7 @@ class Restorer:
         self._runs = [left]
 
     def _least_recently_used_first(self) -> Iterator[int]:
-        """The prefixes that are left, merged lazily. Of the same age, the last one first."""
+        """The remaining prefixes, merged lazily. If ages are equal, the last one comes first."""
         self._sort()
         runs, self._runs = self._runs, []
         return heapq.merge(*map(reversed, reversed(runs)), key=self._staleness)
@@ -234,7 +233,7 @@ class Restorer:
                 yield None
 
     def _restore_other(self, record: Record, replicas: set[int]) -> Record | None:
-        """What these replicas have. Returns what is left: for unknown ones."""
+        """Restore the record for these replicas. Returns the part for unknown ones."""
         router = self._router
         if isinstance(record, SessionEntry):
             return self._restore_session(record, replicas)
@@ -248,7 +247,7 @@ class Restorer:
         elif isinstance(record, ScaleRecord):
             router.scales.restore(record.name, (record.units, record.tokens))
         elif isinstance(record, ObjectEntry):
-            if record.replica < len(self._names):  # it may be on the replica's disk
+            if record.replica < len(self._names):  # the object may be on the replica's disk
                 router.objects.restore(record.number, self._names[record.replica], record.model, self._at - record.age)
         elif isinstance(record, RentEntry):
             if not router.rents.paid(record.prefix):
@@ -265,7 +264,7 @@ class Restorer:
             sessions.restore_more(record.number, holders)
         elif holders:
             if not sessions.restore(record.number, holders, record.share, returned=record.returned):
-                return None  # it is known here
+                return None  # the session is known here
             self._sessions.add(record.number)
         return SessionEntry(record.number, record.returned, left, record.share) if left else None
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from router import Candidate, Prompt
-from router.policies.sticky import BOUND, HEAD_BLOCKS, Sticky
+from router.policies.sticky import BOUND, HEAD_BLOCKS, StickySessions
 from tests.support.strategies import candidate_of, keys_of, prompt_of
 
 names = st.lists(st.text(min_size=1, max_size=8), min_size=2, max_size=9, unique=True)
@@ -26,7 +26,7 @@ def of_session(session: str) -> Prompt:
 
 
 def first(prompt: Prompt, replicas: Sequence[str], seed: int = 0) -> str:
-    return Sticky().order(prompt, [candidate(name) for name in replicas], random.Random(seed))[0].replica
+    return StickySessions().order(prompt, [candidate(name) for name in replicas], random.Random(seed))[0].replica
 
 
 def homes(replicas: Sequence[str], sessions: int = 300) -> dict[int, str]:
@@ -80,13 +80,13 @@ def test_one_that_leaves_hands_over_its_own_and_nothing_else_moves(replicas: lis
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=9), st.text(max_size=5), st.integers())
 def test_nobody_gets_more_than_the_bound(loads: list[int], session: str, seed: int) -> None:
     candidates = [candidate(f"r{number}", load) for number, load in enumerate(loads)]
-    order = Sticky().order(of_session(session), candidates, random.Random(seed))
+    order = StickySessions().order(of_session(session), candidates, random.Random(seed))
     assert sorted(order, key=str) == sorted(candidates, key=str)
     room = math.ceil(BOUND * (sum(loads) + 1) / len(loads))
     assert order[0].inflight + 1 <= room
     full = [one.inflight + 1 > room for one in order]
     assert full == sorted(full), "the full ones are the last resort"
-    free = Sticky(bound=None).order(of_session(session or "x"), candidates, random.Random(seed))
+    free = StickySessions(bound=None).order(of_session(session or "x"), candidates, random.Random(seed))
     if session:
         assert [one for one in free if one.inflight + 1 <= room] == order[: full.count(False)], "the ranking is kept"
 
@@ -98,16 +98,16 @@ def test_the_bound_by_hand() -> None:
     for load, stays in ((2, True), (3, False)):
         others = dict(zip(rest, (7 - load - 2, 1, 1), strict=True))
         candidates = [candidate(name, load if name == home else others[name]) for name in "abcd"]
-        assert (Sticky().order(of_session("s"), candidates, random.Random(0))[0].replica == home) is stays
+        assert (StickySessions().order(of_session("s"), candidates, random.Random(0))[0].replica == home) is stays
 
 
 def test_one_hot_session_spreads_as_far_as_the_bound_demands() -> None:
-    policy, loads = Sticky(), Counter(dict.fromkeys("abcd", 0))
+    policy, loads = StickySessions(), Counter(dict.fromkeys("abcd", 0))
     for _ in range(100):
         candidates = [candidate(name, load) for name, load in loads.items()]
         loads[policy.order(of_session("hot"), candidates, random.Random(0))[0].replica] += 1
     assert max(loads.values()) == math.ceil(BOUND * 100 / 4)
-    plain, taken = Sticky(bound=None), Counter[str]()
+    plain, taken = StickySessions(bound=None), Counter[str]()
     for _ in range(100):
         candidates = [candidate(name, taken[name]) for name in "abcd"]
         taken[plain.order(of_session("hot"), candidates, random.Random(0))[0].replica] += 1
