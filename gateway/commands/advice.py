@@ -33,7 +33,7 @@ def warnings_of(loaded: LoadedConfig) -> list[Problem]:
 
 
 def advisers() -> Iterator[Advice]:
-    """The features that have something to say about configurations."""
+    """The features that give advice about configurations."""
     return (imported(feature.advice)() for feature in FEATURES.values() if feature.advice)
 
 
@@ -42,7 +42,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _patterns(config: Config) -> Iterator[Problem]:
-    """Model names are prefixes: a star in one is literal."""
+    """Stars in model names, which are prefixes, so a star is literal."""
     keys = [
         ("pools", number, "models", index) for number, pool in enumerate(config.pools) for index, _ in enumerate(pool.models)
     ]
@@ -65,7 +65,7 @@ def _repeated_urls(config: Config) -> Iterator[Problem]:
 
 
 def _keys_in_clear(config: Config) -> Iterator[Problem]:
-    """Keys of replicas that go over the network without TLS."""
+    """Keys of replicas that are sent over the network without TLS."""
     for number, pool in enumerate(config.pools):
         for index, replica in enumerate(pool.replicas):
             host, encrypted = host_and_port(replica.url)[0], replica.url.lower().startswith("https:")
@@ -75,7 +75,7 @@ def _keys_in_clear(config: Config) -> Iterator[Problem]:
 
 
 def _prices(config: Config) -> Iterator[Problem]:
-    # A pool without prefixes serves all models that its replicas list, which are unknown here.
+    # A pool without prefixes serves all models that its replicas list, which are unknown at this point.
     served = [name for pool in config.pools for name in pool.models or (MATCH_ALL,)]
     for model, prices in config.prices.items():
         for place, price in enumerate(prices):
@@ -101,7 +101,7 @@ def _aliases(config: Config) -> Iterator[Problem]:
 
 
 def _limits(config: Config) -> Iterator[Problem]:
-    """Bodies that `body_mb` allows but the memory budget refuses, if it is configured."""
+    """Bodies that `body_mb` allows but the configured memory budget refuses."""
     limits, workers = config.limits, processes_of(config)
     largest = largest_of((limits.inflight_mb << 20) // workers)
     if not limits.inflight_mb or peak_of(limits.body_mb << 20) <= largest:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit status. Raises ConfigError."""
+    """Run the command. Returns the exit status. Raises ConfigError."""
     if options.schema:
         from gateway.config.json_schema import editor_schema
 

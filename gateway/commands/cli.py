@@ -26,7 +26,7 @@ COMMANDS: Final = [
     Command("status", "show the replicas of a running gateway, or watch it", "gateway.commands.status"),
     Command("drain", "send no new requests to a replica of running gateways", "gateway.commands.drain"),
 ]
-"""Those that belong to no feature."""
+"""The commands of the core."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OutputError as error:
             print(f"warmroute: {error}", file=sys.stderr)
             return 1
-        except BrokenPipeError:  # the reader of our output (`head`) has closed it
+        except BrokenPipeError:  # the reader of the output (`head`) has closed it
             return 1
 
 
@@ -66,7 +66,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Of all commands by name; the one that these arguments call is imported."""
+    """The parser of all commands, by name; only the command in these arguments is imported."""
     parser = argparse.ArgumentParser(
         prog="warmroute", description="A prefix-cache-aware load-balancing gateway for LLM replicas.", allow_abbrev=False
     )

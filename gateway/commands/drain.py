@@ -1,6 +1,6 @@
-"""`warmroute drain`: no new requests for a replica, or some again.
+"""`warmroute drain`: stops or resumes new requests for a replica.
 
-Each gateway knows its own drains only, so a drain goes to all gateways that are named.
+Each gateway knows only its own drains, so a drain is sent to all named gateways.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Final
 from gateway.commands.operate import DEFAULT_ADMIN, LISTENER, DrainAnswer, OperatorError, admins_of, ask, failed, read, shown
 
 DESCRIPTION: Final = (
-    "Send no new requests to a replica, at each of the gateways that are named; what runs there finishes. The exit status is 1 "
-    "if one of them does not do it."
+    "Send no new requests to a replica, at each named gateway; its running requests finish. The exit status is 1 "
+    "if one of the gateways does not do it."
 )
 
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command. Returns the exit status."""
     result = 0
     for admin in admins_of(options):
         try:
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
             result = failed(error)
             continue
         done = "gets no new requests" if answer.draining else "gets requests"
-        if options.off and answer.draining:  # by a pod that is not ready, say
+        if options.off and answer.draining:  # its pod is not ready, for example
             done = "still gets no new requests, for the source that found it drains it"
         print(shown(f"{admin}: {answer.name} {done}; running there: {answer.inflight}"))
     return result

@@ -1,10 +1,10 @@
-"""What signals do to a gateway that serves: when it leaves its balancers, stops, and hurries.
+"""Signals of a serving gateway: leaving, stop, hurry.
 
     SIGTERM ──► leaving, for `limits.drain_accept_s` ──► stop        SIGINT ──► stop        a second signal ──► hurry
 
-Whoever sends SIGTERM (a kubelet, systemd, an operator) does not wait until balancers have taken the gateway out: new
-connections come for a while, and have to be answered. SIGINT is a person's at a terminal. A gateway that does not serve yet
-ends at once.
+The sender of SIGTERM (a kubelet, systemd, an operator) does not wait until balancers have taken the gateway out: new
+connections arrive for a while, and have to be answered. SIGINT comes from a person at a terminal. A gateway that does not serve
+yet ends at once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gateway.config.schema import Config
 
 
 class ServingGateway(Protocol):
-    """A gateway that answers requests. config: the one in force."""
+    """A gateway that answers requests. config: the present one."""
 
     @property
     def config(self) -> Config: ...
 
     def begin_leaving(self) -> None:
-        """Clients should use other gateways; until `stop` all are served."""
+        """Tell clients to use other gateways; until `stop` all are served."""
 
 
 class ServingEnd:
-    """See the top of this file. serving: None: not yet. stop: end. hurry: without waiting for anything."""
+    """The end of serving (see the module). serving: the gateway, None before it serves. stop: end. hurry: end all waiting."""
 
     def __init__(self) -> None:
         self.serving: ServingGateway | None = None
@@ -36,7 +36,7 @@ class ServingEnd:
         self._signalled = False
 
     def on_signal(self, number: int) -> None:
-        """SIGTERM or SIGINT."""
+        """Handle SIGTERM or SIGINT."""
         if self._signalled:
             self.stop.set()
             self.hurry.set()

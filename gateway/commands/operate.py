@@ -1,4 +1,4 @@
-"""The endpoints for operators of running gateways, for the commands that ask them."""
+"""Client of the operator endpoints of running gateways, for commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KEY: Final = "WARMROUTE_ADMIN_KEY"
 CONNECT_S: Final = 10.0
-ANSWER_S: Final = 45.0  # a gateway with several workers waits up to 34 s for them, and a reload may go before
+ANSWER_S: Final = 45.0  # a gateway with several workers waits up to 34 s for them, perhaps after a reload
 MOST_BYTES: Final = 64 << 20  # of an answer
 DEFAULT_ADMIN: Final = f"http://127.0.0.1:{int(DEFAULT_LISTEN.rpartition(':')[2]) + ADMIN_PORT_OFFSET}"
 
@@ -35,11 +35,11 @@ LISTENER: Final = (
 
 
 class OperatorError(Exception):
-    """A gateway does not do what was asked of it; its text says why."""
+    """A gateway does not execute a command; the text is the reason."""
 
 
 class OperatorRow(Struct, frozen=True):
-    """A replica, as GET /warmroute/replicas has it; what is not shown is left out."""
+    """A replica in GET /warmroute/replicas; fields that are not shown are omitted."""
 
     name: str
     pool: str | None
@@ -52,7 +52,7 @@ class OperatorRow(Struct, frozen=True):
     held_tokens: int
 
 
-class FoundBy(Struct, frozen=True):
+class SourceRow(Struct, frozen=True):
     """A source of replicas."""
 
     name: str
@@ -65,7 +65,7 @@ class ReplicasAnswer(Struct, frozen=True):
     """GET /warmroute/replicas."""
 
     replicas: list[OperatorRow]
-    sources: list[FoundBy]
+    sources: list[SourceRow]
 
 
 class RefusedGatewayRow(Struct, frozen=True):
@@ -117,7 +117,9 @@ def ask(
     env: Mapping[str, str] = os.environ,
     answer_s: float = ANSWER_S,
 ) -> bytes:
-    """The body of a good answer. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises OperatorError."""
+    """The body of a successful answer. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises
+    OperatorError.
+    """
     headers = _credentials(env)
     connection, prefix = _connected(admin)
     connection.sock.settimeout(answer_s)
@@ -139,7 +141,7 @@ def ask(
 
 
 def _credentials(env: Mapping[str, str]) -> dict[str, str]:
-    """The headers that show the admin key, if there is one. Raises OperatorError."""
+    """The headers with the admin key, if there is one. Raises OperatorError."""
     key = env.get(KEY, "").strip()  # a secret's file ends with a line end
     if not (key.isascii() and key.isprintable()):
         raise OperatorError(f"{KEY} has a character that a header cannot have")
@@ -147,7 +149,7 @@ def _credentials(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
-    """A connection to an admin listener, and what paths begin with there. Raises OperatorError."""
+    """A connection to an admin listener, and the prefix of its paths. Raises OperatorError."""
     try:
         connection, prefix = _connection(admin)
         with contextlib.ExitStack() as failed:
@@ -163,7 +165,7 @@ def _connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
 
 
 class _Watch:
-    """Cuts a connection that takes too long in all, however it trickles."""
+    """Cuts a connection that takes too long in total, even if bytes keep arriving."""
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self._sock = sock
@@ -178,13 +180,13 @@ class _Watch:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> bool:
-        """Whether it was cut."""
+        """End the watch. True if the connection was cut."""
         self._timer.cancel()
         return self._late
 
 
 def _body(response: http.client.HTTPResponse) -> bytes:
-    """All of it. Raises HTTPException."""
+    """The whole body. Raises HTTPException."""
     parts, size = list[bytes](), 0
     while part := response.read1():
         parts.append(part)
@@ -195,7 +197,7 @@ def _body(response: http.client.HTTPResponse) -> bytes:
 
 
 def _connection(admin: str) -> tuple[http.client.HTTPConnection, str]:
-    """A connection that is not made yet, and what paths begin with. Raises ValueError."""
+    """A connection that is not opened yet, and the prefix of its paths. Raises ValueError."""
     if admin.startswith(UNIX):
         return _UnixConnection(admin.removeprefix(UNIX)), ""
     parts = urlsplit(admin if "://" in admin else f"http://{admin}")
@@ -217,7 +219,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def read(admin: str, raw: bytes, kind: type[T]) -> T:
-    """The answer. Raises OperatorError for what no gateway answers."""
+    """The decoded answer. Raises OperatorError if no gateway answers so."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -225,7 +227,7 @@ def read(admin: str, raw: bytes, kind: type[T]) -> T:
 
 
 def whole(admin: str, raw: bytes) -> Any:
-    """Raises OperatorError."""
+    """The answer as JSON. Raises OperatorError."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
@@ -233,7 +235,7 @@ def whole(admin: str, raw: bytes) -> Any:
 
 
 def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
-    """What an answer says that is none."""
+    """The message of an error answer."""
     try:
         text = msgspec.json.decode(raw, type=_CommandFailure).error.message
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -244,18 +246,18 @@ def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
 
 
 def _other(admin: str, code: int) -> str:
-    """code: of its answer; 0: there was none."""
+    """The message for an answer of another server. code: its status; 0: no answer."""
     answers = f"it answers {code}" if code else "it does not answer as HTTP servers do"
     return f"{admin} is no admin listener of a gateway of this release: {answers}"
 
 
 def shown(text: str) -> str:
-    """For a terminal, which obeys some characters."""
+    """The text for a terminal, without control characters."""
     return "".join([char if char.isprintable() else "?" for char in text])
 
 
 def picture(answer: ReplicasAnswer, sharing: SharingAnswer) -> list[RenderableType]:
-    """A table of the replicas, and a line for each other thing that is known."""
+    """A table of the replicas, and a line for each source and gateway."""
     from gateway.commands.tables import line, number, table, text
 
     columns = [

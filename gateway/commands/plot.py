@@ -16,7 +16,7 @@ from typing import Any
 from router.simulation.fleet import ServedRequest
 
 SLICES = 40
-POINTS = 400  # of a line
+POINTS = 400  # per curve
 SHORTEST_S = 0.01  # shorter TTFTs are drawn as this
 # Okabe and Ito's colours, distinguishable by colour-blind readers; then the same with other dashes. Bounds are black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -54,7 +54,7 @@ class Curve:
 
 
 def check(path: Path) -> None:
-    """Fail before the simulation rather than after. Raises PlotError."""
+    """Checks the path before the simulation. Raises PlotError."""
     if path.suffix.lower() != ".png":
         raise PlotError(f"{path} is not the name of a .png file")
     if not path.parent.is_dir():
@@ -63,7 +63,7 @@ def check(path: Path) -> None:
 
 
 def draw(path: Path, curves: Sequence[Curve], title: str) -> None:
-    """Raises PlotError."""
+    """Draws the plot into a file. Raises PlotError."""
     try:
         figure(curves, title).savefig(path, format="png")
     except OSError as error:
@@ -90,7 +90,7 @@ def figure(curves: Sequence[Curve], title: str) -> Any:
 
 
 def _styles(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """How each curve is drawn."""
+    """The style of each curve."""
     policies, bounds = itertools.count(), itertools.cycle(("--", ":"))
     for curve in curves:
         if curve.bound:
@@ -119,7 +119,7 @@ def _label_waits(axes: Any, requests: int) -> None:
 
 
 def survival(curve: Curve) -> tuple[list[float], list[float]]:
-    """(seconds, percentage of requests with at least this TTFT), thinned out to about POINTS where there are more."""
+    """(seconds, percentage of requests with at least this TTFT), reduced to about POINTS points."""
     waits, count = sorted(curve.ttft_s), len(curve.ttft_s)
     # evenly on the logarithm of the share, to show the tail
     ranks = sorted({count - max(1, round(count ** (step / POINTS))) for step in range(POINTS + 1)})

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit status. Raises ConfigError."""
+    """Run the command. Returns the exit status. Raises ConfigError."""
     from gateway.cluster.side_sockets import ListenError
     from gateway.commands.serving import StartError
     from gateway.commands.surroundings import require_libraries
@@ -111,7 +111,7 @@ def _config_of(options: argparse.Namespace) -> LoadedConfig:
 
 async def _serve_until_signal(config: Config, requests: RequestLog, source: ConfigSource[Config]) -> None:
     from gateway.cluster.side_sockets import side_sockets
-    from gateway.commands.serving import ToServe, serving_of
+    from gateway.commands.serving import ServeResources, serving_of
     from gateway.fleet.directory import LOGGED
     from router.index import trie
 
@@ -128,8 +128,8 @@ async def _serve_until_signal(config: Config, requests: RequestLog, source: Conf
             about = {"workers": workers, "inflight_limit_bytes": process.budget_bytes(config) * workers, "compiled": compiled}
             log.info("listening", extra={"url": url, **sides.urls, **logs.first_of("replicas", urls(), LOGGED), **about})
 
-        await serving_of(config)(ToServe(config, requests, source, sides, ending, started))
-    late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # must not change the exit status
+        await serving_of(config)(ServeResources(config, requests, source, sides, ending, started))
+    late = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that must not change the exit status
     signal.pthread_sigmask(signal.SIG_BLOCK, late)
     for number in late:
         loop.remove_signal_handler(number)

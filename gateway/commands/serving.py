@@ -1,4 +1,4 @@
-"""A gateway that serves until a signal: in this process, or as the feature says that the configuration wants for that."""
+"""Serving until a signal: in this process, or by a feature that the configuration turns on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gateway.telemetry.request_log import RequestLog
 
 
 class StartError(Exception):
-    """The processes of a gateway cannot start; its text says why."""
+    """The processes of a gateway cannot start; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToServe:
-    """What `warmroute serve` has opened. started: called with the gateway, a list of its replicas' URLs, and its own URL, once
-    it answers requests.
+class ServeResources:
+    """The resources that `warmroute serve` has opened. started: called with the gateway, a list of its replicas' URLs, and its
+    own URL, once it answers requests.
     """
 
     config: Config
@@ -33,15 +33,15 @@ class ToServe:
     started: Callable[[ServingGateway, Callable[[], list[str]], str], None]
 
 
-def serving_of(config: Config) -> Callable[[ToServe], Awaitable[None]]:
-    """How a gateway with this configuration is served."""
+def serving_of(config: Config) -> Callable[[ServeResources], Awaitable[None]]:
+    """The function that serves a gateway with this configuration."""
     places = (feature.serving(config) for feature in FEATURES.values())
-    serving: Callable[[ToServe], Awaitable[None]] = next((imported(place) for place in places if place), _serve_alone)
+    serving: Callable[[ServeResources], Awaitable[None]] = next((imported(place) for place in places if place), _serve_alone)
     return serving
 
 
-async def _serve_alone(what: ToServe) -> None:
-    """In this process."""
+async def _serve_alone(what: ServeResources) -> None:
+    """Serves in this process."""
     from gateway.app import compose, serve
     from gateway.core import Surroundings
 

@@ -21,7 +21,14 @@ from typing import Any
 
 from gateway.commands import plot
 from gateway.commands.replaying import money
-from gateway.commands.replaying.recorded import DEFAULT_ENGINE_BLOCK, RecordedFleet, Replaying, about, middle_of, recorded_fleet
+from gateway.commands.replaying.recorded import (
+    DEFAULT_ENGINE_BLOCK,
+    RecordedFleet,
+    ReplayOptions,
+    about,
+    middle_of,
+    recorded_fleet,
+)
 from gateway.commands.replaying.trace_lines import trace_lines
 from gateway.commands.replaying.what_if import Variant, sentence, variant
 from gateway.config.schema import RoutingConfig
@@ -63,7 +70,7 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Fronts:
-    """How many gateways there are, and after how many seconds they know of each other's decisions (inf: never)."""
+    """gateways: their number. delay_s: seconds until they know each other's decisions (inf: never)."""
 
     gateways: int
     delay_s: float
@@ -73,7 +80,9 @@ ONE = Fronts(1, math.inf)
 
 
 def fronts_of(options: argparse.Namespace) -> Fronts:
-    """Without --sharing-delay: by the batches in which gateways write to a store, and read from it (docs/scaling.md)."""
+    """The gateways of the options. The default of --sharing-delay is the time between batches of gateways with a store
+    (docs/scaling.md).
+    """
     if options.gateways == 1:
         return ONE
     if options.sharing_delay is not None:
@@ -85,7 +94,9 @@ def fronts_of(options: argparse.Namespace) -> Fronts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload to replay: makes a fresh source per run. compared: which requests count. held: what is cached before."""
+    """A workload to replay: makes a new source per run. compared: selects the requests that count. held: the caches at the
+    start.
+    """
 
     source: Callable[[], WorkloadSource]
     horizon_s: float = 0.0  # of a closed loop
@@ -180,9 +191,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SimulationRun:
-    """One row. result: the median of its replays; replays: their results. variant: None if it is the base, with one of its
-    policies.
-    """
+    """One row. result: the median of its replays. replays: their results. variant: None for a policy of the base."""
 
     result: Result
     replays: Sequence[Result]
@@ -205,7 +214,7 @@ def _plans(options: argparse.Namespace, opened: OpenedTrace) -> list[Plan]:
 
 
 def _variants(options: argparse.Namespace, opened: OpenedTrace, variants: Sequence[Variant]) -> list[Plan]:
-    """What is not changed is as in the first row."""
+    """The plans of the variants. Unchanged values are as in the first row."""
     first, base = _plans(options, opened)[0][0], opened.spec
     names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate")
     plans = list[Plan]()
@@ -258,7 +267,9 @@ def _labelled(run: SimulationRun) -> Result:
 
 
 def _row(run: SimulationRun, fronts: Fronts) -> dict[str, Any]:
-    """For JSON. A bound is one queue for all; null: there is nobody to share with, or nothing is shared."""
+    """A row for JSON. sharing_delay_s is null if nothing is shared: for a bound, which is one queue for all, or a single
+    gateway.
+    """
     gateways, delay_s = (1, math.inf) if run.result.policy in BOUNDS else (fronts.gateways, fronts.delay_s)
     row = {**asdict(run.result), "gateways": gateways, "sharing_delay_s": None if math.isinf(delay_s) else delay_s}
     if run.variant:
@@ -276,8 +287,8 @@ def _fail(message: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> list[Variant]:
-    """The variants of --what-if. Raises ArgumentTypeError, or PlotError. All numbers but the seed, a pool's and prices must be
-    positive, and only the delay may be infinite.
+    """The variants of --what-if. Raises ArgumentTypeError, or PlotError. All numbers except the seed, a pool's and prices must
+    be positive, and only the delay may be infinite.
     """
     names = [] if options.policy is None else options.policy.split(",")
     if unknown := [name for name in names if name not in NAMES]:
@@ -358,7 +369,9 @@ def _router(policy: str, chance: Random) -> Router:
 
 
 def _watched(name: str, served: Iterator[ServedRequest], share: Callable[[int, float], float]) -> Iterator[ServedRequest]:
-    """With a progress bar on the terminal, which is removed when the run ends. share: done, of (requests, simulated time)."""
+    """Shows a progress bar on the terminal, and removes it when the run ends. share: progress, from (requests,
+    simulated time).
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -381,7 +394,7 @@ def _watched(name: str, served: Iterator[ServedRequest], share: Callable[[int, f
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrace:
-    """The trace as it was read. spec: the fleet that is simulated. workload: at a speed. recorded: of a recording."""
+    """An opened trace. spec: the simulated fleet. workload: makes it at a speed. recorded: set for a recording."""
 
     spec: FleetSpec
     workload: Callable[[float], Workload]
@@ -409,7 +422,7 @@ def open_trace(options: argparse.Namespace) -> OpenedTrace:
             source = OpenLoop(mooncake(listed, random.Random(options.seed), speed))
             return Workload(lambda: source)
 
-        workload(options.speed)  # its errors come first
+        workload(options.speed)  # reports its errors first
         return OpenedTrace(spec, workload)
     if "requests" not in first:
         raise TraceError("neither Mooncake's format (hash_ids), nor the agents' (requests), nor a recording (format)")
@@ -423,16 +436,16 @@ def load(options: argparse.Namespace) -> Workload:
 
 
 def _spec_of(options: argparse.Namespace, base: FleetSpec) -> FleetSpec:
-    """With what the user has set."""
+    """The fleet with the options of the user."""
     names = ("replicas", "kv_tokens", "prefill_rate", "decode_rate", "batch_limit")
     return dataclasses.replace(base, **{name: value for name in names if (value := getattr(options, name, None)) is not None})
 
 
 def _recorded(options: argparse.Namespace, fleet: RecordedFleet, spec: FleetSpec, speed: float) -> Workload:
-    how, runs = Replaying(options.open, options.engine_block), itertools.count()
+    how, runs = ReplayOptions(options.open, options.engine_block), itertools.count()
 
     def source() -> WorkloadSource:
-        """Another one for each run."""
+        """A different source for each run."""
         chance = random.Random(options.seed + next(runs))
         return fleet.source(chance, spec, how, speed)
 

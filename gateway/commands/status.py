@@ -1,4 +1,4 @@
-"""`warmroute status`: the replicas of running gateways, once or again and again."""
+"""`warmroute status`: the replicas of running gateways, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command. Returns the exit status."""
     if options.watch:
         from gateway.commands.watching.watch import watch
 

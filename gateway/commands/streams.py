@@ -1,7 +1,7 @@
 """Standard output and standard error of commands, on a full disk, or closed.
 
-Output that cannot be written ends any command with one line and a status. Python writes what is left in its buffer once more
-when it ends, and complains then: so that goes nowhere after a failure. A message that cannot be written ends nothing.
+Output that cannot be written ends any command with one line and a status. At its end Python writes the rest of its buffer once
+more, and complains about errors: so after a failure the rest is discarded. A message that cannot be written ends nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, TextIO, cast
 
 
 class OutputError(Exception):
-    """Standard output cannot be written; its text says why."""
+    """Standard output cannot be written; the text is the reason."""
 
 
 class Stream:
-    """In the place of a standard stream. stream: None: it is closed."""
+    """Replaces a standard stream. stream: None: it is closed."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -35,24 +35,24 @@ class Stream:
 
 
 class StandardOutput(Stream):
-    """In the place of sys.stdout."""
+    """Replaces sys.stdout."""
 
     def write(self, text: str) -> int:
-        """Raises OutputError; BrokenPipeError if its reader has left."""
+        """Raises OutputError; BrokenPipeError if its reader has closed it."""
         with _named():
             if self._stream is None:
                 raise OutputError("standard output is closed")
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Raises OutputError; BrokenPipeError if its reader has left."""
+        """Raises OutputError; BrokenPipeError if its reader has closed it."""
         with _named():
             if self._stream is not None:
                 self._stream.flush()
 
 
 class StandardError(Stream):
-    """In the place of sys.stderr: what cannot be written there is lost. lost: something was."""
+    """Replaces sys.stderr: messages that cannot be written are lost. lost: True after such a message."""
 
     lost = False
 
@@ -72,19 +72,21 @@ class StandardError(Stream):
 
 
 def messages_lost() -> bool:
-    """Whether something that was to be said could not be."""
+    """True if a message was lost."""
     messages: object = sys.stderr
     return isinstance(messages, StandardError) and messages.lost
 
 
 def escaped(text: str) -> str:
-    """On one line, with nothing that a terminal obeys."""
+    """The text on one line, with control characters escaped."""
     return "".join([char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text])
 
 
 @contextlib.contextmanager
 def messaging() -> Iterator[None]:
-    """Within it messages fail nothing. Without it, those for a closed standard error would go to standard output."""
+    """Errors of messages are ignored within the context. Without it, messages for a closed standard error would go to standard
+    output.
+    """
     _fill_standard_descriptors()
     with contextlib.redirect_stderr(cast(TextIO, StandardError(sys.stderr))):
         yield
@@ -92,7 +94,9 @@ def messaging() -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Within `messaging`. What is printed is written at its end. Raises OutputError; BrokenPipeError if its reader has left."""
+    """Used within `messaging`. Flushes printed text at the end. Raises OutputError; BrokenPipeError if its reader has closed
+    it.
+    """
     stream = sys.stdout
     output = StandardOutput(stream)
     try:
@@ -108,12 +112,14 @@ def guarded() -> Iterator[None]:
 
 
 def _fill_standard_descriptors() -> None:
-    """Where one is closed, the next socket or file would get its number, and libuv ends a process that closes such a one."""
+    """Opens closed standard descriptors: otherwise the next socket or file would get the number, and libuv ends a process that
+    closes one.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 @contextlib.contextmanager

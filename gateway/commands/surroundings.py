@@ -1,7 +1,7 @@
-"""What a valid configuration needs beside itself, and does not find on this machine: variables, files, libraries.
+"""Requirements of a valid configuration that are missing on this machine: variables, files, libraries.
 
-They may well be there where the gateway runs: so these are notes, neither errors nor warnings. But for libraries without which
-it does not start, and a file of keys that is here and invalid: with it, all requests would be refused.
+They may exist on the gateway's machine, so these are notes, neither errors nor warnings. Exceptions are libraries without which
+it does not start, and an invalid file of keys on this machine, with which all requests would be refused.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gateway.upstream.access.credentials import TlsContexts, load
 
 
 def require_libraries(config: Config) -> None:
-    """Raises ConfigError if one is not installed that the gateway does not start without."""
+    """Raises ConfigError if a library is missing without which the gateway does not start."""
     for feature in advisers():
         feature.require(config)
 
 
 def notes_of(loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> list[Problem]:
-    """All of them, with file and line. Raises ConfigError for a file that is here, and invalid."""
+    """All notes, with file and line. Raises ConfigError for an invalid file of keys."""
     contexts = TlsContexts()
     found = (
         problem

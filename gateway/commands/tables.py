@@ -1,7 +1,7 @@
 """Prints tables on standard output: one line per row, aligned with spaces; on a terminal the header is bold.
 
-Lines are never folded; a terminal that is too narrow wraps them. Imported only where a table is printed: rich takes some tens
-of milliseconds.
+Lines are never folded; a terminal that is too narrow wraps them. Imported only by commands that print a table: rich takes some
+tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _UNBOUNDED = 10_000  # characters of a line
 
 
 def text(name: str, width: int | None = None) -> Column:
-    """A column of texts. width: at least; rows that are printed one by one need it to be aligned."""
+    """A column of texts. width: minimum; rows printed one by one need it for alignment."""
     return Column(name, min_width=width, no_wrap=True)
 
 
@@ -26,7 +26,7 @@ def number(name: str, width: int | None = None) -> Column:
 
 
 def console(width: int | None = _UNBOUNDED) -> Console:
-    """Standard output. width: None: that of the terminal, where what is longer is cut."""
+    """Standard output. width: None: the terminal's, which cuts longer lines."""
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -43,5 +43,5 @@ def table(columns: Iterable[Column], rows: Iterable[Sequence[str]], *, header: b
 
 
 def print_table(columns: Iterable[Column], rows: Iterable[Sequence[str]], *, header: bool = True) -> None:
-    """header: False for further rows of a table that is printed row by row."""
+    """Print a table. header: False for further rows of a table that is printed row by row."""
     console().print(table(columns, rows, header=header))

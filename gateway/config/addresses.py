@@ -12,7 +12,7 @@ import socket
 from typing import Final
 from urllib.parse import urlsplit
 
-MAX_URL: Final = 4096  # characters; a longer one takes long to check
+MAX_URL: Final = 4096  # characters; a longer one would take long to check
 _HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 _BRACKETED = re.compile(r"\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")  # an IPv6 address, optionally with a zone
 _NUMBERS = re.compile(r"[0-9][0-9A-Fa-fxX]*(\.[0-9][0-9A-Fa-fxX]*){0,3}\.?")  # possibly an IPv4 address by C's rules
@@ -48,7 +48,7 @@ _METADATA_NAMES = frozenset(
 )
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: any prefix in it may be in use
-# Which bytes of an address hold the IPv4 address, after a prefix of 48, 56, 64 or 96 bits (RFC 6052, section 2.2).
+# The bytes of an address that hold the IPv4 address, after a prefix of 48, 56, 64 or 96 bits (RFC 6052, section 2.2).
 _EMBEDDED = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 15))
 
 
@@ -76,7 +76,7 @@ def parse_base_url(url: str) -> tuple[str, str]:
 
 
 def is_host(host: str) -> bool:
-    """Whether it is a valid host name, an IPv4 address, or an IPv6 address in brackets."""
+    """True for a valid host name, an IPv4 address, or an IPv6 address in brackets."""
     try:
         if _BRACKETED.fullmatch(host):
             ipaddress.IPv6Address(host[1:-1])
@@ -90,7 +90,7 @@ def is_host(host: str) -> bool:
 
 
 def dns_name(text: str) -> str:
-    """A name to look up. Raises AddressError, also for IP addresses."""
+    """A DNS name to be looked up. Raises AddressError, also for IP addresses."""
     if not is_host(text) or address_of(text) is not None:
         raise AddressError(f"{shown(text)} is not a DNS name such as vllm.models.svc.cluster.local")
     return text.lower()
@@ -112,14 +112,14 @@ def host_and_port(base_url: str) -> tuple[str, int]:
 
 
 def is_local(peer: object) -> bool:
-    """Whether a socket's peer is on this machine. peer: a tuple with the host first; of a Unix socket, a string."""
+    """True if a socket's peer is on this machine. peer: a tuple with the host first; for a Unix socket, a string."""
     return is_loopback(str(peer[0])) if isinstance(peer, tuple) else isinstance(peer, str | bytes)
 
 
 def is_loopback(host: str) -> bool:
-    """`localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv4-mapped address.
+    """True for `localhost`, 127.0.0.0/8, ::1, and 127.0.0.0/8 as an IPv4-mapped address.
 
-    Not a 6to4 or NAT64 address that embeds 127.0.0.1: it leads through the network.
+    Not for a 6to4 or NAT64 address that embeds 127.0.0.1: it leads through the network.
     """
     address = address_of(host)
     if address is None:
@@ -132,13 +132,13 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it is the unspecified address, to listen on all addresses."""
+    """True for the unspecified address, which listens on all addresses."""
     address = address_of(host)
     return address is not None and address.is_unspecified
 
 
 def is_link_local(host: str) -> bool:
-    """Link-local addresses, the metadata services of clouds, and the names of the latter."""
+    """True for link-local addresses, the metadata services of clouds, and the names of the latter."""
     address = address_of(host)
     if address is None:
         return host.lower().rstrip(".") in _METADATA_NAMES
@@ -150,16 +150,16 @@ def _is_link_local(address: IPAddress) -> bool:
 
 
 def _embedded(address: IPAddress) -> list[IPAddress]:
-    """The IPv4 addresses that a local NAT64 may translate it to; its prefix length is unknown."""
+    """The IPv4 addresses to which a local NAT64 may translate the address; its prefix length is unknown."""
     if address not in _LOCAL_NAT64:
         return []
     return [ipaddress.IPv4Address(bytes(address.packed[at] for at in places)) for places in _EMBEDDED]
 
 
 def address_of(host: str) -> IPAddress | None:
-    """The IP address that a host is; None for a name.
+    """The IP address in the text; None for a name.
 
-    An IPv4 address embedded in an IPv6 one is returned as IPv4, as are the other forms that resolvers accept (0xa9fea9fe,
+    An IPv4 address embedded in an IPv6 one is returned as IPv4, and so are other forms that resolvers accept (0xa9fea9fe,
     0xa9.254.0xa9fe). The zone of an IPv6 address is ignored.
     """
     host = host.strip("[]")
@@ -187,7 +187,7 @@ def _number_of(host: str) -> IPAddress | None:
 
 
 def shown(value: object) -> str:
-    """A value as error messages quote it, 60 characters at most. O(1) in the size of the value."""
+    """A value for error messages, 60 characters at most. O(1) in the size of the value."""
     text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -1,10 +1,10 @@
-"""Model aliases: names that clients use for models that have other names at the replicas.
+"""Model aliases: clients' names for models that have other names at the replicas.
 
     model_aliases: {claude-opus-4-5: big, claude-*: qwen3-coder}
 
-An alias is a name, or the beginning of names with a star at its end (a star alone: any name). A name is looked up once: as it
-is, then by the longest beginning. What an alias stands for is a model's name, which must not be an alias of yet another one; an
-alias that stands for itself (`big: big`) takes a name out of a wider one.
+An alias is a name, or the beginning of names with a star at its end (a star alone: any name). A name is looked up once:
+unchanged, then by the longest beginning. The target of an alias is a model's name, which must not be another alias; an alias of
+itself (`big: big`) excludes a name from a wider alias.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_NAME_CHARS: Final = 256
 
 
 class Aliases:
-    """See the top of this file. names: as they are configured."""
+    """The aliases (see the module). names: from the configuration."""
 
     __slots__ = ("_exact", "_lengths", "_prefixes", "names")
 
@@ -29,7 +29,7 @@ class Aliases:
         self._lengths = sorted({len(prefix) for prefix in self._prefixes}, reverse=True)
 
     def of(self, name: str) -> str:
-        """The model that this name stands for; "" if it is no alias. O(1), with beginnings O(their different lengths)."""
+        """The target of this name; "" if it is no alias. O(1), with beginnings O(their different lengths)."""
         model = self._exact.get(name, "")
         if model or not name:
             return model
@@ -44,7 +44,7 @@ class Aliases:
 
 
 def alias_name(name: str) -> str:
-    """Raises ValueError."""
+    """Check an alias. Raises ValueError."""
     if STAR in name[:-1]:
         beginning = name.partition(STAR)[0] + STAR
         raise ValueError(f"a star is possible at the end only, for any rest of a name: write {beginning!r}, or each name")
@@ -52,7 +52,7 @@ def alias_name(name: str) -> str:
 
 
 def model_name(name: str) -> str:
-    """Raises ValueError."""
+    """Check a model's name. Raises ValueError."""
     if STAR in name:
         raise ValueError("one model is meant: write its whole name, without a star")
     return _printable(name)
@@ -65,7 +65,7 @@ def _printable(name: str) -> str:
 
 
 def chains(names: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """(alias, its model, what that stands for in its turn) of each alias of an alias."""
+    """(alias, its model, the model's own target) of each alias of an alias."""
     aliases = Aliases(names)
     for alias, model in names.items():
         if (further := aliases.of(model)) and further != model:

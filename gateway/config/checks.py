@@ -1,10 +1,10 @@
-"""What is wrong between values of the configuration that are right by themselves: listeners and replicas at one address, two
-replicas with one name, keys and certificates that are half named, tokens in clear text, model prefixes that two pools claim,
-aliases of aliases, prices in no order of dates, fallbacks that lead nowhere or in a circle, pools without any replica. What is
-wrong within the sections of features, these say themselves (`hints.CLASHES`).
+"""Problems between values of the configuration that are valid by themselves: listeners and replicas at one address, two
+replicas with one name, incomplete keys and certificates, tokens in clear text, model prefixes claimed by two pools, aliases of
+aliases, prices out of the order of their dates, fallbacks that lead nowhere or in a circle, pools without any replica. Features
+check their own sections (`hints.CLASHES`).
 
-The values come by key, those with a problem of their own left out (`Parsed.good`), so that one of them does not hide what is
-wrong between others.
+The values come by key, without the values that have a problem of their own (`Parsed.good`), so that such a value does not hide
+problems between others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALIASES = "model_aliases"
 
 
 def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """kind: of the whole file. values: of one, by key. O(values)."""
+    """All problems. kind: type of the whole file. values: of a file, by key. O(values)."""
     replicas = {key: value for key, value in values.items() if isinstance(value, ReplicaConfig)}
     yield from listener_problems(
         {name: values[name,] for name in KEYWORDS if (name,) in values},
@@ -71,12 +71,12 @@ def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
     for _, wrong in marked(kind, CLASHES):
         yield from wrong(values)
-    if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
+    if ("pools",) in values:  # else a fallback may name an invalid pool
         yield from _wrong_fallbacks(values["pools",], Aliases(aliases))
 
 
 def _wrong_prices(prices: Mapping[str, Sequence[PriceConfig]]) -> Iterator[Problem]:
-    """Dates that do not follow each other, and tiers that begin at the same length."""
+    """Dates out of order, and tiers that begin at the same length."""
     for model, versions in prices.items():
         for place, price in enumerate(versions):
             key = ("prices", model, *((place,) if len(versions) > 1 else ()))
@@ -93,7 +93,7 @@ def _wrong_prices(prices: Mapping[str, Sequence[PriceConfig]]) -> Iterator[Probl
 
 
 def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfig]) -> Iterator[Problem]:
-    """Keys without a place or with two, certificates without a use, and one replica with two ways to connect to it."""
+    """Keys without a source or with two, certificates without a use, and one replica with two kinds of connections."""
     for key, value in values.items():
         if isinstance(value, KeyConfig) and bool(value.env) == bool(value.file):
             yield Problem(key, f"either env or file is expected, got {'both' if value.env else 'neither'}")
@@ -110,7 +110,7 @@ def _wrong_access(values: Mapping[Key, Any], replicas: Mapping[Key, ReplicaConfi
 
 
 def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[Problem]:
-    """Fallbacks that lead nowhere, in a circle, or too far. O(pools): a chain is followed no further than it may be long."""
+    """Fallbacks that lead nowhere, in a circle, or too far. O(pools): a chain is followed up to its maximum length."""
     named = {pool.name: pool for pool in Config(pools=tuple(pools)).pools}
     for place, (name, pool) in enumerate(named.items() if len(named) == len(pools) else ()):
         key, fallback = ("pools", place, "fallback"), pool.fallback
@@ -128,7 +128,7 @@ def _wrong_fallbacks(pools: Sequence[PoolConfig], aliases: Aliases) -> Iterator[
 
 
 def _wrong_chain(name: str, named: Mapping[str, PoolConfig]) -> str:
-    """What is wrong with a chain of fallbacks that begins here; "": nothing. A circle is reported by those that are in it."""
+    """The problem of a chain of fallbacks that begins here; "": none. A circle is reported for each pool in it."""
     chain = [name]
     while (further := named[chain[-1]].fallback) is not None and further.pool in named:
         chain.append(further.pool)
@@ -142,14 +142,14 @@ def _wrong_chain(name: str, named: Mapping[str, PoolConfig]) -> str:
 
 
 def address_problem(config: Config, url: str) -> str:
-    """What is wrong with a replica at this URL beside this configuration's listeners; empty: nothing."""
+    """The problem between a replica at this URL and this configuration's listeners; "": none."""
     listeners = {name: getattr(config, name) for name in KEYWORDS}
     problems = listener_problems(listeners, has_admin_key=bool(config.admin_key), replicas={("url",): url})
     return next((str(problem) for problem in problems if problem.key == ("url",)), "")
 
 
 def repeated(values: Iterable[tuple[Key, str]]) -> Iterator[tuple[Key, Key]]:
-    """(key, key of the same value's first appearance) of each value that appears again."""
+    """(key, key of the value's first appearance) of each repeated value."""
     first: dict[str, Key] = {}
     for key, value in values:
         if first.setdefault(value, key) != key:

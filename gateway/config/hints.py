@@ -1,17 +1,17 @@
 """Keys of `msgspec.Meta.extra` in the type hints of `schema.py`, beyond msgspec's own constraints:
 
-EXPECTED   description of a valid value, for messages (of a section or a mapping: instead of "a mapping")
-NAME       a name, which YAML may read as a number or as true: the message says to put it in quotes
-ALONE      a list of which one item may stand alone, without the list
-FALSE      what `false` stands for (YAML reads `off` and `no` without quotes as false): a text; of a section, which may be
-           `"off"` likewise, a mapping
+EXPECTED   description of a valid value, for messages (for a section or a mapping: instead of "a mapping")
+NAME       a name, which YAML may read as a number or as true: the message advises quotes
+ALONE      a list whose single item may stand without the list
+FALSE      the meaning of `false` (YAML reads `off` and `no` without quotes as false): a text; for a section, which may also be
+           `"off"`, a mapping
 READ       a function that normalizes a text, or raises ValueError
 FIXED      it cannot change while the gateway runs: True, or the names of such keys of a section
-CLASHES    of a section: a function from all good values by key (`checks.py`) to the problems between some of them
-SOURCES    of a section: a function from its value to the names of the sources of replicas that it has the gateway watch
+CLASHES    for a section: a function from all valid values by key (`checks.py`) to the problems between some of them
+SOURCES    for a section: a function from its value to the names of the sources of replicas to be watched
 PROCESSES  the number of processes that serve together, and share the bounds of the configuration
 SECRET     the value comes from the environment, never from the file
-UNSHOWN    a wrong value may be a secret that was written in the wrong place: messages do not quote it
+UNSHOWN    a wrong value may be a misplaced secret: messages do not quote it
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from msgspec.structs import FieldInfo
 ALONE, EXPECTED, FALSE, NAME, READ, SECRET, UNSHOWN = "alone", "expected", "false", "name", "read", "secret", "unshown"
 CLASHES, FIXED, PROCESSES, SOURCES = "clashes", "fixed", "processes", "sources"
 
-# Bound of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
+# Maximum of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000
 
 
@@ -37,14 +37,14 @@ def bare(hint: Any) -> Any:
 
 
 def section_of(hint: Any) -> Any:
-    """A type hint without `Annotated`; of an optional section (a Struct, or null) the section."""
+    """A type hint without `Annotated`; for an optional section (a Struct, or null) the section."""
     kind = bare(hint)
     parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else ()
     return next((part for part in parts if isinstance(part, type) and issubclass(part, msgspec.Struct)), kind)
 
 
 def takes_bool(hint: Any) -> bool:
-    """Whether true and false are values of it, beside a section."""
+    """True if true and false are valid values, beside a section."""
     kind = bare(hint)
     return isinstance(kind, types.UnionType) and bool in typing.get_args(kind)
 

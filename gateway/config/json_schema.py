@@ -1,8 +1,8 @@
 """The configuration as JSON Schema: for editors (`warmroute check --schema`) and the Helm chart (`scripts/chart_schema.py`).
 
 msgspec makes the schema of the Structs. Further forms that `parse.py` accepts are added here: plain text for a Struct with a
-SHORT key, one price for a list of them, and `false`. Secrets are left out. References are inlined: validators of all versions
-of JSON Schema agree on that.
+SHORT key, one price for a list of them, and `false`. Secrets are omitted. References are inlined, because validators of all
+versions of JSON Schema agree on that.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Kinds of values in the configuration: types with their bounds, patterns and expected forms, for the core's sections
-(`schema.py`) and for those of features.
+"""Kinds of values in the configuration: types with their bounds, patterns and expected forms, for sections of the core
+(`schema.py`) and of features.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PASSWORD = re.compile(r"postgres(ql)?://([^\s/?#]*:[^\s/?#]*@|.*[?&]password=)"
 DATABASE_URL = "sqlite, sqlite:///PATH, postgresql://USER@HOST/NAME or off"
 URL_PATTERN = r"^https?://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(:[1-9][0-9]{0,4})?(/[^?#\s]*)?$"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-NAME_PATTERN = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII but for the space and the two quotes
+NAME_PATTERN = re.compile(r"[!#-&(-~]{0,100}")  # printable ASCII without the space and the two quotes
 DATE = "a date such as 2026-10-07, or 2026-10-07T16:00:00Z,"
 
 
@@ -39,12 +39,12 @@ def about(text: str, **extra: Any) -> Meta:
 
 
 def _base_url(url: str) -> str:
-    """Raises AddressError."""
+    """Normalize a base URL. Raises AddressError."""
     return parse_base_url(url)[0]
 
 
 def database_url(url: str) -> str:
-    """Raises ValueError, without credentials."""
+    """Check a database URL. Raises ValueError, without credentials."""
     if _PASSWORD.match(url):
         raise ValueError("a password does not belong in a URL; set PGPASSWORD, or PGPASSFILE to a file in the form of .pgpass")
     if re.fullmatch(DATABASE_URL_PATTERN, url):
@@ -54,49 +54,49 @@ def database_url(url: str) -> str:
 
 
 def unix_time(text: str) -> float:
-    """Of a date, or a date and time; without a time zone it is in UTC. Raises ValueError."""
+    """The Unix time of a date, or a date and time; without a time zone it is in UTC. Raises ValueError."""
     begins = datetime.fromisoformat(text)
     return (begins if begins.tzinfo else begins.replace(tzinfo=UTC)).timestamp()
 
 
 def _variable(name: str) -> str:
-    """Raises ValueError, without the text: it may be the secret itself."""
+    """Check a variable's name. Raises ValueError without the text, which may be the secret itself."""
     if name and not _VARIABLE.fullmatch(name):
         raise ValueError("the name of an environment variable is expected, such as VLLM_API_KEY, not the key itself")
     return name
 
 
 def _key_file(path: str) -> str:
-    """Raises ValueError, without the text: likewise."""
+    """Check the path of a key. Raises ValueError without the text, which may be the secret itself."""
     if not _is_absolute(path):
         raise ValueError("the absolute path of a file is expected, not the key itself")
     return path
 
 
 def _file(path: str) -> str:
-    """Raises ValueError."""
+    """Check a path. Raises ValueError."""
     if not _is_absolute(path):
         raise ValueError(f"the absolute path of a file is expected, got {shown(path)}")
     return path
 
 
 def _is_absolute(path: str) -> bool:
-    """Or none. A relative path would depend on where the gateway was started."""
+    """True for an absolute path, or none. A relative path would depend on the working directory."""
     return not path or (path.startswith("/") and "\0" not in path)
 
 
 def _server_name(name: str) -> str:
-    """Raises AddressError."""
+    """Check a server's name. Raises AddressError."""
     return dns_name(name) if name else ""
 
 
 def is_name(name: str) -> bool:
-    """Whether a replica or a pool may have this name."""
+    """True if a replica or a pool may have this name."""
     return bool(name and NAME_PATTERN.fullmatch(name))
 
 
 def _name(name: str) -> str:
-    """Raises ValueError."""
+    """Check a name. Raises ValueError."""
     if not NAME_PATTERN.fullmatch(name):
         raise ValueError(f"1 to 100 printable ASCII characters, no spaces and no quotes, are expected, got {shown(name)}")
     return name
@@ -106,7 +106,7 @@ Positive = Annotated[int, Meta(gt=0, le=MAX_NUMBER)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Dollars = Annotated[float, Meta(gt=0, le=MAX_NUMBER)]
 Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
-# Patterns are for editors and the chart, which have no better check.
+# Patterns are for editors and the chart, which have no other check.
 DatabaseUrl = Annotated[
     str,
     Meta(

@@ -10,7 +10,7 @@ from gateway.config.addresses import AddressError, host_and_port, is_host, is_lo
 from gateway.config.parse import Key, Problem
 
 AUTO, OFF, UNIX = "auto", "off", "unix:"
-# The configuration keys of listeners, and their values beside host:port. "auto" is resolved later, to a free address.
+# The configuration keys of listeners, and their keywords beside host:port. "auto" is resolved later, to a free address.
 KEYWORDS: Final[Mapping[str, Collection[str]]] = {"listen": (), "admin_listen": (OFF, AUTO), "metrics_listen": (OFF,)}
 _MAX_SOCKET_PATH = 100  # bytes; the kernel takes 107
 
@@ -29,18 +29,18 @@ class ListenAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def overlaps(self, other: ListenAddress) -> bool:
-        """Whether only one of the two can be bound."""
+        """True if only one of the two can be bound."""
         if self.path or other.path:
             return self.path == other.path
         same = _same_host(self.host, other.host) or is_wildcard(self.host) or is_wildcard(other.host)
         return same and self.port == other.port != 0
 
     def is_at(self, base_url: str) -> bool:
-        """Whether that URL surely leads here."""
+        """True if the URL certainly leads here."""
         host, port = host_and_port(base_url)
         if self.path or port != self.port:
             return False
-        if is_wildcard(self.host) or is_wildcard(host):  # to connect to 0.0.0.0 is to connect to 127.0.0.1
+        if is_wildcard(self.host) or is_wildcard(host):  # a connection to 0.0.0.0 goes to 127.0.0.1
             return (is_loopback(self.host) or is_wildcard(self.host)) and (is_loopback(host) or is_wildcard(host))
         return _same_host(self.host, host)
 
@@ -71,7 +71,7 @@ def parse_listen(name: str, text: str) -> ListenAddress | None:
 
 
 def listener_problems(texts: Mapping[str, str], *, has_admin_key: bool, replicas: Mapping[Key, str]) -> Iterator[Problem]:
-    """Of the values of listeners' keys: with each of them, with each other, and with replicas (their URLs, by key)."""
+    """Problems of listeners' values: of each value, between them, and with replicas (URLs by key)."""
     endpoints: dict[str, ListenAddress] = {}
     for name, text in texts.items():
         try:

@@ -13,18 +13,18 @@ from gateway.config.schema import ALL, TENANT, Config, PriceConfig, TimeoutConfi
 
 
 class Live:
-    """config: the one in force; `take` replaces it.
+    """config: the present one; `take` replaces it.
 
-    The other attributes cache values that every request needs: compiled code reads them directly, and a Struct's by a lookup.
-    blocks: block lengths in bytes and in token ids. patience_s: limit on waiting for a client to read. max_body: in bytes.
-    aliases: of models, None without any. cors_origins: of web pages that may read answers.
+    The other attributes cache values that every request needs: compiled code reads them directly, but a Struct's by a lookup.
+    blocks: block lengths in bytes and in token ids. patience_s: time limit for a client to read. max_body: in bytes. aliases:
+    of models, None without any. cors_origins: of web pages that may read answers.
     """
 
     def __init__(self, config: Config) -> None:
         self.take(config)
 
     def take(self, config: Config) -> None:
-        """Put `config` in force."""
+        """Set the configuration."""
         routing = config.routing
         self.config = config
         self.blocks: tuple[int, int] = (routing.block_bytes, routing.block_tokens)

@@ -7,11 +7,11 @@ traversed here, and every value in them is converted separately:
     list, mapping      each item; then its length
     any other value    `msgspec.convert`
 
-Also here, beyond msgspec: numbers in scientific notation, which YAML 1.1 reads as text, dates, which it does not, suggestions
-for unknown keys, and the forms of values listed in `hints.py`. A Struct may have a class variable SHORT: a plain text stands
-for the value of that key.
+Beyond msgspec, this module handles numbers in scientific notation, which YAML 1.1 reads as text, dates, which it does not,
+suggestions for unknown keys, and the forms of values listed in `hints.py`. If a Struct has a class variable SHORT, a plain text
+stands for the value of that key.
 
-Problems between values (two replicas with one name) are checked in `checks.py`, among all values that are valid on their own
+`checks.py` checks for problems between values (two replicas with one name), among all values that are valid on their own
 (`ParsedConfig.good`): one invalid value does not hide the problems of others.
 """
 
@@ -49,7 +49,7 @@ MAX_PROBLEMS: Final = 100  # shown per file, each with its line
 _SCIENTIFIC = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 _A_MAPPING: Final = "a mapping"
 _OFF: Final = "off"
-_BAD: Final = object()  # stands for an invalid value
+_BAD: Final = object()  # marks an invalid value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -162,7 +162,7 @@ class _Reader:
         return _BAD
 
     def _single(self, hint: Any, value: Any, key: Key) -> Any:
-        """Convert by msgspec; of a list or mapping of valid items, check its length."""
+        """Convert by msgspec; for a list or mapping of valid items, check its length."""
         if isinstance(value, datetime.date):  # YAML reads one without quotes so
             value = value.isoformat()
         number, reason = _number(value), ""

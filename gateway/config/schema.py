@@ -1,10 +1,10 @@
 """The configuration: frozen Structs that are the only source of keys, types, bounds, defaults and descriptions.
 
-The YAML file mirrors them key by key. A key that is added here is read, checked (`parse.py`) and in the JSON Schema
-(`json_schema.py`) at once; tests name the places in docs/configuration.md and in the chart that have to follow. What the type
-of one value cannot say, how values clash, is in `checks.py`; where values come from is in `source.py`.
+The YAML file has the same keys. A new key here is at once read, checked (`parse.py`) and in the JSON Schema (`json_schema.py`);
+tests name the places in docs/configuration.md and in the chart to be updated. Problems between values, which a type cannot
+express, are in `checks.py`; the sources of values are in `source.py`.
 
-Whatever passes can be connected to, computed with and written into a header. A Struct that is made in Python is not checked.
+A value that passes can be connected to, computed with and written into a header. A Struct created in Python is not checked.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from router import POLICIES
 DEFAULT_LISTEN = "127.0.0.1:8000"
 ADMIN_PORT_OFFSET = 10_000  # not 1: the next port is often the next gateway's, or a replica's that starts later
 MAX_POOLS = 1024
-MAX_REPLICAS = 2048  # of all pools: a reload that adds all of them holds requests for 0.1 s
-MAX_FALLBACKS = 8  # pools that one request may be handed on to
+MAX_REPLICAS = 2048  # of all pools: a reload that adds them all delays requests by 0.1 s
+MAX_FALLBACKS = 8  # pools in the chain of fallbacks of one request
 AUTO_ENGINE = "auto"
-MAX_POOL_NAME = 90  # characters of a name that is made of models
+MAX_POOL_NAME = 90  # characters of a name derived from models
 MAX_TIERS, MAX_PEAKS, MAX_CHANGES = 8, 24, 64  # of a model's prices
 NONE, TENANT = "none", "tenant"  # of `routing.isolation`
 OPERATORS, ALL = "operators", "all"  # of `routing.expose_headers`
@@ -71,7 +71,7 @@ _HOST_PORT_PATTERN = r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}"
 
 
 def _price_date(text: str) -> str:
-    """Raises ValueError."""
+    """Check a price's date. Raises ValueError."""
     try:
         if text:
             unix_time(text)
@@ -81,7 +81,7 @@ def _price_date(text: str) -> str:
 
 
 def _hours(text: str) -> str:
-    """Raises ValueError."""
+    """Check peak hours. Raises ValueError."""
     begin, _, end = text.partition("-")
     if not re.fullmatch(_HOURS_PATTERN, text) or begin == end:
         raise ValueError(f"{_HOURS} are expected, got {shown(text)}")
@@ -100,19 +100,19 @@ Origin = Annotated[
 
 
 class KeyConfig(ConfigSection, frozen=True):
-    """Where the key of a replica is: exactly one of both. The configuration never has the key itself."""
+    """The source of a replica's key: exactly one of both. The configuration never has the key itself."""
 
     env: Annotated[Variable, about("Name of an environment variable of the gateway.")] = ""
     file: Annotated[KeyFile, about("Absolute path of a file with the key; it is read again when it changes.")] = ""
 
     @property
     def place(self) -> str:
-        """For messages."""
+        """The source, for messages."""
         return f"the environment variable {self.env}" if self.env else f"the file {self.file}"
 
 
 class TlsConfig(ConfigSection, frozen=True):
-    """How a replica at an https URL is connected to. Files are PEM, at absolute paths, and read again on a change."""
+    """TLS options for a replica at an https URL. Files are PEM, at absolute paths, and read again on a change."""
 
     ca_file: Annotated[FilePath, about("Certificates of the authorities to trust; empty: the system's.")] = ""
     cert_file: Annotated[FilePath, about("The gateway's own certificate, for replicas that ask for one.")] = ""
@@ -129,7 +129,8 @@ ReplicaKey = Annotated[
 
 
 class AddedReplica(ConfigSection, frozen=True):
-    """A model server as operators add it, who may not have the gateway read its environment, or files, and send them somewhere.
+    """A model server as operators add it. They cannot set options that make the gateway send its environment or files to a
+    replica.
 
     A plain string is short for its url.
     """
@@ -147,7 +148,7 @@ class AddedReplica(ConfigSection, frozen=True):
 
     @property
     def link_local(self) -> bool:
-        """Whether its URL names a link-local address or a cloud's metadata service."""
+        """True if its URL names a link-local address or a cloud's metadata service."""
         return is_link_local(host_and_port(self.url)[0])
 
 
@@ -161,7 +162,7 @@ class ReplicaConfig(AddedReplica, frozen=True):
 
 
 class FallbackConfig(ConfigSection, frozen=True):
-    """Where requests go that a pool cannot serve; a plain string is short for its pool."""
+    """The target of requests that a pool cannot serve; a plain string is short for its pool."""
 
     SHORT: ClassVar = "pool"
 
@@ -192,7 +193,7 @@ class PoolConfig(ConfigSection, frozen=True):
 
 
 class RoutingConfig(ConfigSection, frozen=True):
-    """How a replica is chosen, what the prefix index remembers, and what clients learn of both."""
+    """The choice of a replica, the prefix index, and their visibility to clients."""
 
     policy: Policy = "cost"
     block_bytes: Annotated[Positive, about("Length of a block of text, in bytes.")] = 256
@@ -296,7 +297,7 @@ class TimeoutConfig(ConfigSection, frozen=True):
 
 
 class LimitConfig(ConfigSection, frozen=True):
-    """What clients may send and hold."""
+    """Limits of clients."""
 
     body_mb: Annotated[Positive, about("Largest request body, in MiB.")] = 64
     body_s: Annotated[Seconds, about("Seconds that a request body may take to arrive.")] = 300.0
@@ -318,7 +319,7 @@ class LimitConfig(ConfigSection, frozen=True):
 
 
 class Config(ConfigSection, frozen=True):
-    """What the core reads of the file. The type of the whole file is this one with the sections of features (`sections.py`)."""
+    """The core's part of the file. The type of the whole file extends it by the sections of features (`sections.py`)."""
 
     pools: Annotated[
         tuple[PoolConfig, ...],
@@ -382,7 +383,7 @@ class Config(ConfigSection, frozen=True):
     admin_key: Annotated[str, Meta(extra={SECRET: True, FIXED: True})] = ""
 
     def __post_init__(self) -> None:
-        """Give each pool a name that the configuration has not named: by its models, for these say what it is."""
+        """Derive a name for each pool without one from its models."""
         taken = {pool.name for pool in self.pools if pool.name}
         if len(taken) == len(self.pools):
             return
@@ -410,7 +411,7 @@ class Config(ConfigSection, frozen=True):
     @property
     def admin(self) -> ListenAddress | None:
         """The listener for operators; None: there is none. With `auto`: at port 0, which is any free one, if `listen` has port
-        0, or if the default port is out of range or a replica's.
+        0, or if the default port is out of range or in use by a replica.
         """
         if self.admin_listen != AUTO:
             return parse_listen("admin_listen", self.admin_listen)
@@ -426,7 +427,7 @@ class Config(ConfigSection, frozen=True):
 
 
 def _free_name(models: Sequence[str], taken: Collection[str]) -> str:
-    """A name for a pool of these models that no other has."""
+    """An unused name for a pool of these models."""
     name = (
         ",".join("".join(char for char in model if NAME_PATTERN.fullmatch(char)) for model in models)[:MAX_POOL_NAME]
         or "default"

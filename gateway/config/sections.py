@@ -1,11 +1,11 @@
-"""Sections of the configuration that features declare, and the type of the whole file, which has them beside the core's keys.
+"""Sections of the configuration that features declare, and the type of the whole file, which adds them to the core's keys.
 
     TRACING: Final = Section("tracing", Annotated[TracingConfig, Meta(...)], TracingConfig())     in the feature's package
     config_type([TRACING, ...])                                                    in the table of features
     TRACING.of(config)                                                             where the feature reads it
 
-A section is read, checked, described for editors and reloaded as the core's own are: its hint says how (`hints.py`). A
-configuration with the section of a feature that is not there has an unknown key.
+A section is read, checked, described for editors and reloaded like the core's own; its hint has the details (`hints.py`). The
+section of an absent feature is an unknown key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from gateway.config.hints import PROCESSES, SOURCES, extra_of
 from gateway.config.schema import Config
 
-MAX_SOURCES = 64  # of replicas: each is watched, by each process
+MAX_SOURCES = 64  # of replicas: each process watches each source
 
 T = TypeVar("T")
 
@@ -26,14 +26,14 @@ T = TypeVar("T")
 class Section(Generic[T]):
     """A key at the top of the file. hint: the type of its value, with `msgspec.Meta`. default: its value if the file has none.
 
-    flag: what the flag of `warmroute serve` with this name sets, a number; "": there is no such flag.
+    flag: text for the flag of `warmroute serve` with this name, which sets a number; "": there is no such flag.
     """
 
     def __init__(self, name: str, hint: Any, default: T, *, flag: str = "") -> None:
         self.name, self.hint, self.default, self.flag = name, hint, default, flag
 
     def of(self, config: Config) -> T:
-        """Its value. The type of this configuration may be without it."""
+        """The section's value in a configuration, whose type may lack the section."""
         value: T = getattr(config, self.name, self.default)
         return value
 
@@ -49,7 +49,7 @@ def config_type(sections: Iterable[Section[Any]]) -> type[Config]:
 
 
 def marked(kind: type[Config], mark: str) -> Iterator[tuple[str, Any]]:
-    """(key, what its hint says) of the keys at the top of a file with this one of `hints.py`."""
+    """(key, value of the mark in its hint) of the keys at the top of a file with this mark of `hints.py`."""
     for field in msgspec.structs.fields(kind):
         extra = extra_of(field.type)
         if mark in extra:
@@ -57,10 +57,10 @@ def marked(kind: type[Config], mark: str) -> Iterator[tuple[str, Any]]:
 
 
 def processes_of(config: Config) -> int:
-    """How many processes serve together, and share the bounds of this configuration."""
+    """The number of processes that serve together, and share the bounds of this configuration."""
     return next((getattr(config, name) for name, _ in marked(type(config), PROCESSES)), 1)
 
 
 def sources_of(config: Config) -> Sequence[str]:
-    """Names of the sources of replicas that this configuration has the gateway watch."""
+    """Names of the sources of replicas that this configuration wants watched."""
     return [source for name, names in marked(type(config), SOURCES) for source in names(getattr(config, name))]

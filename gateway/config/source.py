@@ -35,10 +35,10 @@ _VARIABLES: Mapping[str, str] = {"listen": "WARMROUTE_LISTEN", "admin_key": "WAR
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration, and the file that it comes from.
+    """A configuration, and its file.
 
-    replaced: keys whose values come from the environment or from flags. empty: variables of the environment that are set, but
-    empty; they count as not set.
+    replaced: keys whose values come from the environment or from flags. empty: variables of the environment that are set to an
+    empty text; they count as not set.
     """
 
     config: Config
@@ -69,7 +69,7 @@ def read(
     replacing = {**environment, **overrides}
     if raw.get("pools") in (None, []):
         finders = [name for name, _ in marked(kind, SOURCES)]
-        raw["pools"] = [{}] if any(map(raw.get, finders)) else []  # replicas that are all found need no pool to be named
+        raw["pools"] = [{}] if any(map(raw.get, finders)) else []  # a pool needs no entry if sources find all replicas
     parsed = parse(kind, {**raw, **replacing})
     found = [
         _attributed(each, environment.keys() - overrides.keys()) for each in (*parsed.problems, *clashes(kind, parsed.good))
@@ -82,7 +82,7 @@ def read(
 
 
 def _more(problems: Collection[Problem], where: str = "") -> str:
-    """A line with the number of problems that are not shown; "": all are."""
+    """A line with the number of problems beyond the shown ones; "" if all are shown."""
     return f"and {len(problems) - MAX_PROBLEMS} more problems{where}" if len(problems) > MAX_PROBLEMS else ""
 
 
@@ -106,10 +106,10 @@ _NEVER_READ: FileState = (-1,)  # differs from every state of a file
 
 
 class ConfigSource(Generic[T]):
-    """The configuration of a running gateway, or another file that it watches. path: the file, or None; read: reads all of it,
-    raises ConfigError.
+    """The configuration of a running gateway, or another watched file. path: the file, or None. read: reads all of it, raises
+    ConfigError.
 
-    asked: set it to trigger a reload. Created before the first reading, so that no change is missed.
+    asked: set it to trigger a reload. Create it before the first reading, so that no change is missed.
     """
 
     def __init__(self, path: Path | None, read: Callable[[], T], *, poll_s: float = POLL_S) -> None:
@@ -138,7 +138,9 @@ class ConfigSource(Generic[T]):
                     self._read = _NEVER_READ
 
     def _read_uncollected(self) -> T:
-        """Without garbage collection: with the many objects of parsing, one blocks all threads for 0.1 s and more."""
+        """Read without garbage collection: a collection with the many objects of parsing blocks all threads for 0.1 s
+        and more.
+        """
         if self._path is not None and self._path.exists() and not self._path.is_file():
             raise ConfigError(f"{self._path} is not a regular file")  # opening a pipe would block this thread for good
         gc.disable()
@@ -148,12 +150,12 @@ class ConfigSource(Generic[T]):
             gc.enable()
 
     def differs(self) -> bool:
-        """Whether the file differs from the last `taken`, and has not changed since the last call of `differs`."""
+        """True if the file differs from the last `taken`, and has not changed since the last call of `differs`."""
         seen, self._seen = self._seen, self._state()
         return self._seen == seen != self._read
 
     def taken(self) -> None:
-        """The file is about to be read."""
+        """Note the state of the file, which is about to be read."""
         self._read = self._seen = self._state()
 
     def _state(self) -> FileState:
@@ -164,4 +166,4 @@ class ConfigSource(Generic[T]):
             seen = os.stat(self._path)
         except OSError:
             return None
-        return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_dev  # ctime: of its rights
+        return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino, seen.st_dev  # ctime: of its permissions

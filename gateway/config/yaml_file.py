@@ -33,10 +33,10 @@ class _Loader(yaml.SafeLoader):
         except yaml.reader.ReaderError as error:
             line = stream.count("\n", 0, error.position) + 1
             raise _BadCharacter(f"the character {chr(error.character)!a} is not allowed", line) from None
-        self.repeated: list[tuple[int, str]] = []  # (line, what is wrong)
+        self.repeated: list[tuple[int, str]] = []  # (line, problem)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Adds the line to errors of invalid values, such as the date 2026-99-99."""
+        """Add the line to errors of invalid values, such as the date 2026-99-99."""
         try:
             return super().construct_object(node, deep)
         except ValueError as error:
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _text_of(path: Path) -> str:
-    """Raises ConfigError if the file is too large, OSError, _BadCharacter if it is not UTF-8."""
+    """The text of a file. Raises ConfigError if the file is too large, OSError, _BadCharacter if it is not UTF-8."""
     with path.open("rb") as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -83,18 +83,18 @@ def _problem_of(error: Exception, path: str) -> Problem:
 
 
 def _line_at(mark: yaml.Mark | None) -> int:
-    """From 1; 0: unknown."""
+    """The line from 1; 0: unknown."""
     return mark.line + 1 if mark else 0
 
 
 def _beginning(mark: yaml.Mark | None, line: int) -> str:
-    """The line where an error's context begins, if that is another one."""
+    """The line in which an error's context begins, if it is another one."""
     begins = _line_at(mark)
     return f" that begins in line {begins}" if begins not in (0, line) else ""
 
 
 class YamlFile:
-    """values: the file's mapping. problems: keys that are given twice."""
+    """values: the file's mapping. problems: repeated keys."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is missing, not YAML or not a mapping; NotReadable for lack of resources."""
@@ -137,7 +137,7 @@ def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
         item = node.value[part]
         return item.start_mark.line + 1, item
     if isinstance(node, yaml.MappingNode):
-        for key, value in reversed(node.value):  # the last one wins; what `<<` merges in stands first
+        for key, value in reversed(node.value):  # the last one wins; merged keys (`<<`) come first
             if isinstance(key, yaml.ScalarNode) and key.value == str(part):
                 return key.start_mark.line + 1, value
     return None

@@ -3,8 +3,8 @@
 A request updates a dozen of them. prometheus_client looks up the child of a label set and takes a lock each time, which
 together cost more than routing the request; the gateway counts in one thread, so a dictionary is enough.
 
-With several workers each counts for itself, and /metrics merges their snapshots, instrument by instrument, with its merge rule:
-the sum for what each worker counts alone, the maximum or minimum for what all workers observe (a replica's state).
+Several workers count separately, and /metrics merges their snapshots, instrument by instrument, with its merge rule: the sum
+for values that each worker counts alone, the maximum or minimum for values that all workers observe (a replica's state).
 
 The number of label sets is bounded for each counter and histogram: a client may name many models and tenants, and the
 combinations multiply. Beyond the bound the labels in UNBOUNDED_LABELS become "other", which keeps the sum right.
@@ -130,7 +130,7 @@ class Counter:
         return self._cells.setdefault(labels, Cell(0.0))
 
     def set(self, labels: Labels, value: float) -> None:
-        """Mirror a value that another object counts."""
+        """Set the value of another object's count."""
         self._cells[labels] = Cell(value)
 
     def drop(self, gone: Callable[[Labels], bool]) -> None:
@@ -165,7 +165,7 @@ class Gauge:
         self.values: dict[Labels, float] = {}
 
     def set(self, labels: Labels, value: float | None) -> None:
-        """None removes the series: a stale value would mislead."""
+        """Set a value; None removes the series, because a stale value would mislead."""
         if value is None:
             self.values.pop(labels, None)
         else:

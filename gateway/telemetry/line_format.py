@@ -1,7 +1,7 @@
 """Formats the fields of a log line as JSON, or as console text.
 
 Fields may come from clients and replicas (a header's bytes, a count), so no value can make these functions raise, begin a new
-line, or control a terminal. A value that JSON cannot represent is written as its text, and only that value.
+line, or control a terminal. Only a value that JSON cannot represent is written as its text.
 
 Console text is structlog's, which is imported only for this format: it takes some tens of milliseconds and 5 MB.
 """
@@ -69,5 +69,5 @@ def _printable(value: Any) -> str:
 
 
 def _escaped(written: str) -> str:
-    """With control characters escaped."""
+    """The text with control characters escaped."""
     return written if written.isprintable() else repr(written)[1:-1]

@@ -3,12 +3,11 @@
     request log, records ──► lines of a batch ── FLUSH_S ──► queue ──► writer thread ──► write(2), which may block
 
 The reader of the log may stall: a log driver, a pager, a full disk. Writing then blocks, so it is done in a daemon thread and
-never in the event loop. At most BUFFER_BYTES are buffered; lines beyond that are dropped and counted, and a line with the
-count is written when half of the buffer is free again. Lines that cannot be written at all (the pipe is closed, the disk is
-full) count as dropped, too. What is logged while the interpreter ends (an error of a task that nobody has asked for) is
-written where it is logged.
+never in the event loop. At most BUFFER_BYTES are buffered; further lines are dropped and counted, and a line with the count is
+written when half of the buffer is free again. Lines that cannot be written at all (the pipe is closed, the disk is full) count
+as dropped, too. Records during the interpreter's end (an unretrieved error of a task) are written at once.
 
-Standard error is not made non-blocking: other processes share its file description.
+Standard error is not made non-blocking, because other processes share its file description.
 
 A request's line costs one `append` and no lock: only the event loop's thread uses the batch. The queue is shared between
 threads and guarded by `_changed`. The writer wakes up once per batch.
@@ -41,7 +40,7 @@ Sink = Callable[[memoryview], int]
 
 
 class LogOutput:
-    """See the top of this file."""
+    """Writes log lines (see the module)."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class LogOutput:
         self._torn = False  # the last write failed in the middle of a line
 
     def write(self, line: bytes) -> None:
-        """Called in the event loop's thread. The line is written within FLUSH_S; at once where no loop runs."""
+        """Write a line. Called in the event loop's thread. The line is written within FLUSH_S; at once if no loop runs."""
         size = len(line) + 1
         if self._batch_bytes + self._queue_bytes + size > self._buffer_bytes:
             self._drop(1)
@@ -88,8 +87,8 @@ class LogOutput:
                 self.hand_over()
 
     def write_record(self, line: bytes, *, urgent: bool) -> None:
-        """Called in any thread. urgent: the line, and all before it, is written at once."""
-        if sys.is_finalizing():  # no thread can begin any more, and the writer is frozen, perhaps with the lock
+        """Write a record. Called in any thread. urgent: the line, and all earlier ones, are written at once."""
+        if sys.is_finalizing():  # no thread can begin now, and the writer is frozen, perhaps with the lock
             self._write(line + b"\n")
             return
         try:
@@ -123,7 +122,7 @@ class LogOutput:
         return written
 
     def close(self) -> None:
-        """End the writer when all is written. Not needed at process exit: it is a daemon thread."""
+        """End the writer after the last line. Not needed at process exit: it is a daemon thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -141,7 +140,7 @@ class LogOutput:
                 self._writer = threading.Thread(target=self._keep_writing, name="log", daemon=True)
                 try:
                     self._writer.start()
-                except RuntimeError:  # no more threads for this process: write here, which may block
+                except RuntimeError:  # the process may start no more threads: write here, which may block
                     self._writer = None
                     self._write_queue()
 
@@ -172,7 +171,7 @@ class LogOutput:
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
-        """Whether all of it was written."""
+        """Write the data. True if all of it was written."""
         left = memoryview(b"\n" + data if self._torn else data)
         size = len(left)
         try:
@@ -220,7 +219,7 @@ def parts_of(lines: Iterable[bytes], limit: int) -> Iterator[Sequence[bytes]]:
 
 
 def sink_of(stream: TextIO | None) -> Sink:
-    """A sink that bypasses a standard stream's buffers. None, or closed: it was so when the process started."""
+    """A sink that bypasses a standard stream's buffers. stream: None or closed if it was so when the process started."""
     if stream is None or stream.closed:
         return _refuse
     try:

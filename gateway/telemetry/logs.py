@@ -1,8 +1,8 @@
 """Logging to standard error, as JSON or console text: one line per record, and one per request.
 
-Records of stdlib logging, ours and those of libraries, become fields here, `line_format.py` formats them, and `log_output.py`
-writes the line. No record can make its formatting raise: `logging` would print a traceback of many lines where one line is
-expected.
+Records of stdlib logging, from the gateway and its libraries, become fields here, `line_format.py` formats them, and
+`log_output.py` writes the line. No record can make its formatting raise: `logging` would print a traceback of many lines
+instead of the expected line.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gateway.telemetry.line_format import ConsoleLine, LineFormat, json_line, te
 from gateway.telemetry.log_output import NO_FIELDS, LogOutput, sink_of
 from gateway.telemetry.request_log import RequestLog
 
-# Standard LogRecord attributes; all others came through `extra`.
+# Standard LogRecord attributes; all others come from `extra`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def first_of(key: str, names: Collection[str], limit: int) -> dict[str, object]:
-    """The first `limit` names as fields of a line, and the number left out: lines are bounded."""
+    """The first `limit` names as fields of a line, and the number of the others: lines are bounded."""
     first = [shortened(name) for name in islice(names, limit)]
     return {key: first, f"more_{key}": len(names) - len(first)} if len(names) > len(first) else {key: first}
 
 
 def shortened(name: str) -> str:
-    """At most 100 characters, cut in the middle: many long names begin alike."""
+    """At most 100 characters, cut in the middle, because many long names have the same beginning."""
     return name if len(name) <= 100 else f"{name[:60]}...{name[-37:]}"
 
 
@@ -80,7 +80,7 @@ class Handler(logging.Handler):
         self.output.write_record(self._lines.line(record), urgent=record.levelno >= logging.WARNING)
 
     def flush(self) -> None:
-        """At process exit. Waits for a stalled reader for END_S at most."""
+        """Called at process exit. Waits for a stalled reader for END_S at most."""
         self.output.flush()
 
 
@@ -95,10 +95,10 @@ def configure(level: str, worker: int | None = None, log_format: str = "json") -
 
 
 def _is_terminal() -> bool:
-    """Whether somebody reads standard error as it comes. A service's and a container's goes to a pipe, a socket or a file."""
+    """True if a person reads standard error. A service's or container's goes to a pipe, a socket or a file."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _has_colors() -> bool:
-    """NO_COLOR: https://no-color.org."""
+    """True on a terminal without NO_COLOR (https://no-color.org)."""
     return _is_terminal() and not os.environ.get("NO_COLOR")

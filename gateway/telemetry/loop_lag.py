@@ -1,7 +1,7 @@
-"""How late the event loop is: the part of a request's time that is the gateway's own fault, or its machine's.
+"""Lag of the event loop: the part of a request's time that the gateway, or its machine, causes.
 
-A callback is due every TICK_S. How much later it runs is what every other callback that was ready then has waited: for a step
-that took too long, or for a CPU. It costs four wake-ups a second.
+A callback is due every TICK_S. Its delay is the waiting time of every other ready callback: for a step that took too long, or
+for a CPU. It costs four wake-ups a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TICK_S: Final = 0.25
 
 
 class LoopLag:
-    """See the top of this file. clock: monotonic seconds."""
+    """Measures the lag (see the module). clock: monotonic seconds."""
 
     def __init__(self, late: Histogram, clock: Callable[[], float]) -> None:
         self._late = late
@@ -24,7 +24,7 @@ class LoopLag:
         self._due = 0.0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Measure until cancelled."""
         while True:
             self.expect()
             await asyncio.sleep(TICK_S)
@@ -35,7 +35,7 @@ class LoopLag:
         self._due = self._clock() + TICK_S
 
     def awake(self) -> None:
-        """It is over. A timer may be early by its resolution, which is no lag."""
+        """A tick ends. A timer may fire early by its resolution, which is no lag."""
         self._late.observe((), max(0.0, self._clock() - self._due))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The names of the core's metrics; those of features are in their packages (`metrics.py`).
+"""The names of the core's metrics; features have their own (`metrics.py` in their packages).
 
 Labels are bounded: `model` is a name that a replica lists or a configured prefix, `replica` its name, from the configuration,
 an operator or another source, `endpoint` a path of a table (`dialects/table.py`), `tenant` one of the first TENANTS distinct
@@ -70,7 +70,7 @@ class Metrics:
         self.registry.register(self.instruments)
 
     def of(self, kind: type[T]) -> T:
-        """The metrics of a feature, which has declared this class."""
+        """The metrics of a feature, by the class that it declared."""
         found: T = self._of[kind]
         return found
 
@@ -316,11 +316,11 @@ class Metrics:
         )
 
     def set_build(self, version: str, *, compiled: bool) -> None:
-        """compiled: whether the hot modules are."""
+        """compiled: the hot modules are compiled."""
         self.build_info.set((version, platform.python_version(), str(compiled).lower()), 1)
 
     def set_process_gauges(self) -> None:
-        """Copy what the system counts for this process; called at each scrape. Nothing without /proc. O(open files)."""
+        """Copy the system's counts for this process; called at each scrape. Nothing without /proc. O(open files)."""
         values = {sample.name: sample.value for family in self._process.collect() for sample in family.samples}
         if (cpu_s := values.get(self._cpu.name)) is not None:
             self._cpu.set((), cpu_s)
@@ -330,7 +330,7 @@ class Metrics:
     def set_router_gauges(self, router: Router) -> None:
         """Copy the router's state into the gauges; called at each scrape.
 
-        Of requests only those that were booked here: each worker and each gateway follows the bookings of the others, and their
+        Counts only requests booked by this process: each worker and each gateway follows the bookings of the others, and their
         gauges are added up.
         """
         self.workers.set((), 1)
@@ -347,13 +347,13 @@ class Metrics:
             self.trie_evicted.set((reason,), blocks)
 
     def set_connection_gauges(self, *, open_now: int, limit: int, rejected: int) -> None:
-        """The same for clients' connections."""
+        """Set the gauges of clients' connections."""
         self.connections.set((), open_now)
         self.connections_limit.set((), limit)
         self.connections_rejected.set((), rejected)
 
     def set_memory_gauges(self, *, held: int, limit: int, rejected: int) -> None:
-        """The same for the memory that requests hold."""
+        """Set the gauges of the memory held by requests."""
         self.inflight_bytes.set((), held)
         self.inflight_limit.set((), limit)
         self.memory_rejected.set((), rejected)

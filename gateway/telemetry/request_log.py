@@ -17,7 +17,7 @@ _MILLISECONDS: Final = [b"%03d" % number for number in range(1000)]
 
 
 class RequestLog:
-    """One line per request, like those of the logger "warmroute.request"."""
+    """One line per request, in the form of the logger "warmroute.request"."""
 
     def __init__(
         self, output: LogOutput, level: int, fixed: Mapping[str, Any] = NO_FIELDS, line: LineFormat = json_line

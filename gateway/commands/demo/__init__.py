@@ -1,6 +1,6 @@
 """`warmroute demo`: two real replicas, a gateway, two interleaved conversations over one long document, and a table.
 
-All parts are real and started as a user would: inference servers with a real model, a gateway in front, the official `openai`
+All parts are real and started like a user's: inference servers with a real model, a gateway in front, the official `openai`
 client. Predicted cached tokens come from the gateway's response header, reported ones from the engine's usage, costs from the
 gateway's log line of the request. Then the same prompts are sent through a gateway that routes round robin, on the same
 replicas with emptied caches.
@@ -118,7 +118,7 @@ def _write_config(replicas: Sequence[str], stack: contextlib.ExitStack) -> Path:
         "pools": [{"replicas": list(replicas)}],
         "prices": dict.fromkeys(_MODELS, script.PRICES),
         "limits": {"drain_accept_s": 0},  # it ends with its only client
-        "routing": {"expose_headers": "all"},  # the table shows them, also where an admin key is set
+        "routing": {"expose_headers": "all"},  # the table shows them, even if an admin key is set
     }
     path.write_text(json.dumps(config), "utf-8")
     return path
@@ -197,7 +197,7 @@ def _with_new_beginning(messages: Sequence[Message]) -> list[Message]:
 
 
 def _replay_round_robin(turns: Sequence[DemoTurn], replicas: Sequence[str], config: Path) -> list[DemoTurn]:
-    """The same prompts, turn by turn, on the same replicas with empty caches."""
+    """Sends the same prompts, turn by turn, to the same replicas with empty caches."""
     for url in replicas:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", method="POST")) as answer:
             if not json.loads(answer.read())["success"]:
@@ -216,4 +216,4 @@ def _keep_serving(gateway: _Gateway) -> None:
     print(f"  curl {url}/v1/models\n  curl {admin}/warmroute/replicas\n  curl {admin}/metrics")
     print(f"  curl {admin}/warmroute/route -d '{body}'", flush=True)
     while True:
-        time.sleep(0.5)  # not `signal.pause`: a signal that comes just before it is handled only after the next one
+        time.sleep(0.5)  # not `signal.pause`: a signal just before it would be handled only after the next one

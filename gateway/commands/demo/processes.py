@@ -1,4 +1,4 @@
-"""The demo's processes: replicas and gateways, started as a user would start them, each stopped by its own pid."""
+"""The demo's processes: replicas and gateways, started like a user's, each stopped by its own pid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_S = 15.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message has the reason."""
+    """The demo cannot continue; the message has the reason."""
 
 
 class Process:

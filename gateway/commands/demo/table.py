@@ -14,7 +14,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class DemoTurn:
-    """One answered request. ttft_s: at the client. cost_usd and saved_usd: as the gateway metered it."""
+    """One answered request. ttft_s: at the client. cost_usd, saved_usd: as the gateway metered it."""
 
     conversation: str
     number: int
@@ -53,7 +53,7 @@ def _print_turns(rows: Sequence[Sequence[str]], *, header: bool) -> None:
 
 
 def print_comparison(runs: Mapping[str, Sequence[DemoTurn]]) -> None:
-    """The totals of each run of the same prompts; the TTFT is the mean."""
+    """Prints the totals of each run of the same prompts; the TTFT is the mean."""
     rows = []
     for name, turns in runs.items():
         prompt, cached = sum(turn.usage.prompt for turn in turns), sum(turn.usage.cached or 0 for turn in turns)

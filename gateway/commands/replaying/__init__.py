@@ -1,1 +1,1 @@
-"""What `warmroute simulate` reads, and what it asks of a trace: files, recordings, "what if", money, the converter."""
+"""Inputs and options of `warmroute simulate`: files, recordings, "what if", money, the converter."""

@@ -1,8 +1,8 @@
-"""`warmroute convert`: public traces of coding agents, in their published form, as lines that `warmroute simulate` reads.
+"""`warmroute convert`: public traces of coding agents, in their published form, as lines for `warmroute simulate`.
 
-Published are sessions, a JSON object each, whose requests list the ids of all their blocks (`hash_ids`), megabytes for a long
-one. Here a request has what it keeps of the list before it (`keep`), and the runs that it adds (`new`).
-Everything else is copied as it is. A sub-agent (an entry with `requests`) begins with an empty list.
+The published files have sessions, a JSON object each, whose requests list the ids of all their blocks (`hash_ids`), megabytes
+for a long one. A converted request has the length of the common beginning with the previous list (`keep`), and the runs that it
+adds (`new`). Everything else is copied. A sub-agent (an entry with `requests`) begins with an empty list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit status."""
+    """Run the command. Returns the exit status."""
     path: Path = options.output
     sessions = requests = 0
     try:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
                 for session in _converted(options.traces):
                     out.write(json.dumps(session, separators=(",", ":")).encode() + b"\n")
                     sessions, requests = sessions + 1, requests + _count(session)
-        except BaseException:  # a part of it would be taken for all, and be in the way of the next attempt
+        except BaseException:  # an incomplete file would look complete, and block the next attempt
             path.unlink()
             raise
     except FileExistsError:
@@ -76,7 +76,7 @@ def _converted(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """One JSON object over several lines, or one a line."""
+    """The objects of a file: one JSON object over several lines, or one a line."""
     try:
         with path.open("rb") as raw:
             pretty = raw.readline(MAX_LINE_BYTES).strip() == b"{"
@@ -94,11 +94,11 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def session_lines(row: dict[str, Any]) -> dict[str, Any]:
-    """A published session, as `simulate` reads it. Raises TraceError."""
+    """A published session in the form for `simulate`. Raises TraceError."""
     if not isinstance(row.get("requests"), list):
         raise TraceError("'requests', a list, is expected: a session of a coding agent")
     session = {**row, "requests": _requests(row["requests"], 1)}
-    for _ in agents([session], sys.maxsize):  # what it makes is readable
+    for _ in agents([session], sys.maxsize):  # checks that `simulate` can read it
         pass
     return session
 
@@ -128,7 +128,7 @@ def _requests(requests: list[Any], depth: int) -> list[dict[str, Any]]:
 
 
 def _runs(ids: list[int]) -> list[list[int]]:
-    """[first, count] of consecutive ids."""
+    """[first, count] of each run of consecutive ids."""
     runs = list[list[int]]()
     for each in ids:
         if runs and each == sum(runs[-1]):

@@ -1,4 +1,4 @@
-"""What a simulated run costs: its tokens by prices per million, its replicas by the hour."""
+"""The cost of a simulated run: tokens by prices per million, replicas by the hour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SimulationPrices:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """USD of the whole run; hours: how long it took."""
+    """USD of the whole run. hours: its duration."""
 
     tokens_usd: float
     replicas_usd: float
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prices_of(options: argparse.Namespace) -> SimulationPrices | None:
-    """None: the user has named none."""
+    """The prices in the options; None: there are none."""
     given = options.price_input, options.price_cached, options.price_output, options.gpu_hour
     if all(price is None for price in given):
         return None

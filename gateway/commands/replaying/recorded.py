@@ -1,4 +1,4 @@
-"""A recording as a workload: which of its requests are replayed, on what fleet, and what was measured."""
+"""A recording as a workload: the replayed requests, the fleet, and the recorded result."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from router.types import Random
 
 DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
 WARM_SHARE: Final = 0.1
-WARM_S: Final = 60.0, 600.0  # at least, in recordings of three times that, and at most
+WARM_S: Final = 60.0, 600.0  # minimum (for recordings of at least three times that), and maximum
 
 
 @dataclass(frozen=True, slots=True)
-class Replaying:
+class ReplayOptions:
     """open: all requests come at their recorded times. engine_block: tokens of an engine's block."""
 
     open: bool
@@ -41,9 +41,9 @@ class Replaying:
 
 @dataclass(frozen=True, slots=True)
 class RecordedFleet:
-    """The requests of one pool that can be replayed, and the fleet as they show it. left_out: requests of other pools, and
-    those that failed. replicas, kv_tokens: None where the recording does not say. warm_s: what comes
-    earlier does not count, for the simulated caches are empty then. learned_rate: as in `FleetSpec`.
+    """The replayable requests of one pool, and the fleet as they show it. left_out: number of requests of other pools, and of
+    failed ones. replicas, kv_tokens: None if the recording does not have them. warm_s: earlier requests do not count, because
+    the simulated caches are empty then. learned_rate: as in `FleetSpec`.
     """
 
     recording: RecordedTraffic
@@ -58,11 +58,11 @@ class RecordedFleet:
 
     @property
     def policy(self) -> str:
-        """The gateway's, if it can be simulated."""
+        """The gateway's policy, if it can be simulated."""
         return self.recording.policy if self.recording.policy in SIMULATED else "cost"
 
     def spec(self, base: FleetSpec) -> FleetSpec:
-        """The fleet as it was; what the recording does not show is as in `base`."""
+        """The recorded fleet; values missing in the recording are taken from `base`."""
         speed = self.speed
         return dataclasses.replace(
             base,
@@ -74,12 +74,12 @@ class RecordedFleet:
             learned_rate=self.learned_rate,
         )
 
-    def source(self, chance: Random, spec: FleetSpec, how: Replaying, speed: float) -> WorkloadSource:
+    def source(self, chance: Random, spec: FleetSpec, how: ReplayOptions, speed: float) -> WorkloadSource:
         replay = Replay(self.recording, self.requests, spec.decode_rate, how.engine_block)
         return (OpenReplay if how.open else ClosedReplay)(replay, chance, speed, JITTER_S)
 
-    def held(self, chance: Random, how: Replaying) -> list[Held]:
-        """What the replicas have cached when the recording begins."""
+    def held(self, chance: Random, how: ReplayOptions) -> list[Held]:
+        """The caches of the replicas at the beginning of the recording."""
         replay = Replay(self.recording, self.requests, 1.0, how.engine_block)
         names = {number: place for place, number in enumerate(sorted({one.replica for one in self.requests}))}
         return list(held(replay, names, chance))
@@ -88,9 +88,11 @@ class RecordedFleet:
         return measured(self.requests, spec.replicas, spec.kv_tokens, self.warm_s)
 
     def compared(self, served: Sequence[ServedRequest]) -> tuple[list[ServedRequest], list[ServedRequest]]:
-        """Of a replay: the requests whose waits were measured, and those whose cached tokens were reported; all if none was.
+        """The requests of a replay whose waits were measured, and the requests whose cached tokens were reported; all if there
+        are none.
 
-        By their recorded times, so that they are the same in each replay. Those of the warm-up count if there are no others.
+        By their recorded times, so that they are the same in each replay. Requests of the warm-up count only if there are no
+        others.
         """
         waited, reported, later = list[ServedRequest](), list[ServedRequest](), list[ServedRequest]()
         for one in served:
@@ -107,7 +109,7 @@ class RecordedFleet:
         return waited or counted, reported or counted
 
     def unmeasured(self) -> str:
-        """Why there is nothing measured to compare with; "": there is."""
+        """The reason why there is no recorded result for comparison; "": there is one."""
         later = [one for one in self.requests if one.at >= self.warm_s]
         if not later:
             what = f"all requests begin in the first {self.warm_s:.0f} s, the warm-up"
@@ -120,7 +122,9 @@ class RecordedFleet:
 
 
 def recorded_fleet(rows: Iterable[Row], pool: int | None, warm_s: float | None = None) -> RecordedFleet:
-    """pool: its number; None: the one with the most requests. warm_s: None: a share of the recording. Raises TraceError."""
+    """The fleet of a recording. pool: its number; None: the one with the most requests. warm_s: None: a share of the recording.
+    Raises TraceError.
+    """
     recording = read(rows)
     counts: dict[int, int] = {}
     for one in recording.requests:
@@ -157,7 +161,7 @@ def _warm_s(seconds: float) -> float:
 
 
 def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[str]:
-    """Lines that say what is replayed. given: the flags that the user has set."""
+    """Lines that describe the replay. given: the flags that the user has set."""
     recording, speed = fleet.recording, fleet.speed
     guess = "" if fleet.kv_tokens or given.get("kv_tokens") else " (a guess, for the recording does not say: --kv-tokens)"
     lines = [
@@ -184,7 +188,9 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
 
 
 def middle_of(results: Sequence[Result]) -> Result:
-    """Of several replays of the same: each value's median. A fleet that is nearly saturated runs away in some of them."""
+    """The median of each value over several replays of the same requests. A nearly saturated fleet runs away in some of
+    them.
+    """
     first = dataclasses.asdict(results[0])
     changes = {
         name: median([getattr(each, name) for each in results]) for name, value in first.items() if isinstance(value, float)

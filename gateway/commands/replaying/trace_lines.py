@@ -1,5 +1,5 @@
-"""Lines of a trace file, gzipped or not, as JSON objects. A file may hold anything, so its lines, their values and its size are
-bounded: a line of short values takes 25 times its size once it is parsed.
+"""Lines of a trace file, gzipped or not, as JSON objects. A file may hold anything, so the length of its lines, the number of
+their values, and its size are bounded: a line of short values takes 25 times its size once it is parsed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GZIP: Final = b"\x1f\x8b"
 def trace_lines(
     path: Path, max_line: int = MAX_LINE_BYTES, max_bytes: int = MAX_BYTES, max_values: int = MAX_VALUES
 ) -> Iterator[dict[str, Any]]:
-    """Raises TraceError."""
+    """The lines as objects. Raises TraceError."""
     number = 0
     try:
         with path.open("rb") as raw:

@@ -28,7 +28,7 @@ WHOLE: Final = ("replicas", "kv_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """text: as the user has written it. None: as in the base."""
+    """text: the user's. None: as in the base."""
 
     text: str
     policy: str | None = None
@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def words(self) -> str:
-        """For a sentence."""
+        """The variant as a part of a sentence."""
         parts = [
             self.replicas and f"{self.replicas} replica{'s' if self.replicas > 1 else ''}",
             self.kv_tokens and f"{self.kv_tokens:,} KV tokens each",
@@ -54,7 +54,7 @@ class Variant:
 
 
 def variant(text: str, policies: Sequence[str]) -> Variant:
-    """Raises ArgumentTypeError."""
+    """Parses a value of --what-if. Raises ArgumentTypeError."""
     changes: dict[str, str | int | float] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
@@ -91,7 +91,7 @@ def _number(key: str, text: str, *, whole: bool) -> int | float:
 def sentence(
     variant: Variant, then: Result, now: Result, spread: tuple[float, float] | None, money: tuple[RunCost, RunCost] | None
 ) -> str:
-    """spread: the least and the largest p90 of several replays. money: then and now."""
+    """The result as a sentence. spread: the least and the largest p90 of several replays. money: then and now."""
     between = f"{_seconds(spread[0])} to {_seconds(spread[1])}, " if spread else ""
     text = (
         f"with {variant.words} p90 TTFT would be {_seconds(then.ttft_p90_s)} ({between}now {_seconds(now.ttft_p90_s)}),"

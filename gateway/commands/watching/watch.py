@@ -1,6 +1,6 @@
-"""`warmroute status --watch`: the status of gateways, with what they do, again and again.
+"""`warmroute status --watch`: the status and activity of gateways, repeatedly.
 
-On a terminal it is refreshed in place; elsewhere each answer is printed below the one before. An error of one gateway hides no
+A terminal is refreshed in place; otherwise each answer is printed below the previous one. An error of one gateway hides no
 other one; without a terminal it goes to standard error. The gateway is asked again.
 """
 
@@ -18,11 +18,11 @@ from rich.live import Live
 from gateway.commands.operate import OperatorError, ReplicasAnswer, SharingAnswer, ask, failed, failure, picture, read, shown
 from gateway.commands.tables import console, line
 
-RECENT_S: Final = 10.0  # of which requests/s are the mean
+RECENT_S: Final = 10.0  # requests/s are the mean over this time
 
 
 class Point(Struct, frozen=True):
-    """What happened in a step of time."""
+    """The activity in a step of time."""
 
     requests: float
     errors: float
@@ -36,14 +36,14 @@ class Point(Struct, frozen=True):
 
 
 class Activity(Struct, frozen=True):
-    """GET /warmroute/live. points: the last quarter of an hour, oldest first; what is not shown is left out."""
+    """GET /warmroute/live. points: the last quarter of an hour, oldest first; other fields are omitted."""
 
     step_s: Annotated[float, Meta(gt=0)]
     points: list[Point]
 
 
 def watch(admins: Sequence[str], every_s: float) -> Never:
-    """Until it is interrupted."""
+    """Watch until interrupted."""
     terminal = console(width=None)
     in_place = terminal.is_terminal and not terminal.is_dumb_terminal
     live = Live(console=terminal, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
@@ -65,7 +65,7 @@ def _print(admin: str) -> None:
 
 
 def _part(admin: str) -> list[RenderableType]:
-    """Of the screen: a gateway."""
+    """The part of the screen for a gateway."""
     try:
         return _asked(admin)
     except OperatorError as error:
@@ -73,7 +73,7 @@ def _part(admin: str) -> list[RenderableType]:
 
 
 def _asked(admin: str) -> list[RenderableType]:
-    """Raises OperatorError."""
+    """The screen of a gateway. Raises OperatorError."""
     replicas = read(admin, ask(admin, "GET", "/warmroute/replicas"), ReplicasAnswer)
     sharing = read(admin, ask(admin, "GET", "/warmroute/sharing"), SharingAnswer)
     activity = read(admin, ask(admin, "GET", "/warmroute/live"), Activity)
