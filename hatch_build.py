@@ -38,6 +38,7 @@ HOT = (
     "router/learning/losses.py",
     "router/learning/objects.py",
     "router/learning/promises.py",
+    "router/learning/rates.py",
     "router/learning/scales.py",
     "router/learning/sessions.py",
     "router/load.py",

@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
-from router.learning.learned import Median, Ratio
+from router.learning.learned import Median
+from router.learning.rates import PrefillRate, PrefillRates
 
-DEFAULT_PREFILL_RATE: Final = 8000.0  # tokens per second, until one is measured
-RATE_PRIOR_TOKENS: Final = 2000.0  # weight of that prior
-RATE_HALF_LIFE_TOKENS: Final = 50_000.0  # tokens after which earlier evidence has half its weight
 TURN_GAP_S = 15.0, 1.0, 300.0  # from an answer to the next turn: initial value, minimum, maximum
 
 
@@ -39,7 +36,7 @@ class ReplicaLoad:
     first, last: of the leases before their first token, a linked list in order of booking.
     """
 
-    rate: Ratio  # uncached prompt tokens per second
+    rate: PrefillRate
     inflight: int = 0  # open leases
     remote_inflight: int = 0  # of these, booked by other routers
     decoding: int = 0  # of these, past their first token
@@ -139,17 +136,6 @@ class ReplicaLoad:
         """A conversation answered idle_s ago has returned: it is no longer expected."""
         self.answered = max(0.0, self.return_rate(now, gap_s) * gap_s - math.exp(-idle_s / gap_s))
         self.answered_at = max(self.answered_at, now)
-
-    def learn(self, tokens: int, seconds: float) -> None:
-        """Learn the rate from one prefill (uncached tokens, service time); it changes by a factor of two at most."""
-        if tokens <= 0 or seconds <= 0:
-            return
-        rate, weight, seen = self.rate, float(tokens), tokens / seconds
-        outlier = not rate.value / 2 <= seen <= rate.value * 2
-        if outlier and not rate.value / 2 <= rate.after(weight, seconds, weight) <= rate.value * 2:
-            weight = min(weight, RATE_HALF_LIFE_TOKENS)
-            seconds = weight / rate.near(seen)
-        rate.learn(weight, seconds, weight)
 
 
 class Lease:
@@ -264,11 +250,12 @@ class BookingLedger:
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
+        self.rates = PrefillRates()
         self.turn_gap = Median(*TURN_GAP_S)
 
     def of(self, replica: str) -> ReplicaLoad:
-        """A replica's load; an unknown replica's is empty, with the mean speed of the others."""
-        return self.loads.get(replica) or ReplicaLoad(rate=self._default_rate())
+        """A replica's load; that of a replica without bookings so far is empty."""
+        return self.loads.get(replica) or ReplicaLoad(self.rates.of(replica))
 
     def open(
         self, replica: str, prompt_tokens: int, uncached_tokens: int, now: float, *, silent: bool = False, remote: bool = False
@@ -279,7 +266,7 @@ class BookingLedger:
         """Count a lease at its replica. Called by leases only."""
         load = self.loads.get(lease.replica)
         if load is None:
-            load = self.loads[lease.replica] = self.of(lease.replica)
+            load = self.loads[lease.replica] = ReplicaLoad(self.rates.enter(lease.replica))
         load.inflight += 1
         load.active_tokens += lease.prompt_tokens
         load.booked_tokens += lease.uncached_tokens
@@ -297,23 +284,19 @@ class BookingLedger:
             load.count_return(now, self.turn_gap.value, idle_s)
         self.turn_gap.learn(idle_s, weight)
 
-    def _default_rate(self) -> Ratio:
-        known = [load.rate.value for load in self.loads.values()]
-        rate = sum(known) / len(known) if known else DEFAULT_PREFILL_RATE
-        return Ratio(rate, RATE_PRIOR_TOKENS / rate, RATE_HALF_LIFE_TOKENS)
-
     def restore(self, replica: str, rate: tuple[float, float], answered: float, answered_at: float) -> None:
         """Take over the learned values of another ledger for a replica without bookings here. rate: the sums of its rate."""
         if replica not in self.loads:
-            load = self.loads[replica] = self.of(replica)
+            load = self.loads[replica] = ReplicaLoad(self.rates.enter(replica))
             load.rate.restore(rate)
             load.answered, load.answered_at = answered, answered_at
 
     def remove(self, replica: str) -> None:
         """Remove an idle replica's entry; a busy one stays until its leases are closed."""
         load = self.loads.get(replica)
-        if load is not None and not load.inflight:
-            del self.loads[replica]
+        if load is None or not load.inflight:
+            self.loads.pop(replica, None)
+            self.rates.remove(replica)
 
     @property
     def open_leases(self) -> int:
@@ -321,7 +304,7 @@ class BookingLedger:
 
     def check(self) -> None:
         """Raises AssertionError if the counts are inconsistent; tests compare them with their leases."""
-        for load in self.loads.values():
+        for name, load in self.loads.items():
             assert 0 <= load.decoding <= load.inflight
             assert load.booked_tokens >= 0
             waiting = load.waiting
@@ -333,6 +316,7 @@ class BookingLedger:
             assert load.remote_booked_tokens == sum(lease.uncached_tokens for lease in waiting if lease.remote)
             assert load.active_tokens >= 0
             assert load.rate.value > 0
+            assert load.rate is self.rates.of(name)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name}: {load.inflight} ({load.booked_tokens} tokens)" for name, load in self.loads.items())

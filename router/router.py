@@ -111,6 +111,7 @@ class Router(Owner):
         """
         known, capacity = self._replicas.get(replica.name), replica.capacity_tokens
         self._replicas[replica.name] = replica
+        self.ledger.rates.add(replica.name, replica.pool)
         if known is not None and _context_of(known) <= self._least_context < _context_of(replica):
             self._least_context = min(map(_context_of, self._replicas.values()))
         else:
@@ -287,7 +288,7 @@ class Router(Owner):
         else:
             cached = None
         if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
-            lease.load.learn(computed, lease.prefill_s)
+            lease.load.rate.learn(computed, lease.prefill_s)
         if prompt.session_key:
             self._learn_session(booking, cached)
             self.sessions.answered(prompt.session_key, name, prompt.units, now)

@@ -83,13 +83,15 @@ class Replica:
     """One model server process.
 
     capacity_tokens: the size of its KV cache, None if unknown (unbounded here). context_tokens: the longest prompt that it
-    accepts, None if unknown. one_conversation: its cache holds only the last request.
+    accepts, None if unknown. one_conversation: its cache holds only the last request. pool: replicas of one pool are expected
+    to be equally fast.
     """
 
     name: str
     capacity_tokens: int | None = None
     context_tokens: int | None = None
     one_conversation: bool = False
+    pool: str = ""
 
 
 class Cost(NamedTuple):

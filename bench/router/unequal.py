@@ -19,8 +19,6 @@ from pathlib import Path
 from bench.measure.machine import REPORTS, commit
 from gateway.config.schema import RoutingConfig
 from router import Router
-from router.learning.learned import Ratio
-from router.load import ReplicaLoad
 from router.simulation.fleet import FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import GENERATORS
 from router.simulation.workloads import OpenLoop
@@ -28,6 +26,7 @@ from router.simulation.workloads import OpenLoop
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25)
 LOADS = (0.8, 1.0, 1.2, 1.3, 1.4, 1.5)  # times the generator's own rate
 GENERATOR = "no_reuse"
+ENDLESS = 1e200  # tokens: evidence that does not age
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def run(source: OpenLoop, seed: int, *, known: bool) -> list[ServedRequest]:
     placement = RouterPlacement(router, spec)
     if known:
         for name, speed in zip(spec.names, SPEEDS, strict=True):
-            router.ledger.loads[name] = ReplicaLoad(Ratio(spec.prefill_rate * speed, 1.0, float("inf")))
+            router.ledger.rates.of(name).restore((ENDLESS, ENDLESS / (spec.prefill_rate * speed)))
     return list(Simulation(spec, source, placement).run())
 
 

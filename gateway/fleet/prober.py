@@ -116,7 +116,7 @@ class Prober:
     def set_bounds(self, state: ReplicaState) -> None:
         """Give the router the replica's KV size and longest prompt; called when they may have changed."""
         capacity = state.capacity_tokens
-        self._router.add(Replica(state.name, capacity, state.context_tokens, state.engine.one_conversation))
+        self._router.add(Replica(state.name, capacity, state.context_tokens, state.engine.one_conversation, state.member.pool))
         self._metrics.replica_capacity.set((state.name,), capacity)
 
     # -- observations of requests

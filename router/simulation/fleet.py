@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from router.booking import Booking
 from router.index.trie import RadixTrie
-from router.load import RATE_HALF_LIFE_TOKENS
+from router.learning.rates import HALF_LIFE_TOKENS
 from router.router import Router
 from router.simulation.workloads import SimulatedRequest, WorkloadSource
 from router.types import TOKEN_WEIGHT, Outcome, Replica
@@ -235,7 +235,7 @@ class RouterPlacement:
         for name in self._names:
             router.add(Replica(name, spec.kv_tokens))
             if spec.learned_rate:
-                router.ledger.restore(name, (RATE_HALF_LIFE_TOKENS, RATE_HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
+                router.ledger.restore(name, (HALF_LIFE_TOKENS, HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
 
     def place(self, request: SimulatedRequest, now: float) -> tuple[int, Booking]:
         booking = self.router.choose(request.prompt, self._names, now)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, invariant, rule
 
-from router.load import DEFAULT_PREFILL_RATE, RATE_PRIOR_TOKENS, BookingLedger, Lease
+from router.load import BookingLedger, Lease
 from tests.support.machines import STEPS, CountedMachine, steps_of
 from tests.support.strategies import replicas
 
@@ -185,57 +184,6 @@ def test_the_ledgers_own_gap_fades_what_its_leases_count() -> None:
     for now in (0.0, 5.0):
         ledger.open("r", 10, 10, now).close(now)
     assert ledger.of("r").answered == pytest.approx(1 + 1 / math.e)
-
-
-def test_the_rate_follows_a_replica_that_slows_down() -> None:
-    load = BookingLedger().of("r")
-    assert load.rate.value == DEFAULT_PREFILL_RATE
-    for seconds in [0.5] * 50 + [2.0] * 150:
-        load.learn(1000, seconds)
-    assert load.rate.value == pytest.approx(500, rel=0.1)
-
-
-def test_a_few_long_prefills_outweigh_the_belief_and_one_moves_it_by_a_factor_of_two_at_most() -> None:
-    load = BookingLedger().of("r")
-    rates = [DEFAULT_PREFILL_RATE]
-    for _ in range(8):
-        load.learn(int(10 * RATE_PRIOR_TOKENS), 10 * RATE_PRIOR_TOKENS / 1000)
-        rates.append(load.rate.value)
-    assert all(before / 2 <= after < before for before, after in itertools.pairwise(rates))
-    assert rates[4] < 2000
-    assert rates[-1] == pytest.approx(1000, rel=0.2)
-
-
-@pytest.mark.parametrize("seconds", [1e-6, 1e6])
-def test_an_absurd_prefill_is_soon_made_good(seconds: float) -> None:
-    load = BookingLedger().of("r")
-    for _ in range(30):
-        load.learn(2000, 1.0)
-    load.learn(1_000_000, seconds)
-    assert 1000 <= load.rate.value <= 4000
-    for _ in range(50):
-        load.learn(2000, 1.0)
-    assert load.rate.value == pytest.approx(2000, rel=0.25)
-
-
-@pytest.mark.parametrize(("tokens", "seconds"), [(1000, 0.0), (1000, -3.0), (0, 1.0), (-5, 1.0)])
-def test_nonsense_teaches_nothing(tokens: int, seconds: float) -> None:
-    load = BookingLedger().of("r")
-    load.learn(tokens, seconds)
-    assert load.rate.value == DEFAULT_PREFILL_RATE
-
-
-def test_a_stranger_is_believed_to_be_as_fast_as_the_others_are() -> None:
-    ledger = BookingLedger()
-    for name, rate in (("fast", 12_000.0), ("slow", 2000.0)):
-        ledger.open(name, 10, 10, 0.0)
-        for _ in range(100):
-            ledger.of(name).learn(10_000, 10_000 / rate)
-    ledger.open("new", 10, 10, 0.0)
-    assert ledger.of("new").rate.value == pytest.approx(7000, rel=0.01)
-    for _ in range(3):
-        ledger.of("new").learn(20_000, 20_000 / 2000)
-    assert ledger.of("new").rate.value == pytest.approx(2000, rel=0.25), "a belief of others' weighs no more than any"
 
 
 def test_a_look_at_a_stranger_books_nothing() -> None:

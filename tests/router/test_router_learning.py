@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
-from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, Simulation
+from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import NoReuse
 from router.simulation.policies import SIMULATED
 from router.simulation.workloads import SimulatedRequest
@@ -364,7 +364,7 @@ def test_a_new_replica_is_believed_to_be_as_fast_as_the_fleet() -> None:
     router.add(Replica("r3"))
     _, ranking = router.rank(numbered(77_777, 100), ["r1", "r2", "r3"], 1000.0)
     rates = {candidate.replica: candidate.prefill_rate for candidate in ranking}
-    assert rates["r3"] == pytest.approx((rates["r1"] + rates["r2"]) / 2) == pytest.approx(2000, rel=0.1)
+    assert rates["r3"] == pytest.approx((rates["r1"] + rates["r2"]) / 2, rel=0.1) == pytest.approx(2000, rel=0.1)
 
 
 def work_of_a_slow_one(rate: float, seed: int) -> float:
@@ -385,3 +385,24 @@ def test_a_replica_at_a_quarter_of_the_speed_gets_about_a_quarter_of_the_work(se
     """Of a fleet that has no time to spare; with time to spare, less: a prompt takes four times as long on it."""
     assert work_of_a_slow_one(rate=1.4, seed=seed) == pytest.approx(0.25, abs=0.05)
     assert 0.03 < work_of_a_slow_one(rate=1.0, seed=seed) < 0.2
+
+
+class LateFirsts(Simulation):
+    """The first tokens of replica 3's first four requests are seen 8 seconds late."""
+
+    late = 4
+
+    def _prefilled(self, served: ServedRequest, now: float) -> None:
+        if served.replica == 3 and self.late:
+            self.late -= 1
+            now += 8.0
+        super()._prefilled(served, now)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replica_that_seemed_slow_at_first_gets_its_share(seed: int) -> None:
+    """There is time to spare, so that none is chosen because the others are busy."""
+    source = dataclasses.replace(NoReuse(), hours=0.1, rate=0.3).source(8, random.Random(seed))
+    simulation = LateFirsts(FleetSpec(replicas=8), source, RouterPlacement(router_with(ttl_s=300.0), FleetSpec(replicas=8)))
+    requests = Counter(one.replica for one in simulation.run())
+    assert min(requests.values()) > 0.5 * requests.total() / 8

@@ -52,7 +52,7 @@ def outcome(booking: Booking) -> tuple[str, str, int]:
 
 def test_a_promise_is_kept_although_another_replica_would_be_sooner() -> None:
     router = router_of()
-    home = answer(router.choose(prompt(), FLEET, 0.0), 1.0, 0)
+    home = answer(router.choose(prompt(), FLEET, 0.0), 0.5, 0)
     load = busy(router, home, WAIT_S * 0.9, 1.0)
     plain = prompt()
     plain.breakpoints = ()
@@ -81,7 +81,7 @@ def test_the_wait_is_bounded() -> None:
 
 def test_without_patience_it_goes_by_the_cost() -> None:
     router = router_of(promise_wait_s=0.0)
-    home = answer(router.choose(prompt(), FLEET, 0.0), 1.0, 0)
+    home = answer(router.choose(prompt(), FLEET, 0.0), 0.5, 0)
     load = busy(router, home, WAIT_S * 0.9, 1.0)
     assert outcome(router.choose(prompt(), FLEET, 1.0))[1] == "busy"
     answer(load, 2.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from router.load import DEFAULT_PREFILL_RATE
+from router.learning.rates import DEFAULT_RATE
 from router.simulation.calibration import Speed, measured, speed_of
 from router.simulation.fleet import FleetSpec, Held, Result, ServedRequest
 from router.simulation.policies import SIMULATED
@@ -140,7 +140,7 @@ def recorded_fleet(rows: Iterable[Row], pool: int | None, warm_s: float | None =
         raise TraceError(f"no request of pool {pool} was answered")
     fleet = recording.pools.get(pool, [])
     sizes = [each["kv_tokens"] for each in fleet if each["kv_tokens"]]
-    learned = [each["prefill_rate"] for each in fleet if each["prefill_rate"] not in (0.0, DEFAULT_PREFILL_RATE)]
+    learned = [each["prefill_rate"] for each in fleet if each["prefill_rate"] not in (0.0, DEFAULT_RATE)]
     seen = len({one.replica for one in chosen})
     return RecordedFleet(
         recording,
