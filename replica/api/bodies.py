@@ -1,7 +1,7 @@
-"""Request bodies: how they are read and looked at, within bounds, and the threads in which long ones are worked on.
+"""Request bodies: reading and parsing them within bounds, and the threads for long ones.
 
-The bytes are dropped as soon as the values are made. Until the prompts are prepared they count in the budget of all requests
-(admission), and then, until the request is over, what it may still need of them.
+The bytes are dropped once the values are parsed. Until the prompts are prepared they count in the budget of all requests
+(admission); then, until the request is over, the part that it may still need counts.
 """
 
 import asyncio
@@ -19,33 +19,35 @@ from replica.api.validation import ApiError, check_size
 
 T = TypeVar("T")
 LONG_BODY: Final = 16 * 1024  # bytes; tokenizing them takes about 10 ms
-PREPARERS: Final = 4  # threads: three bodies that take long to prepare hold up no fourth
+PREPARERS: Final = 4  # threads: three bodies with a long preparation do not delay a fourth
 TRIM_AFTER_S: Final = 2.0  # after a request with a long body
-KEPT: Final = 1 << 18  # bytes besides its prompt that a request may need to its end: formats, stop strings, biases
+KEPT: Final = 1 << 18  # bytes beside its prompt that a request may need to its end: formats, stop strings, biases
 
 
 class Preparers:
-    """Threads for what can take long: streams go on meanwhile, and small requests overtake. A request's work is given to them
-    only when one is free, so nothing is kept of what waits for them and is given up."""
+    """Threads for long work: streams continue, and small requests overtake. Work is given to the threads only when one is free,
+    so that cancelled work holds no memory.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(PREPARERS, "prepare")
         self._free = asyncio.Semaphore(PREPARERS)
 
     async def run(self, slow: bool, work: Callable[[], T]) -> T:
-        """What `work` returns: here, or in a thread if it can take long."""
+        """The result of `work`: computed here, or in a thread if it may take long."""
         if not slow:
             return work()
         await self._free.acquire()
-        return await self._begun(work)  # no name for it: an error has this frame, and would have itself and the body in it
+        # Not a variable: an error refers to this frame, which would refer to the error and the body.
+        return await self._begun(work)
 
     def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
         begun = self._threads.submit(work)
-        begun.add_done_callback(partial(self._done, asyncio.get_running_loop()))  # also if nobody waits for it any more
+        begun.add_done_callback(partial(self._done, asyncio.get_running_loop()))  # also if the caller was cancelled
         return asyncio.wrap_future(begun)
 
     def start(self, work: Callable[[], object]) -> None:
-        """In a thread, when one has time; nobody waits for it."""
+        """Run work in a thread, when one is free; nothing waits for it."""
         self._threads.submit(work)
 
     def close(self) -> None:
@@ -57,7 +59,7 @@ class Preparers:
 
 
 class RequestBody(Generic[T]):
-    """What was made of a body, to be taken once: nobody has it any more when its taker has dropped it. long: a long one."""
+    """The parsed value of a body, which can be taken once, so that only its taker holds it. long: the body is long."""
 
     __slots__ = ("_share", "_value", "long")
 
@@ -71,12 +73,12 @@ class RequestBody(Generic[T]):
         return value
 
     def dropped(self, kept: int) -> None:
-        """The value is no longer there; what the request still needs has these bytes, and KEPT others at most."""
+        """The value was dropped; the request still needs this many bytes, and at most KEPT others."""
         self._share.keep(KEPT + kept)
 
 
 class BodyReader:
-    """Reads the bodies of all requests; one that has not come within `timeout_s` is refused."""
+    """Reads the bodies of all requests; a body that does not arrive within `timeout_s` is refused."""
 
     def __init__(self, preparers: Preparers, budget: BodyBudget, timeout_s: float) -> None:
         self._preparers, self._budget, self._timeout_s = preparers, budget, timeout_s
@@ -88,8 +90,9 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, http: web.Request, parse: Callable[[bytes], T]) -> AsyncIterator[RequestBody[T]]:
-        """What `parse` makes of the body. Leave it when the request is over. Raises ApiError for a body that is compressed,
-        does not end, or is not to be looked at, or for which there is no room."""
+        """The body parsed by `parse`. Leave the context when the request is over. Raises ApiError for a body that is
+        compressed, incomplete or invalid, or for which there is no room.
+        """
         share = self._budget.share()
         try:
             yield await self._parsed(http, share, parse)
@@ -112,7 +115,7 @@ class BodyReader:
         return RequestBody(await self._preparers.run(long, partial(_checked, raw, parse)), long, share)
 
     async def _received(self, http: web.Request, share: BodyShare) -> bytes:
-        """Not by `http.read`, which would keep the bytes as long as the request."""
+        """The bytes of the body. `http.read` would keep them as long as the request."""
         most = http.client_max_size
         if (http.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most)
@@ -136,8 +139,9 @@ def _checked(raw: bytes, parse: Callable[[bytes], T]) -> T:
 
 
 def give_back_memory() -> None:
-    """What large bodies, and the tokens of their texts, have left free in this process goes back to the system, where the C
-    library can do that (glibc). Other threads run meanwhile."""
+    """Returns free memory of large bodies, and of tokens of their texts, to the system, if the C library can do that (glibc).
+    Other threads run meanwhile.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The one place where errors become responses, each in the shape of the API that was called; and the request's name in them."""
+"""Errors become responses only here, each in the shape of the called API; and the request's name in them."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ def name_of(http: web.Request) -> str:
 
 
 def api_headers(http: web.Request) -> dict[str, str]:
-    """The headers that every response of the called API has."""
+    """The headers of every response of the called API."""
     return {"request-id": name_of(http)} if _is_anthropics(http) else {}
 
 

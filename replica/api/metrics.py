@@ -118,7 +118,7 @@ class _Gauges(Collector):
         yield blocks
 
     def _config(self) -> GaugeMetricFamily:
-        """Asked at each scrape, for an engine knows only after its start whether it caches."""
+        """Computed at each scrape, because an engine knows only after its start if it caches."""
         info = self._engine.info
         labels = {
             "block_size": str(info.block_size),

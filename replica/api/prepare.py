@@ -12,8 +12,8 @@ from replica.engine import Engine, EngineRequest, GrammarKind, Message, PromptEr
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
-MAX_RETURNED = 1 << 18  # tokens of prompts that come back in the answers to one request
-MAX_SCORES = 1 << 19  # of the answers to one request that are not streamed: 450 bytes for each while they are written
+MAX_RETURNED = 1 << 18  # tokens of prompts repeated in the answers to one request
+MAX_SCORES = 1 << 19  # of the plain answers to one request: 450 bytes for each while they are written
 TOKEN_BYTES = 16  # of a token of a prompt: in its array, and in the keys of blocks of four tokens or more
 TOO_LONG = "context_length_exceeded"
 TEMPLATE_MAY_DROP = 4  # times as long as the context: a chat is refused unseen; its template may leave texts out
@@ -30,8 +30,9 @@ _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 class ContextError(ApiError):
-    """The prompt, or the prompt and `max_tokens` behind it, are more than the `context` of the engine. All in tokens;
-    `max_tokens` None: the prompt alone is too long."""
+    """The prompt, or the prompt and `max_tokens` behind it, exceed the `context` of the engine. All in tokens; `max_tokens`
+    None: the prompt alone is too long.
+    """
 
     def __init__(self, message: str, param: str, tokens: int, max_tokens: int | None, context: int) -> None:
         super().__init__(400, message, param, TOO_LONG)
@@ -40,8 +41,9 @@ class ContextError(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """The engine's requests, the number of messages left out to make the prompts fit, the positions of the first prompt's
-    marks in tokens, and the text of each prompt if answers begin with it."""
+    """The engine's requests, the number of messages left out to make the prompts fit, the positions of the first prompt's marks
+    in tokens, and the text of each prompt for answers that begin with it.
+    """
 
     requests: Sequence[EngineRequest]
     dropped: int = 0
@@ -50,13 +52,13 @@ class PreparedRequest:
 
     @property
     def size(self) -> int:
-        """Bytes, about. O(requests)."""
+        """Approximate bytes. O(requests)."""
         tokens = sum(TOKEN_BYTES * len(one.prompt) + 8 * len(one.allowed_tokens) for one in self.requests)
         return tokens + sum(map(len, self.echoes))
 
 
 def prompt_tokens(engine: Engine, prompt: RequestPrompt) -> list[int]:
-    """The tokens of a prompt, in whatever form it was sent. Raises ApiError, ContextError if it certainly has too many."""
+    """The tokens of a prompt in any form. Raises ApiError, ContextError if it certainly has too many."""
     _check_length(engine, prompt, counted(engine.info.context))
     try:
         if prompt.messages is not None:
@@ -73,7 +75,7 @@ def prompt_tokens(engine: Engine, prompt: RequestPrompt) -> list[int]:
 
 
 def _known(engine: Engine, tokens: list[int]) -> list[int]:
-    """Of a text. Some tokenizers have more tokens than their model has been trained with."""
+    """The tokens of a text, without unknown ones: some tokenizers have more tokens than their model has been trained with."""
     size = engine.info.vocab_size
     if tokens and max(tokens) >= size:
         raise ApiError(400, f"The text has the token {max(tokens)}, and the model knows those below {size}: leave it out.")
@@ -92,7 +94,9 @@ def out_of_vocabulary(engine: Engine, name: str) -> ApiError:
 
 
 def prepare(engine: Engine, request: GenerationRequest) -> PreparedRequest:
-    """Raises ApiError. Can take seconds; calls only those of the engine's methods that may run in another thread."""
+    """The engine's requests for a checked body. Raises ApiError. Can take seconds; calls only engine methods that may run in
+    another thread.
+    """
     _check_supported(engine, request)
     check_tokens(engine, request.sampling.stop_tokens, "stop_token_ids")
     check_tokens(engine, list(request.sampling.logit_bias), "logit_bias")
@@ -108,7 +112,7 @@ def prepare(engine: Engine, request: GenerationRequest) -> PreparedRequest:
 
 
 def _check_returned(request: GenerationRequest, tokens: int) -> None:
-    """`tokens`: of all prompts. Each answer to a completion has its prompt again; those to a chat have it once."""
+    """`tokens`: of all prompts. Each answer to a completion repeats its prompt; answers to a chat have it once."""
     returned = request.n * tokens
     if request.prompts[0].messages is not None or returned <= MAX_RETURNED:
         return
@@ -118,7 +122,7 @@ def _check_returned(request: GenerationRequest, tokens: int) -> None:
 
 
 def _check_scores(request: GenerationRequest, tokens: int) -> None:
-    """`tokens`: that one answer to each prompt may have."""
+    """`tokens`: maximum of one answer to each prompt."""
     logprobs = request.sampling.logprobs
     scores = 0 if logprobs is None else request.n * tokens * (logprobs + 1)
     if scores > MAX_SCORES and not request.output.stream:
@@ -127,13 +131,13 @@ def _check_scores(request: GenerationRequest, tokens: int) -> None:
 
 
 def _position(engine: Engine, prompt: RequestPrompt, mark: list[Message] | None, tokens: Sequence[int]) -> int:
-    """How many of a prompt's tokens it shares with the conversation up to a mark."""
+    """The number of a prompt's tokens that it shares with the conversation up to a mark."""
     if mark is None:
         return len(tokens)
     try:
         begun = engine.encode_chat(mark, prompt.tools, "none", prompt.template)
     except PromptError:
-        return 0  # a template that wants more than this beginning
+        return 0  # the template refuses this beginning alone
     return next((at for at, (one, two) in enumerate(zip(begun, tokens, strict=False)) if one != two), len(begun))
 
 
@@ -143,7 +147,7 @@ def _text(engine: Engine, prompt: RequestPrompt) -> str:
 
 
 def with_seed(request: EngineRequest, index: int) -> EngineRequest:
-    """The request of the index-th answer to a prompt: each has a seed of its own, as in vLLM."""
+    """The request of the index-th answer to a prompt: each has its own seed, as in vLLM."""
     return request if request.seed is None or not index else replace(request, seed=request.seed + index)
 
 
@@ -188,7 +192,7 @@ def _check_supported(engine: Engine, request: GenerationRequest) -> None:
 
 
 def _masked(engine: Engine, request: GenerationRequest) -> Sampling:
-    """With the words that may not be in the answer as tokens."""
+    """The sampling with excluded words as tokens."""
     sampling = request.sampling
     allowed = array("q", sorted(set(sampling.allowed_tokens)))
     if allowed and not 0 <= allowed[0] <= allowed[-1] < engine.info.vocab_size:
@@ -210,8 +214,9 @@ def _prompt_limit(engine: Engine, request: GenerationRequest) -> int:
 
 
 def _shortened(engine: Engine, request: GenerationRequest, prompt: RequestPrompt) -> tuple[RequestPrompt, int]:
-    """Without turns that certainly do not fit, and how many messages these have: each message is a token at least. Raises
-    ContextError for a prompt that is certainly too long."""
+    """The prompt without turns that certainly do not fit, and the number of their messages: each message is at least one token.
+    Raises ContextError for a prompt that is certainly too long.
+    """
     limit = _prompt_limit(engine, request)
     dropped = 0
     if prompt.messages is not None and prompt.truncation == "auto" and len(prompt.messages) > limit:
@@ -223,14 +228,14 @@ def _shortened(engine: Engine, request: GenerationRequest, prompt: RequestPrompt
 
 
 def _check_length(engine: Engine, prompt: RequestPrompt, most: int) -> None:
-    """Raises ContextError if it certainly has more tokens than `most`: tokenizing it would take seconds. O(texts)."""
+    """Raises ContextError if it certainly has more tokens than `most`, because tokenizing it would take seconds. O(texts)."""
     least, spare = _characters(prompt) // engine.info.longest_token, 1 if prompt.messages is None else TEMPLATE_MAY_DROP
     if least > spare * most:
         raise _too_long(engine, prompt, least)
 
 
 def _characters(prompt: RequestPrompt) -> int:
-    """Of all that a prompt is made from. O(texts)."""
+    """The characters of everything in a prompt. O(texts)."""
     if prompt.messages is None:
         return len(prompt.text or "")
     tools = len(json_text(prompt.tools, "tools")) if prompt.tools else 0
@@ -258,7 +263,7 @@ def _truncate(engine: Engine, request: GenerationRequest, prompt: RequestPrompt)
 
 
 def _fitting(engine: Engine, request: GenerationRequest, prompt: RequestPrompt) -> list[int] | None:
-    """The tokens of a prompt, None if they leave no room for the answer. Raises ApiError for what is no prompt."""
+    """The tokens of a prompt, None if they leave no room for the answer. Raises ApiError for an invalid prompt."""
     try:
         tokens = prompt_tokens(engine, prompt)
     except ContextError:
@@ -287,16 +292,18 @@ def _answer_room(engine: Engine, request: GenerationRequest, prompt: RequestProm
 
 
 def truncated(messages: list[Message], fits: Callable[[list[Message]], bool]) -> tuple[list[Message], int]:
-    """Drop as few of a conversation's oldest turns as necessary; returns the remaining messages and the number of dropped ones.
+    """Drops as few of a conversation's oldest turns as necessary; returns the remaining messages and the number of dropped
+    ones.
 
-    A turn begins with a user's message and has all messages up to the next one: an answer, tool calls, their results. So what
-    remains never begins with an answer to nothing. The messages before the first user's message (the system prompt) and the
-    last turn always stay, also if they do not fit. Calls `fits` O(log turns) times."""
+    A turn begins with a user's message and has all messages up to the next one: an answer, tool calls, their results. So the
+    rest never begins with an answer to nothing. The messages before the first user's message (the system prompt) and the last
+    turn always stay, even if they do not fit. Calls `fits` O(log turns) times.
+    """
     users = [at for at, message in enumerate(messages) if message.get("role") == "user"]
     if not users:
         return messages, 0
     head = messages[: users[0]]
-    low, high = 0, len(users) - 1  # the number of turns to drop is in low to high
+    low, high = 0, len(users) - 1  # the number of turns to be dropped is in low to high
     while low < high:
         middle = (low + high) // 2
         if fits(head + messages[users[middle] :]):

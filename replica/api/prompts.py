@@ -25,7 +25,7 @@ class NamedTool(Struct, kw_only=True):
 
 
 class ChatPromptFields(Struct, kw_only=True):
-    """The fields of a body that a chat's prompt is made from."""
+    """The fields of a chat's prompt."""
 
     messages: Annotated[list[Any], Meta(min_length=1, description="a list with at least one message")]
     tools: Annotated[list[Any], Meta(description="a list")] | None = None
@@ -45,8 +45,9 @@ class ChatPromptFields(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RequestPrompt:
-    """A prompt before it is tokenized. Exactly one of messages, text, tokens is set. `marks`: beginnings of the conversation
-    whose length in tokens is asked for, None for the whole. `param`: the field that it came from, for errors."""
+    """A prompt before it is tokenized. Exactly one of messages, text, tokens is set. `marks`: beginnings of the conversation to
+    be measured in tokens, None for the whole. `param`: its field, for errors.
+    """
 
     messages: list[Message] | None = None
     tools: list[Any] | None = None
@@ -57,7 +58,7 @@ class RequestPrompt:
     tokens: list[int] | None = None
     marks: tuple[list[Message] | None, ...] = ()
     param: str = "messages"
-    special: bool = True  # whether a text gets the tokenizer's own special tokens around it
+    special: bool = True  # add the tokenizer's own special tokens around a text
 
 
 def chat_prompt(fields: ChatPromptFields) -> RequestPrompt:
@@ -88,7 +89,7 @@ def chat_tool_use(fields: ChatPromptFields) -> ToolUse:
 
 
 def _functions(tools: list[Any]) -> list[Function]:
-    """Those of a chat's tools that can be called."""
+    """The tools of a chat that can be called."""
     described = [tool.get("function") for tool in tools if isinstance(tool, dict)]
     return [
         Function(one["name"], one["parameters"] if isinstance(one.get("parameters"), dict) else None)
@@ -98,20 +99,20 @@ def _functions(tools: list[Any]) -> list[Function]:
 
 
 def _tools(fields: ChatPromptFields) -> list[Any] | None:
-    """They are part of the prompt, whatever the choice."""
+    """The tools, which are part of the prompt with any choice."""
     if fields.tool_choice == "auto" and not fields.tools:
         raise ApiError(400, "tool_choice is only allowed together with tools.", "tool_choice")
     return fields.tools or None
 
 
 def chat_messages(messages: list[Any], name: Callable[[int], str]) -> list[Message]:
-    """As `chat_message` does, of a whole conversation, in which a message has this name. Raises ApiError."""
+    """`chat_message` for a whole conversation. `name`: gives a message's name. Raises ApiError."""
     check_texts(_arguments(messages), name(0).partition("[")[0])
     return [chat_message(message, name(at)) for at, message in enumerate(messages)]
 
 
 def _arguments(messages: list[Any]) -> Iterator[str]:
-    """Those of all calls that are texts."""
+    """The arguments of all calls that are texts."""
     for message in messages:
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         for call in calls if isinstance(calls, list) else ():
@@ -122,8 +123,9 @@ def _arguments(messages: list[Any]) -> Iterator[str]:
 
 
 def chat_message(message: object, name: str) -> Message:
-    """A message as templates take it: its content is a text, the arguments of its calls are objects; other fields stay. Raises
-    ApiError, which calls the message `name`."""
+    """A message for templates: its content is a text, the arguments of its calls are objects; other fields stay. Raises
+    ApiError, which calls the message `name`.
+    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(400, f"{name} must be an object with a role (a string) and content.", name)
     if "tool_calls" in message:
@@ -134,12 +136,12 @@ def chat_message(message: object, name: str) -> Message:
     if isinstance(content, list):
         return {**message, "content": "".join(_part(part, f"{name}.content[{at}]") for at, part in enumerate(content))}
     if content is None:
-        return {**message, "content": ""}  # an assistant's message that only calls tools
+        return {**message, "content": ""}  # an assistant's message with calls only
     raise ApiError(400, f"{name}.content must be a string or a list of parts, not {kind_of(content)}.", name)
 
 
 def _with_objects(calls: object) -> object:
-    """Calls whose arguments are objects, as vLLM hands them to templates; what is no JSON object stays a text."""
+    """Calls whose arguments are objects, as vLLM passes them to templates; arguments that are no JSON object stay a text."""
     return [_with_object(call) for call in calls] if isinstance(calls, list) else calls
 
 

@@ -1,5 +1,6 @@
-"""The answers to a chat or a completion: `encoder` for each choice, in the order of a stream, with tool calls read out of the
-text of a chat that has tools."""
+"""The answers to a chat or a completion: `encoder` for each choice, in the order of a stream, with tool calls parsed from the
+text of a chat with tools.
+"""
 
 import secrets
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from replica.output.tool_calls import Part, ToolCallReader, parts_of
 
 
 class CompletionAnswer:
-    """An `Encoder`. `n`: answers to each prompt. `scored`: scores were requested. `tools`: calls are read out of the text."""
+    """An `Encoder`. `n`: answers to each prompt. `scored`: scores were requested. `tools`: calls are parsed from the text."""
 
     def __init__(
         self, kind: Kind, n: int, output: OutputOptions, context: AnswerContext, *, scored: bool = False, tools: bool = False
@@ -31,7 +32,7 @@ class CompletionAnswer:
         self._output, self._tools = output, tools
         self._begun: set[int] = set()
         self._readers: dict[int, ToolCallReader] = {}
-        self._called: dict[int, int] = {}  # calls of each choice until now
+        self._called: dict[int, int] = {}  # number of calls of each choice so far
 
     def whole(self, answers: Sequence[Delta], usage: TokenUsage) -> bytes:
         if not self._tools:
@@ -61,7 +62,7 @@ class CompletionAnswer:
         return error_event(error) + DONE
 
     def _read(self, index: int, delta: Delta) -> tuple[Delta, ToolCalls]:
-        """The delta with the text that is no call, and the calls."""
+        """The delta with the text outside of calls, and the calls."""
         reader = self._readers.setdefault(index, ToolCallReader())
         parts = reader.push(delta.text)
         if delta.finish is not None:

@@ -20,8 +20,9 @@ DONE = b"data: [DONE]\n\n"
 @dataclass(frozen=True, slots=True)
 class ResponseEncoder:
     """Encodes one response; every chunk has the same id, model and time. `spell` gives a token's text. `scored`: scores were
-    requested. `dropped`: messages left out to make the prompt fit. `prompt_ids`: a choice's prompt as token ids, None if these
-    were not requested."""
+    requested. `dropped`: number of messages left out to make the prompt fit. `prompt_ids`: a choice's prompt as token ids, None
+    if these were not requested.
+    """
 
     kind: Kind
     id: str
@@ -37,7 +38,7 @@ class ResponseEncoder:
         return frame | {"usage": usage_body(usage)} if usage else frame
 
     def whole(self, choices: Sequence[Delta], usage: TokenUsage, calls: Mapping[int, ToolCalls] | None = None) -> bytes:
-        """The body of a response that is not streamed. `calls`: those of each choice that has any."""
+        """The body of a plain response. `calls`: of each choice that has any."""
         bodies = [self._choice(index, delta, (calls or {}).get(index, [])) for index, delta in enumerate(choices)]
         frame = self._frame("chat.completion" if self.kind == "chat" else "text_completion", bodies, usage)
         return orjson.dumps(frame | self._truncation() | self._chat_prompt())
@@ -80,9 +81,9 @@ class ResponseEncoder:
         calls: ToolCalls | None = None,
         called: bool = False,
     ) -> bytes:
-        """`first`: it is the first one of its choice. `calls` are those of this chunk; `called`: the choice has had any.
+        """`first`: the first chunk of its choice. `calls`: of this chunk. `called`: the choice has had any call.
 
-        Why a choice has ended never comes with a call: OpenAI's client would not report the end of that call.
+        The finish reason is never in a chunk with a call: OpenAI's client would not report the end of that call.
         """
         if calls and delta.finish is not None:
             end = Delta("", finish=delta.finish, stop_reason=delta.stop_reason)
@@ -125,7 +126,7 @@ class ResponseEncoder:
         return self._logprob(score.token, score.logprob) | {"top_logprobs": [self._logprob(*one) for one in score.top]}
 
     def _likeliest(self, score: TokenScore) -> dict[str, float]:
-        """The likeliest tokens and the one that was drawn, as in vLLM."""
+        """The likeliest tokens and the drawn one, as in vLLM."""
         return {self.spell(token): logprob for token, logprob in (*score.top, (score.token, score.logprob))}
 
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class ResponseEncoder:
 
 
 def _written(score: Mapping[str, Any]) -> orjson.Fragment:
-    """As JSON: as values, all that an answer has take four times as much."""
+    """A score as JSON, which takes a quarter of the memory of its values."""
     return orjson.Fragment(orjson.dumps(score))
 
 
@@ -158,7 +159,7 @@ def usage_body(usage: TokenUsage) -> dict[str, Any]:
 
 
 def error_event(error: ApiError) -> bytes:
-    """The event by which a stream that has begun reports that it failed."""
+    """The event by which a stream reports its failure."""
     return _event(error.body())
 
 

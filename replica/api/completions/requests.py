@@ -1,8 +1,8 @@
 """Request bodies in, checked `GenerationRequest`s out.
 
-`parse` accepts what vLLM accepts: `model` may be left out. A field that is unknown, or known and not supported, is no error:
-it is listed in `GenerationRequest.ignored`, for the response header `x-warmroute-ignored`. A supported field with a wrong
-value is an `ApiError`. The supported fields are those of the Structs here; a chat's body is read as two of them.
+`parse` accepts the same bodies as vLLM: `model` may be left out. An unknown or unsupported field is no error: it is listed in
+`GenerationRequest.ignored`, for the response header `x-warmroute-ignored`. A supported field with a wrong value is an
+`ApiError`. The supported fields are the fields of the Structs here; a chat's body is read as two of them.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class GenerationFields(ResponseFields, kw_only=True):
-    """The fields that chats and completions have in common."""
+    """The common fields of chats and completions."""
 
     model: Any = None
     user: Any = None
@@ -82,7 +82,7 @@ class GenerationFields(ResponseFields, kw_only=True):
     ) = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    # Scores are divided by it: a much lower one would make them infinite.
+    # Scores are divided by it: a much lower value would make them infinite.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10, description="a number from 0.01 to 10")] | None = None
     logit_bias: (
         Annotated[
@@ -99,7 +99,7 @@ class GenerationFields(ResponseFields, kw_only=True):
 
 
 class ChatFields(GenerationFields, kw_only=True):
-    """The fields of a chat, without those of its prompt."""
+    """The fields of a chat, without its prompt's."""
 
     max_completion_tokens: Count | None = None
     logprobs: Flag | None = None
@@ -134,7 +134,7 @@ class DetokenizeBody(Struct):
 
 
 def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
-    """Check one body; `model` is the only name that is served. Raises ApiError."""
+    """Check one body; `model` is the only served name. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
     if kind == "chat":
@@ -169,7 +169,7 @@ def parse(kind: Kind, raw: bytes, model: str) -> GenerationRequest:
 
 
 def parse_tokenize(raw: bytes, model: str) -> tuple[RequestPrompt, bool]:
-    """vLLM's /tokenize: a text or messages; and whether the tokens are also wanted as strings. Raises ApiError."""
+    """vLLM's /tokenize: the prompt, a text or messages, and True if the tokens are also wanted as strings. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
     if body.get("messages") is not None:
@@ -183,7 +183,7 @@ def parse_tokenize(raw: bytes, model: str) -> tuple[RequestPrompt, bool]:
 
 
 def parse_detokenize(raw: bytes, model: str) -> list[int]:
-    """Raises ApiError."""
+    """vLLM's /detokenize: the token ids. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
     return checked(body, DetokenizeBody).tokens
@@ -250,7 +250,7 @@ def _sampling(fields: GenerationFields, logprobs: int | None, grammar: Grammar |
 
 
 def _chat_logprobs(fields: ChatFields) -> int | None:
-    """How many of the likeliest tokens to report beside each one; None: no scores at all."""
+    """The number of likeliest tokens to report beside each token; None: no scores at all."""
     if fields.logprobs:
         return fields.top_logprobs or 0
     if fields.top_logprobs:

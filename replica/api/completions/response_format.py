@@ -71,8 +71,9 @@ class ResponseFields(Struct, kw_only=True):
 
 
 def grammar_of(fields: ResponseFields, call: Grammar | None = None) -> tuple[str, Grammar | None]:
-    """The constraint in a body, if any, behind the field that it comes from; `call`: the one of a forced tool call. Raises
-    ApiError."""
+    """The constraint in a body, if any, and the field with it; `call`: the constraint of a forced tool call. Raises
+    ApiError.
+    """
     found = [("response_format", one) for one in _from_response_format(fields.response_format)]
     found += [("tool_choice", call)] if call else []
     found += _guided(fields)
@@ -89,7 +90,7 @@ def grammar_of(fields: ResponseFields, call: Grammar | None = None) -> tuple[str
 
 
 def refuse_constraints(body: Mapping[str, Any]) -> None:
-    """For an API that has none of these fields: an answer that ignored them would be wrong. Raises ApiError."""
+    """Raises ApiError for one of these fields, for an API without them: an answer that ignored it would be wrong."""
     for name in (*FIELDS, *MASKS):
         if asks(name, body.get(name)):
             raise ApiError(400, f"{name} is not a field of this API: send it to /v1/chat/completions, or leave it out.", name)
@@ -107,7 +108,7 @@ def _from_response_format(wanted: ResponseFormat | str | None) -> Iterator[Gramm
 
 
 def _guided(fields: ResponseFields) -> Iterator[tuple[str, Grammar]]:
-    """Each with the field that it comes from."""
+    """The constraints, each with its field."""
     outputs = fields.structured_outputs or StructuredOutputs()
     if outputs.json_object:
         yield "structured_outputs.json_object", Grammar("json", ANY_OBJECT)
@@ -126,7 +127,7 @@ def _guided(fields: ResponseFields) -> Iterator[tuple[str, Grammar]]:
 
 
 def json_grammar(schema: dict[str, Any] | bool | str, name: str) -> Grammar:
-    """The constraint to a JSON schema, which may also be sent as JSON text. Raises ApiError, which names the field."""
+    """The constraint of a JSON schema, which may also be sent as JSON text. Raises ApiError, which names the field."""
     parsed: object = schema
     if isinstance(schema, str):
         check_texts([schema], name)

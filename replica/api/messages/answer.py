@@ -1,7 +1,7 @@
-"""The answer to a Messages request: whole, or as the events that Anthropic's clients put together.
+"""The answer to a Messages request: whole, or as the events that Anthropic's clients combine.
 
 A stream is `message_start`, then for each block `content_block_start`, its deltas and `content_block_stop`, then
-`message_delta` with why it ended and the usage of all of it, and `message_stop`. A text and each call are a block of their own.
+`message_delta` with the stop reason and the total usage, and `message_stop`. A text and each call are a block of their own.
 """
 
 import secrets
@@ -19,7 +19,9 @@ from replica.output.tool_calls import Part, ToolCallReader, ToolCallText, parts_
 
 
 class MessageAnswer:
-    """An `Encoder`. `tools`: calls are read out of the text. `silent`: the prompt was to be cached, and there is no answer."""
+    """An `Encoder`. `tools`: calls are parsed from the text. `silent`: the prompt was only to be cached, and there is no
+    answer.
+    """
 
     def __init__(self, cache: CacheMarks, context: AnswerContext, *, tools: bool = False, silent: bool = False) -> None:
         self._cache, self._context, self._silent = cache, context, silent
@@ -27,7 +29,7 @@ class MessageAnswer:
         self._reader = ToolCallReader() if tools else None
         self._begun = False
         self._blocks = 0  # begun
-        self._writing = False  # the last block is a text that may go on
+        self._writing = False  # the last block is an unfinished text
         self._called = False
         self._last = Delta("")
 
@@ -91,7 +93,7 @@ class MessageAnswer:
         return call | {"input": orjson.loads(part.arguments)}
 
     def _reasons(self) -> dict[str, Any]:
-        """Why the answer ended."""
+        """The stop reason of the answer."""
         last = self._last
         if self._silent or last.finish == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}

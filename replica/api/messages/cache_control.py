@@ -1,8 +1,8 @@
 """Cache breakpoints: where a request wants its prompt cached, and for how long.
 
 A breakpoint is a `cache_control` on a tool, a block of the system prompt or of a message, or one at the top of the body, which
-stands for the last block. This replica caches every full block of tokens anyway: a breakpoint asks for retention, and says up
-to where the usage counts what was newly computed as written to the cache. Mistakes are answered in Anthropic's words.
+stands for the last block. This replica caches every full block of tokens anyway: a breakpoint asks for retention, and marks the
+end of the computed tokens that the usage counts as written to the cache. Mistakes are answered in Anthropic's words.
 """
 
 from collections.abc import Sequence
@@ -18,29 +18,29 @@ _ORDER = "Note that blocks are processed in the following order: `tools`, `syste
 
 @dataclass(frozen=True, slots=True)
 class CacheMarks:
-    """What a request asks of the cache: the ttls of its breakpoints in the order of the prompt."""
+    """A request's demands on the cache: the ttls of its breakpoints in the order of the prompt."""
 
     ttls: Sequence[Retention] = ()
 
     @property
     def keep_s(self) -> float:
-        """Retention of all that this request caches: the longest that it asks for."""
+        """Retention of everything that this request caches: the longest requested one."""
         return max((RETENTION_S[ttl] for ttl in self.ttls), default=0.0)
 
 
 class Breakpoints:
-    """Collects those of one body, in the order of the prompt; `checked` once at the end."""
+    """Collects the breakpoints of one body, in the order of the prompt; call `checked` once at the end."""
 
     def __init__(self) -> None:
         self._found: list[Retention] = []
 
     @property
     def few(self) -> bool:
-        """Whether there are no more than may be."""
+        """True if there are not too many."""
         return len(self._found) <= MAX_BREAKPOINTS
 
     def read(self, block: dict[str, Any], path: str) -> bool:
-        """Whether this block is one. Raises ApiError."""
+        """Add a block's breakpoint. True if it has one. Raises ApiError."""
         control = block.get("cache_control")
         if control is None:
             return False
@@ -58,7 +58,7 @@ class Breakpoints:
         return True
 
     def checked(self) -> CacheMarks:
-        """Raises ApiError if there are too many."""
+        """The collected marks. Raises ApiError if there are too many."""
         if not self.few:
             message = f"A maximum of {MAX_BREAKPOINTS} blocks with cache_control may be provided. Found {len(self._found)}."
             raise ApiError(400, message)

@@ -1,15 +1,15 @@
 """Anthropic's conversations as the engine's: system prompt, turns of blocks and their breakpoints in, chat messages out.
 
-Theory of operation. The result is what a client of chat completions would have sent, so both have the same tokens and share
+Theory of operation. The result equals the messages of a client of chat completions, so both have the same tokens and share
 their cache, as in vLLM: the blocks of the system prompt are one system message; `tool_use` blocks are the assistant's
 `tool_calls`; a turn's `tool_result` blocks are messages of the role tool, before the rest of the turn; thinking goes with its
 turn as `reasoning_content`, for templates that print it. System turns at the head of `messages` are added to the system prompt,
-later ones stay where they are, so that a conversation that goes on extends its prompt.
+later ones stay in their place, so that a longer conversation extends its prompt.
 
-Claude Code begins the system prompt with a line that differs in each request; it is left out, else nothing would ever be found
-in the cache.
+Claude Code begins the system prompt with a line that differs in each request; it is left out, because otherwise nothing would
+ever be found in the cache.
 
-For each breakpoint the conversation up to it is kept (`marks`): its length in tokens is asked of the engine later.
+For each breakpoint the conversation up to it is stored (`marks`): the engine computes its length in tokens later.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from replica.engine import Message
 NONCE = "x-anthropic-billing-header:"
 _EXPECTED = "'text', 'tool_use', 'tool_result', 'thinking', 'redacted_thinking', 'document', 'image'"
 _UNREADABLE = "this replica's model reads text only"
-_PARTS = ("text", "document", "search_result", "image")  # what a turn or a tool's result may have as content
+_PARTS = ("text", "document", "search_result", "image")  # valid content of a turn or a tool's result
 
 
 class Conversation:
@@ -33,13 +33,14 @@ class Conversation:
         self.marks: list[list[Message]] = []
         self._breakpoints = Breakpoints()
         self._system: list[str] = []
-        self._head_marks: list[str | None] = []  # breakpoints in it: the system prompt so far; None: on a tool
+        self._head_marks: list[str | None] = []  # breakpoints in it: the system prompt up to there; None: on a tool
         self._called: set[str] = set()  # ids of the calls that the next user's turn may answer
-        self._turns = 0  # behind the system prompt
+        self._turns = 0  # after the system prompt
 
     def tools(self, tools: list[Any]) -> None:
-        """Templates print tools in the head of the prompt, some of them behind the system prompt: a breakpoint on a tool is one
-        at the end of that head."""
+        """Templates print tools in the head of the prompt, some of them behind the system prompt: a breakpoint on a tool counts
+        at the end of that head.
+        """
         for at, tool in enumerate(tools):
             if isinstance(tool, dict) and self._breakpoints.read(tool, f"tools.{at}"):
                 self._head_marks.append(None)
@@ -80,7 +81,7 @@ class Conversation:
 
     @property
     def open(self) -> bool:
-        """Whether the last turn is the beginning of the answer, to be continued."""
+        """True if the last turn is the beginning of the answer, to be continued."""
         last = self.messages[-1] if self.messages else {}
         return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
@@ -102,7 +103,7 @@ class Conversation:
                 self._head_marks.append("".join(self._system))
 
     def _begin(self) -> None:
-        """The head is complete: its message, and its marks."""
+        """Complete the head: its message, and its marks."""
         if self._turns or self.messages:
             return
         system = "".join(self._system)
@@ -179,7 +180,7 @@ class Conversation:
             self.messages.append(chat_message(_assistant_message(parts, calls, thoughts), path))
 
     def _mark(self, last: Message | None) -> None:
-        """A breakpoint behind all messages so far, and behind the beginning of one more."""
+        """Mark the end of all messages so far, and of the beginning of one more."""
         if self._breakpoints.few:
             self._snapshot([*self.messages, *([chat_message(last, "")] if last else [])])
 
@@ -189,7 +190,7 @@ class Conversation:
 
 
 def without_nonce(text: str) -> str:
-    """A text of a system prompt without the line by which Claude Code accounts for its requests."""
+    """A text of a system prompt without Claude Code's accounting line."""
     return text.partition("\n")[2] if text.startswith(NONCE) else text
 
 

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape. Clients read the sentences about the context, so these are in Anthropic's words."""
+"""Errors in Anthropic's shape. Clients parse the sentences about the context, so these are in Anthropic's words."""
 
 from collections.abc import Mapping
 from typing import Any

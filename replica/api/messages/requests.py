@@ -40,7 +40,7 @@ class ToolChoice(Struct, kw_only=True):
 
 
 class MessagesPromptFields(Struct, kw_only=True):
-    """The fields that the prompt is made from, which is all that count_tokens reads."""
+    """The fields of the prompt; count_tokens reads only these."""
 
     model: Any = None
     messages: Annotated[list[Any], Meta(min_length=1, description="a list with at least one message")]
@@ -75,7 +75,7 @@ SUPPORTED = frozenset(MessagesFields.__struct_fields__)
 
 
 def parse_messages(raw: bytes, model: str) -> GenerationRequest:
-    """Check one body; `model` is the only name that is served. Raises ApiError."""
+    """Check one body; `model` is the only served name. Raises ApiError."""
     body = read_object(raw)
     check_model(body, model)
     if body.get("max_tokens") is None:
@@ -121,7 +121,7 @@ def _prompt(fields: MessagesPromptFields, body: dict[str, Any], own: list[dict[s
     messages = conversation.messages
     if not messages:
         raise ApiError(400, "messages: at least one message with content is required", "messages")
-    last = dict(zip(cache.ttls, conversation.marks, strict=True))  # of each ttl the last one: those before it are in it
+    last = dict(zip(cache.ttls, conversation.marks, strict=True))  # the last mark of each ttl, which includes the earlier ones
     marks = tuple(None if mark == messages else mark for mark in last.values())
     tools = [function_tool(tool["name"], tool.get("description"), tool["input_schema"]) for tool in own]
     end: PromptEnd = "open" if conversation.open else "answer"
@@ -129,7 +129,7 @@ def _prompt(fields: MessagesPromptFields, body: dict[str, Any], own: list[dict[s
 
 
 def _own_tools(fields: MessagesPromptFields) -> list[dict[str, Any]]:
-    """The tools that the client runs. Raises ApiError."""
+    """The tools run by the client. Raises ApiError."""
     own = []
     for at, tool in enumerate(fields.tools or []):
         if not isinstance(tool, dict):
