@@ -87,8 +87,10 @@ class Delivery:
             exchange.require_room()
             body, attempts.body = attempts.body, b""
             delivered.usage = attempts.usage
-            if answer.status == 200:
-                body = await self._whole(exchange, body)
+            if answer.status == 200 and (editor := exchange.editor()):
+                body, delivered.usage = editor.whole(body, delivered.usage)
+            if (exchange.assembly or exchange.tap) and answer.status == 200:
+                body = await _watched(exchange, body)
             if delivered.usage is None:
                 delivered.passed = len(body) // BYTES_PER_TOKEN
             if open_ and answer.status == 200 and exchange.api.metered:
@@ -98,15 +100,6 @@ class Delivery:
         else:
             await self._copy(exchange, answer, reply, headers)
         return reply
-
-    async def _whole(self, exchange: Exchange, body: bytes) -> bytes:
-        """A good plain answer as the client gets it."""
-        delivered = exchange.delivered
-        if editor := exchange.editor():
-            body, delivered.usage = editor.whole(body, delivered.usage)
-        if exchange.assembly is not None:
-            exchange.assembly.read(body)
-        return await exchange.tap.whole(body) if exchange.tap else body
 
     def _cost(self, exchange: Exchange) -> bytes:
         """Header lines with the cost of a plain answer."""
@@ -220,6 +213,13 @@ class Delivery:
             reply.cut()
         else:
             reply.end(event)
+
+
+async def _watched(exchange: Exchange, body: bytes) -> bytes:
+    """A whole plain answer on its way through the parts of the gateway that read it."""
+    if exchange.assembly:
+        exchange.assembly.read(body)
+    return await exchange.tap.whole(body) if exchange.tap else body
 
 
 def _client_reader(exchange: Exchange, reader: StreamReader) -> StreamReader:

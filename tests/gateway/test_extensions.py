@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -15,7 +14,6 @@ from typing import ClassVar
 import orjson
 import pytest
 
-from gateway.app import Gateway, compose
 from gateway.cluster.messages import Drain
 from gateway.core import Surroundings
 from gateway.dialects.api_request import ApiRequest
@@ -30,42 +28,9 @@ from gateway.request.extensions import Answerer
 from gateway.request.record import SettledRequest
 from gateway.request.slots import Slot
 from gateway.upstream.headers import Address
-from tests.gateway.conftest import LOGGED, eventually
-from tests.support.configs import load
-from tests.support.in_memory import Answer, BytesReply, BytesRequest, MemoryDials, framed, replica
-
-CHAT = "/v1/chat/completions"
-
-
-def chat(**more: object) -> bytes:
-    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hello " * 100}], **more})
-
-
-def completion(_request: bytes) -> bytes:
-    usage = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 64}}
-    return framed(orjson.dumps({"choices": [{"message": {"content": "hi"}}], "usage": usage}))
-
-
-def stream(_request: bytes) -> bytes:
-    events = [{"choices": [{"index": 0, "delta": {"content": text}}]} for text in "abc"]
-    data = b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in events)
-    usage = orjson.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}})
-    return framed(data + b"data: %b\n\ndata: [DONE]\n\n" % usage, "text/event-stream")
-
-
-@asynccontextmanager
-async def composed(answer: Answer, around: Surroundings | None = None) -> AsyncIterator[Gateway]:
-    """A gateway whose replica is a function, without a server in front of it."""
-    config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}]}, env={})
-    around = around or Surroundings()
-    if around.dials is None:
-        around = replace(around, dials=lambda address: MemoryDials(address, answer))
-    gateway = compose(config, LOGGED, around)
-    async with gateway.background():
-        yield gateway
-    assert gateway.router.ledger.open_leases == 0
-    gateway.router.check()
-
+from tests.gateway.composed import CHAT, chat, completion, composed, stream
+from tests.gateway.conftest import eventually
+from tests.support.in_memory import BytesReply, BytesRequest, MemoryDials, framed, replica
 
 # -- a request without a socket
 

@@ -12,10 +12,8 @@ from gateway.dialects.finished_answer import MAX_ANSWER, FinishedAnswer
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.request.answer_assembly import STEP, AnswerAssembly
 from gateway.request.exchange import Exchange
-from tests.gateway.test_extensions import CHAT, chat, completion, composed, stream
+from tests.gateway.composed import CHAT, chat, completion, composed, stream
 from tests.support.in_memory import Answer, BytesRequest, framed, replica
-
-MESSAGES = "/v1/messages"
 
 
 async def answers(answer: Answer, *requests: BytesRequest, times: int = 1) -> list[FinishedAnswer | None]:
