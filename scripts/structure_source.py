@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 
 PACKAGES = ("gateway", "router", "replica")
 COMPOSES = ("app.py", "observing.", "commands/")
-SAMPLES: Mapping[str, str] = {  # features, and words that only they have
-    "doctor": r"[Dd]octor",
-    "keys": r"\bKeys\b|identity|features\.keys",
-    "traces": r"[Tt]rac(?:ing|er)|\bTrace\b|traceparent",
-}
+SAMPLES = ("doctor", "keys", "tracing")  # features
 # Folders and modules of the layout before `features/`, so that both layouts can be compared.
 BEFORE: Mapping[str, str] = {
     "accounting/counterfactual": "savings",
@@ -119,8 +115,17 @@ class Source:
         return found
 
     def mentions(self, feature: str) -> list[str]:
-        """Files of the gateway with a word of the feature."""
-        return [file for file, text in self._gateway() if re.search(SAMPLES[feature], text)]
+        """Files of the gateway that name the package of a feature, one of its modules, or a class that only it defines."""
+        definers = dict[str, set[str]]()
+        for file, node in self.nodes():
+            match node:
+                case ast.ClassDef(name=name) | ast.Assign(targets=[ast.Name(id=name)]):
+                    definers.setdefault(name, set()).add(self.feature(file) if file.startswith("gateway/") else "")
+        of_it = {name for file, node in self.nodes() if isinstance(node, ast.ClassDef) for name in [node.name]}
+        classes = {name for name in of_it if definers[name] == {feature}}
+        path = re.compile(rf"features[./]{feature}\b")
+        named = {file for file, text in self._gateway() if path.search(text) or self.feature(file) == feature}
+        return sorted(named | {file for file, node in self.nodes() if file.startswith("gateway/") and _name(node) in classes})
 
     def package(self, file: str) -> str:
         """The top package of a file; of a feature, the feature's."""
@@ -173,6 +178,14 @@ class Source:
         for file, tree in self.trees.items():
             found |= {(file, name) for name in _overridden(tree)}
         return sorted(found)
+
+
+def _name(node: ast.AST) -> str:
+    """A name that a node uses or defines."""
+    match node:
+        case ast.Name(id=name) | ast.ClassDef(name=name) | ast.alias(name=name):
+            return name
+    return ""
 
 
 def _is_private(name: str) -> bool:
