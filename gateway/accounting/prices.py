@@ -18,7 +18,7 @@ import pygtrie
 
 from gateway.accounting.money import DOLLAR, PER_MILLION
 from gateway.config.kinds import MATCH_ALL, unix_time
-from gateway.config.schema import DAYS, PeakConfig, PriceConfig
+from gateway.config.schema import DAYS, PeakConfig, PriceConfig, TierConfig
 
 MAX_KNOWN: Final = 1024
 
@@ -154,17 +154,10 @@ def _above(tier: tuple[int, Rates]) -> int:
     return tier[0]
 
 
-def _tier_rates(price: PriceConfig, tier: Any, factor: float) -> Rates:
-    """The rates of a tier. Cache prices that it does not set stay in proportion to its input price."""
+def _tier_rates(price: PriceConfig, tier: TierConfig, factor: float) -> Rates:
+    """The rates of a tier. Cache prices stay in proportion to the input price."""
     scale = tier.input / price.input if price.input else 1.0
-    cache = [
-        base * scale if own is None else own
-        for own, base in (
-            (tier.cached_input, price.cached_input or 0.0),
-            (tier.cache_write, price.cache_write or 0.0),
-            (tier.cache_write_1h, price.cache_write_1h or 0.0),
-        )
-    ]
+    cache = [(each or 0.0) * scale for each in (price.cached_input, price.cache_write, price.cache_write_1h)]
     return _rates((tier.input, *cache, tier.output), price.image, factor)
 
 

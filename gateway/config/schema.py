@@ -204,7 +204,6 @@ class RoutingConfig(ConfigSection, frozen=True):
         Isolation,
         about("tenant: tenants (X-Tenant-Id) share no prefixes, neither in the index nor in engines that know cache_salt."),
     ] = "none"
-    compare: Annotated[bool, about("Follow what other policies would have found cached, to show what routing saves.")] = False
     expose_headers: Annotated[
         Audience,
         about("Who gets X-Warmroute-Replica and X-Warmroute-Cached-Tokens, which show what others have sent."),
@@ -212,14 +211,11 @@ class RoutingConfig(ConfigSection, frozen=True):
 
 
 class TierConfig(ConfigSection, frozen=True):
-    """Prices of requests with long prompts, all of their tokens: USD per million."""
+    """Prices of requests with long prompts, all of their tokens: USD per million. Cache prices stay in proportion to input."""
 
     above: Annotated[Positive, about("Prompts with more tokens than this.")]
     input: Price
     output: Price
-    cached_input: Annotated[Price | None, about("Null: in proportion to input, as below the tier.")] = None
-    cache_write: Annotated[Price | None, about("Likewise.")] = None
-    cache_write_1h: Annotated[Price | None, about("Likewise.")] = None
 
 
 class PeakConfig(ConfigSection, frozen=True):
@@ -358,7 +354,7 @@ class Config(ConfigSection, frozen=True):
         Meta(max_length=MAX_ORIGINS),
         about('Origins of web pages that may use the API from a browser; "*": all.'),
     ] = ()
-    routing: Annotated[RoutingConfig, Meta(extra={FIXED: ("block_bytes", "block_tokens", "compare")})] = RoutingConfig()
+    routing: Annotated[RoutingConfig, Meta(extra={FIXED: ("block_bytes", "block_tokens")})] = RoutingConfig()
     prices: Annotated[
         Mapping[ModelPrefix, PriceList],
         about('By model name or its beginning; "*" for any model. Where they change: a list, each but the first with `since`.'),

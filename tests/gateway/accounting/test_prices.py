@@ -124,13 +124,13 @@ def test_peaks_are_those_of_a_calendar(peaks: list[PeakConfig], times: list[int]
 def test_long_prompts_have_the_price_of_their_tier() -> None:
     tiers = (
         TierConfig(above=200_000, input=8.0, output=30.0),
-        TierConfig(above=1000, input=4.0, output=15.0, cached_input=0.0),
+        TierConfig(above=1000, input=4.0, output=15.0),
     )
     book = PriceBook({"m": [price(cached_input=0.5, cache_write=3.0, tiers=tiers)]})
     assert [rate(book, prompt=prompt) for prompt in (1000, 1001, 200_000, 200_001)] == [2, 4, 4, 8]
     assert [rate(book, prompt=prompt, kind="output") for prompt in (1000, 1001, 200_001)] == [10, 15, 30]
     cached = [rate(book, prompt=prompt, kind="cached_input") for prompt in (1000, 1001, 200_001)]
-    assert cached == [0.5, 0, 2], "in proportion to input, unless it is given"
+    assert cached == [0.5, 1, 2], "in proportion to input"
     assert [rate(book, prompt=prompt, kind="cache_write_1h") for prompt in (1000, 200_001)] == [3, 12]
     free = PriceBook({"m": [price(input=0.0, cached_input=1.0, tiers=tiers[:1])]})
     assert rate(free, prompt=200_001, kind="cached_input") == 1, "no proportion to nothing"
