@@ -11,11 +11,12 @@ section of an absent feature is an unknown key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
+from msgspec.structs import FieldInfo
 
-from gateway.config.hints import PROCESSES, SOURCES, extra_of
+from gateway.config.hints import FIXED, PROCESSES, SOURCES, extra_of, section_of
 from gateway.config.schema import Config
 
 MAX_SOURCES = 64  # of replicas: each process watches each source
@@ -26,15 +27,17 @@ T = TypeVar("T")
 class Section(Generic[T]):
     """A key at the top of the file. hint: the type of its value, with `msgspec.Meta`. default: its value if the file has none.
 
-    flag: text for the flag of `warmroute serve` with this name, which sets a number; "": there is no such flag.
+    flag: text for the flag of `warmroute serve` with this name, which sets a number; "": there is no such flag. within: the section
+    of the core to which it adds this key; "": it stands at the top.
     """
 
-    def __init__(self, name: str, hint: Any, default: T, *, flag: str = "") -> None:
-        self.name, self.hint, self.default, self.flag = name, hint, default, flag
+    def __init__(self, name: str, hint: Any, default: T, *, flag: str = "", within: str = "") -> None:
+        self.name, self.hint, self.default, self.flag, self.within = name, hint, default, flag, within
 
     def of(self, config: Config) -> T:
         """The section's value in a configuration, whose type may lack the section."""
-        value: T = getattr(config, self.name, self.default)
+        place = getattr(config, self.within) if self.within else config
+        value: T = getattr(place, self.name, self.default)
         return value
 
     def __repr__(self) -> str:
@@ -43,9 +46,26 @@ class Section(Generic[T]):
 
 def config_type(sections: Iterable[Section[Any]]) -> type[Config]:
     """The type of a whole file with these sections."""
-    fields = [(section.name, section.hint, section.default) for section in sections]
-    made = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, forbid_unknown_fields=True, module=__name__)
-    return cast(type[Config], made)
+    keys: dict[str, list[tuple[str, Any, Any]]] = {"": []}
+    for section in sections:
+        keys.setdefault(section.within, []).append((section.name, section.hint, section.default))
+    for field in msgspec.structs.fields(Config):
+        if field.name in keys:
+            whole: Any = _with(section_of(field.type), keys[field.name])
+            keys[""].append((field.name, Annotated[whole, _meta(field, keys[field.name])], whole()))
+    return cast(type[Config], _with(Config, keys[""]))
+
+
+def _with(base: type[msgspec.Struct], fields: Sequence[tuple[str, Any, Any]]) -> type[msgspec.Struct]:
+    return msgspec.defstruct(base.__name__, fields, bases=(base,), frozen=True, forbid_unknown_fields=True, module=__name__)
+
+
+def _meta(field: FieldInfo, keys: Iterable[tuple[str, Any, Any]]) -> msgspec.Meta:
+    """The hint of a section to which features add these keys."""
+    extra = extra_of(field.type)
+    return msgspec.Meta(
+        extra={**extra, FIXED: (*extra.get(FIXED, ()), *(name for name, hint, _ in keys if FIXED in extra_of(hint)))}
+    )
 
 
 def marked(kind: type[Config], mark: str) -> Iterator[tuple[str, Any]]:

@@ -34,6 +34,7 @@ SECTIONS = {
     "keys": {"keys": {"url": "sqlite"}},
     "ledger": {"ledger": {"url": "sqlite"}},
     "responses": {"state": {"url": "sqlite"}},
+    "savings": {"routing": {"compare": True}},
     "sharing": {"sharing": {"url": "redis://h"}},
     "snapshots": {"snapshot": {"file": "auto"}},
     "tracing": {"tracing": {"sample": 1}},

@@ -6,5 +6,6 @@ from typing import Final
 
 from gateway.features.declaring import Feature
 from gateway.features.savings.metrics import SavingsMetrics
+from gateway.features.savings.section import COMPARE
 
-FEATURE: Final = Feature(metrics=SavingsMetrics, wanted=lambda config: config.routing.compare)
+FEATURE: Final = Feature(wanted=COMPARE.of, section=COMPARE, metrics=SavingsMetrics)
