@@ -27,8 +27,8 @@ T = TypeVar("T")
 class Section(Generic[T]):
     """A key at the top of the file. hint: the type of its value, with `msgspec.Meta`. default: its value if the file has none.
 
-    flag: text for the flag of `warmroute serve` with this name, which sets a number; "": there is no such flag. within: the section
-    of the core to which it adds this key; "": it stands at the top.
+    flag: text for the flag of `warmroute serve` with this name, which sets a number; "": there is no such flag. within: the
+    section of the core to which it adds this key; "": it stands at the top.
     """
 
     def __init__(self, name: str, hint: Any, default: T, *, flag: str = "", within: str = "") -> None:
