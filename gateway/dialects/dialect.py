@@ -148,27 +148,6 @@ class AnswerTail:
         raise NotImplementedError
 
 
-class AnswerCollector:
-    """Builds one whole answer from an engine's stream: `feed` until it is `over`, `finish`, then `answer`."""
-
-    @property
-    def over(self) -> bool:
-        """True if the rest of the stream is not needed."""
-        raise NotImplementedError
-
-    def feed(self, chunk: bytes) -> None:
-        """Raises ReplicaFailure."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """The end of the stream."""
-        raise NotImplementedError
-
-    def answer(self) -> bytes:
-        """The answer for the client. Raises ReplicaFailure if it is incomplete."""
-        raise NotImplementedError
-
-
 IMPOSSIBLE, COMPLETE, ASK = "impossible", "complete", "ask"
 """Results for a continuation: it cannot be requested; the answer is already complete; it is to be requested."""
 
@@ -208,7 +187,7 @@ class Answers:
     """Reads answers: in a dialect's own form, or in the form of the replica that got one request (`request/forms.py`).
 
     translated: the replica speaks another dialect, so `whole` and `error` convert its answers to the client's. collects: the
-    replica streams plain answers, which the `collector` joins.
+    replica streams plain answers (`collecting`).
     """
 
     translated = False
@@ -244,7 +223,8 @@ class Answers:
         """The body of the replica's error, converted for the client."""
         return body
 
-    def collector(self) -> AnswerCollector:
+    def collecting(self) -> StreamReader:
+        """A reader of a streamed plain answer, whose output is a stream of chat."""
         raise NotImplementedError
 
 

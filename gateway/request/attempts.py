@@ -411,7 +411,7 @@ class Attempts:
         """Check that an engine could answer so. Raises ReplicaFailure if not."""
         answers, attempts = exchange.answers, exchange.attempts
         if answers.collects and not exchange.api.stream:
-            attempts.body = await collected(answer, answers.collector(), exchange.charge)
+            attempts.body = await collected(answer, answers, exchange.charge)
             return
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()

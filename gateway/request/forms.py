@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.dialects.dialect import AnswerCollector
+from gateway.dialects.dialect import Answers
 from gateway.dialects.json_edits import apply
+from gateway.dialects.openai.chat_answer import ChatAssembler, collected_body
 from gateway.dialects.salts import is_object, salted
 from gateway.errors import ReplicaFailure
 from gateway.fleet.state import ReplicaState
@@ -58,21 +59,22 @@ NATIVE: Final = Form()
 FormOf = Callable[[Exchange, ReplicaState, float], Form | None]
 
 
-async def collected(answer: ReplicaAnswer, collector: AnswerCollector, charge: Callable[[int], None]) -> bytes:
+async def collected(answer: ReplicaAnswer, answers: Answers, charge: Callable[[int], None]) -> bytes:
     """The plain answer of an engine that is always asked for a stream, because only while it streams does it notice a client
     that has disconnected. charge: called with the size of each piece; may raise. Raises ReplicaFailure.
     """
     if answer.content_type != EVENT_STREAM:
         raise not_streamed(answer)
+    reader, assembler = answers.collecting(), ChatAssembler()
     while True:
         data = answer.take()
         charge(len(data))
-        collector.feed(data)
-        if collector.over or answer.complete:
+        assembler.feed(reader.feed(data))
+        if reader.enough or answer.complete or assembler.answer() is None:
             break
         await answer.more()
-    collector.finish()
-    return collector.answer()
+    assembler.feed(reader.finish())
+    return answers.whole(collected_body(assembler))
 
 
 def not_streamed(answer: ReplicaAnswer) -> ReplicaFailure:

@@ -14,9 +14,11 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.dialects.dialect import ended_without_done
 from gateway.dialects.events.sse import data_of
 from gateway.dialects.finished_answer import (
     CALL,
+    MAX_ANSWER,
     REASONING,
     REFUSAL,
     TEXT,
@@ -122,10 +124,11 @@ class ChatPieceReader:
 
 
 class ChatAssembler(AnswerAssembler):
-    """The first choice of a chat or a completion."""
+    """Assembles the first choice of a chat or a completion. created: its time, 0 without one."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.created = 0
         self._messages = ChatPieceReader()
 
     def event(self, event: bytes) -> None:
@@ -151,6 +154,8 @@ class ChatAssembler(AnswerAssembler):
         value = self.value
         self.head(answer)
         value.usage = parse_usage(answer) or value.usage
+        created = answer.get("created")
+        self.created = created if isinstance(created, int) else self.created
         choice = first_choice(answer)
         if choice is None or not (whole or is_first(choice)):
             return False
@@ -180,6 +185,19 @@ class ChatAssembler(AnswerAssembler):
             part = self.part(3, call.number, CALL)
             self.name(part, call.id, call.name)
             self.write(part, arguments)
+
+
+def collected_body(assembler: ChatAssembler) -> bytes:
+    """The text of a stream as a whole chat answer. Raises ReplicaFailure if it is incomplete or too large."""
+    answer = assembler.answer()
+    if answer is None:
+        raise ReplicaFailure("garbage", f"an answer of more than {MAX_ANSWER} bytes")
+    if not answer.whole:
+        raise ended_without_done()
+    message = {"role": "assistant", "content": answer.text}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+    head = {"id": answer.id, "object": "chat.completion", "created": assembler.created, "model": answer.model}
+    return orjson.dumps({**head, "choices": [choice]})
 
 
 def first_choice(answer: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """The stream of an engine that writes chat in a form of its own, as OpenAI's: events for a client, or one whole answer.
 
-    engine's events ── ChatPieces ──► texts, end ──┬── AdaptedReader ──► chat.completion.chunk events ──► the client's dialect
-                       (stop strings end it)       └── Collected ──────► one chat.completion ───────────► the client's dialect
+    engine's events ── ChatPieces ──► texts, end ── AdaptedReader ──► chat.completion.chunk events ──► the client's dialect
+                       (stop strings end it)                          collected: one chat.completion ──► the client's dialect
 
 Distributed-Llama's events: `object` is chat.completion, all ids are alike, `\\r\\n\\r\\n` ends them, the last one has
 `finish_reason` "stop" in all cases and no delta, and `data: [DONE]` has no line end. It reports no usage. Whether its answer
@@ -18,16 +18,14 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import AnswerCollector, Answers, OuterReader, StreamOpening, StreamReader
+from gateway.dialects.dialect import Answers, OuterReader, StreamOpening, StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
-from gateway.dialects.openai.stream import ChatOpening, begins_well
+from gateway.dialects.openai.stream import ChatOpening, ChunkReader, begins_well
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from gateway.features.translation.adaptation.request import PlainChat
 from gateway.features.translation.adaptation.stops import StopFilter
-
-MAX_TEXT: Final = 1 << 20  # characters of an answer that is collected
 
 _ROLE: Final = {"role": "assistant", "content": ""}
 
@@ -144,43 +142,6 @@ class AdaptedReader(OuterReader):
         return b"data: " + orjson.dumps({**chunk, "choices": [choice]}) + b"\n\n"
 
 
-class CollectedAnswer(AnswerCollector):
-    """The same as one whole answer. answers: turns it into the client's."""
-
-    def __init__(self, chat: PlainChat, id_: str, answers: Answers) -> None:
-        self._answers = answers
-        self._pieces = ChatPieces(chat)
-        self._model = chat.model
-        self._id = id_
-        self._texts = list[str]()
-        self._length = 0
-
-    @property
-    def over(self) -> bool:
-        return self._pieces.over
-
-    def feed(self, chunk: bytes) -> None:
-        self._add(self._pieces.feed(chunk))
-
-    def finish(self) -> None:
-        self._add(self._pieces.finish())
-
-    def _add(self, text: str) -> None:
-        self._length += len(text)
-        if self._length > MAX_TEXT:
-            raise _garbage(f"an answer of more than {MAX_TEXT} characters")
-        if text:
-            self._texts.append(text)
-
-    def answer(self) -> bytes:
-        if not self.over:
-            raise ReplicaFailure("reset", "the stream ended without its last event")
-        message = {"role": "assistant", "content": "".join(self._texts)}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._pieces.reason}
-        head = {"id": self._id, "object": "chat.completion", "created": self._pieces.created, "model": self._model}
-        return self._answers.whole(orjson.dumps({**head, "choices": [choice]}))
-
-
 class AdaptedAnswers(Answers):
     """The answers to one adapted request. inner: reads a chat answer for the client."""
 
@@ -200,8 +161,8 @@ class AdaptedAnswers(Answers):
     def usage_of(self, body: bytes) -> Usage | None:
         return None
 
-    def collector(self) -> CollectedAnswer:
-        return CollectedAnswer(self.chat, self._id, self.inner)
+    def collecting(self) -> StreamReader:
+        return AdaptedReader(self.chat, ChunkReader(strip_usage=False), self._id)
 
     def whole(self, body: bytes) -> bytes:
         return self.inner.whole(body)

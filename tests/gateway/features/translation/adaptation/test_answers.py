@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of, events_of
+from gateway.dialects.finished_answer import MAX_ANSWER
+from gateway.dialects.openai.chat_answer import ChatAssembler, collected_body
 from gateway.dialects.openai.generations import ChatBody
 from gateway.errors import ReplicaFailure
-from gateway.features.translation.adaptation.answers import MAX_TEXT, AdaptedAnswers
+from gateway.features.translation.adaptation.answers import AdaptedAnswers
 from gateway.features.translation.adaptation.request import adapted
 from tests.support.distributed_llama import event
 
@@ -24,6 +26,15 @@ API = ApiRequest("m", None, "", stream=True, metered=True, body=b"")
 def answers(**body: Any) -> AdaptedAnswers:
     raw = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **body})
     return AdaptedAnswers(adapted(raw), ChatBody(), "7")
+
+
+def collected(*pieces: bytes) -> bytes:
+    """One whole answer."""
+    reader, assembler = answers().collecting(), ChatAssembler()
+    for piece in pieces:
+        assembler.feed(reader.feed(piece))
+    assembler.feed(reader.finish())
+    return collected_body(assembler)
 
 
 def stream(*texts: str, reason: str = "stop", done: bytes = b"data: [DONE]") -> bytes:
@@ -56,12 +67,11 @@ def read(data: bytes, cuts: list[int], **body: Any) -> tuple[str, str | None, bo
 def test_any_cutting_gives_the_same(texts: list[str], cuts: list[int]) -> None:
     data = stream(*texts)
     assert read(data, cuts) == ("".join(texts), "stop", True)
-    collected, at = answers().collector(), 0
+    pieces, at = list[bytes](), 0
     for end in (*sorted(cuts), len(data)):
-        collected.feed(data[at:end])
+        pieces.append(data[at:end])
         at = max(at, end)
-    collected.finish()
-    (choice,) = json.loads(collected.answer())["choices"]
+    (choice,) = json.loads(collected(*pieces))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("".join(texts), "stop")
 
 
@@ -87,11 +97,8 @@ def test_an_answer_of_as_many_pieces_as_tokens_were_allowed_was_cut() -> None:
 @pytest.mark.parametrize("data", [stream("a", done=b""), stream("a", reason="", done=b""), b""])
 def test_half_a_stream_is_not_complete(data: bytes) -> None:
     assert not read(data, [])[2]
-    collected = answers().collector()
-    collected.feed(data)
-    collected.finish()
     with pytest.raises(ReplicaFailure, match="without its last event"):
-        collected.answer()
+        collected(data)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +117,8 @@ def test_what_no_engine_writes_is_its_failure(data: bytes, why: str) -> None:
 
 
 def test_a_collected_answer_is_bounded() -> None:
-    collected, piece = answers().collector(), event({"role": "assistant", "content": "x" * 60_000}, "")
-    for _ in range(MAX_TEXT // 60_000):
-        collected.feed(piece)
+    piece, end = event({"role": "assistant", "content": "x" * 60_000}, ""), stream()
+    most = MAX_ANSWER // 60_000
+    assert len(collected(*[piece] * most, end)) > most * 60_000
     with pytest.raises(ReplicaFailure, match="more than"):
-        collected.feed(piece)
+        collected(*[piece] * (most + 1), end)
