@@ -92,7 +92,7 @@ HOT = (
     "gateway/dialects/prompt/marks.py",
     "gateway/dialects/prompt/segments.py",
     "gateway/dialects/responses/ids.py",
-    "gateway/dialects/responses/kept.py",
+    "gateway/features/histories/kept.py",
     "gateway/dialects/responses/prompt.py",
     "gateway/dialects/responses/response_answer.py",
     "gateway/dialects/responses/responses.py",

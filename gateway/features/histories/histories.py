@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.dialect import StreamReader
-from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
-from gateway.dialects.responses.kept import ClientHistory, KeptReader, StoredAnswer, stored_answer
 from gateway.errors import GatewayError
+from gateway.features.histories.history import CONVERSATION, PREVIOUS, History
+from gateway.features.histories.kept import ClientHistory, KeptReader, StoredAnswer, stored_answer
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.histories.records import (
     UNANSWERED,

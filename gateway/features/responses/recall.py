@@ -18,10 +18,10 @@ from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Dialect
-from gateway.dialects.responses.history import History, written_out
-from gateway.dialects.responses.kept import stored_answer
 from gateway.errors import bad_request, over_budget
 from gateway.features.histories.histories import Histories, Turn, too_large
+from gateway.features.histories.history import History, written_out
+from gateway.features.histories.kept import stored_answer
 from gateway.features.histories.recent import Lane
 from gateway.features.responses.api import Answer, StateApi
 from gateway.features.responses.background.objects import queued_object

@@ -16,8 +16,8 @@ import orjson
 from gateway.dialects.events.sse import EventData, data_of
 from gateway.dialects.json_edits import read_object
 from gateway.dialects.json_structure import exceeds
-from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES
 from gateway.errors import GatewayError
+from gateway.features.histories.kept import MAX_KEPT, MAX_VALUES
 from gateway.features.runs.run_format import RunFailure
 
 COMPLETE: Final = frozenset(["response.completed", "response.incomplete"])

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.json_edits import Members, apply, read_object
-from gateway.dialects.responses.history import CONVERSATION, PREVIOUS, History
+from gateway.features.histories.history import CONVERSATION, PREVIOUS, History
 from gateway.features.histories.records import QUEUED
 
 MAX_REPEATED: Final = 64 << 10  # bytes of a member of the request

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.responses.kept import ENDS
+from gateway.features.histories.kept import ENDS
 from gateway.features.histories.records import IN_PROGRESS
 from gateway.features.responses.background.events import event_of
 

@@ -8,8 +8,8 @@ import pytest
 from gateway.admission.memory import Budget
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.json_edits import read_object
-from gateway.dialects.responses.history import History
 from gateway.dialects.responses.responses import Responses
+from gateway.features.histories.history import History
 from gateway.features.responses.recall import run_request
 
 TEXT = {"type": "input_text", "text": "hello", "prompt_cache_breakpoint": {"mode": "explicit"}}

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.app import compose
 from gateway.core import Surroundings
-from gateway.dialects.responses.kept import MAX_KEPT
+from gateway.features.histories.kept import MAX_KEPT
 from gateway.features.runs.recording import SETTLE_S
 from gateway.features.runs.runs import Runs
 from gateway.request.attempts import MAX_HELD_ANSWER

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.json_edits import apply, read_object
-from gateway.dialects.responses.history import History, written_out
 from gateway.dialects.responses.responses import Responses
 from gateway.errors import GatewayError
+from gateway.features.histories.history import History, written_out
 
 MESSAGE = {"type": "message", "role": "user", "content": "hi"}
 JSON = st.recursive(

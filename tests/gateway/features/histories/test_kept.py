@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.responses.kept import MAX_KEPT, MAX_VALUES, ClientHistory, KeptReader, stored_answer
 from gateway.dialects.responses.stream import ResponseReader
+from gateway.features.histories.kept import MAX_KEPT, MAX_VALUES, ClientHistory, KeptReader, stored_answer
 
 OUTPUT = [
     {"type": "reasoning", "id": "rs_1", "summary": [], "status": None, "encrypted_content": None},

@@ -20,9 +20,9 @@ from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import LONGEST_END, EventData, ends_of, events_of
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
-from gateway.dialects.responses.history import CONVERSATION, PREVIOUS
 from gateway.dialects.responses.ids import is_id
 from gateway.dialects.responses.stream import QUIET
+from gateway.features.histories.history import CONVERSATION, PREVIOUS
 
 MAX_KEPT: Final = 4 << 20  # bytes of an answer; a longer one is not stored
 MAX_VALUES: Final = 1 << 17  # of an answer, counted as in `json_structure`
