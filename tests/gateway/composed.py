@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import orjson
 
@@ -34,9 +35,9 @@ def stream(_request: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def composed(answer: Answer, around: Surroundings | None = None) -> AsyncIterator[Gateway]:
-    """A gateway whose replica is a function, without a server in front of it."""
-    config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"]}]}, env={})
+async def composed(answer: Answer, around: Surroundings | None = None, **pool: Any) -> AsyncIterator[Gateway]:
+    """A gateway whose replicas are a function, without a server in front of it."""
+    config = load(None, {"pools": [{"replicas": ["http://replica.memory:1"], **pool}]}, env={})
     around = around or Surroundings()
     if around.dials is None:
         around = replace(around, dials=lambda address: MemoryDials(address, answer))

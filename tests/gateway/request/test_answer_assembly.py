@@ -11,12 +11,12 @@ from gateway.admission.memory import Budget
 from gateway.dialects.finished_answer import MAX_ANSWER, FinishedAnswer
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.request.answer_assembly import STEP, AnswerAssembly
-from gateway.request.exchange import Exchange
+from gateway.request.exchange import AnswerTap, Exchange
 from tests.gateway.composed import CHAT, chat, completion, composed, stream
 from tests.support.in_memory import Answer, BytesRequest, framed, replica
 
 
-async def answers(answer: Answer, *requests: BytesRequest, times: int = 1) -> list[FinishedAnswer | None]:
+async def answers(answer: Answer, *requests: BytesRequest, times: int = 1, **pool: Any) -> list[FinishedAnswer | None]:
     """What two features read at the end, of which each has asked `times`."""
     found = list[FinishedAnswer | None]()
 
@@ -27,7 +27,7 @@ async def answers(answer: Answer, *requests: BytesRequest, times: int = 1) -> li
     def read(exchange: Exchange) -> None:
         found.append(exchange.assembly.answer if exchange.assembly is not None else None)
 
-    async with composed(answer) as gateway:
+    async with composed(answer, **pool) as gateway:
         gateway.lifecycle.extensions.begun.append(ask)
         gateway.lifecycle.extensions.delivered += [read, read]
         for request in requests:
@@ -49,6 +49,53 @@ async def test_a_stream_is_read_once_for_all_who_ask() -> None:
     assert first is second
     assert first is not None
     assert (first.text, first.pieces, first.done) == ("abc", 3, True)
+
+
+async def test_a_stream_that_another_replica_goes_on_with_is_one_answer() -> None:
+    def events(*texts: str, last: bytes) -> bytes:
+        chunks = [{"id": "c", "choices": [{"index": 0, "delta": {"content": text}}]} for text in texts]
+        return framed(b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in chunks) + last, "text/event-stream")
+
+    end = orjson.dumps({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    sent = [
+        events("Hel", last=b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'),
+        events("l", "o", last=b"data: %b\n\ndata: [DONE]\n\n" % end),
+    ]
+    two = ["http://replica.memory:1", "http://replica.memory:2"]
+    request = BytesRequest(chat(stream=True), CHAT)
+    found, _ = await answers(replica(lambda _request: sent.pop(0)), request, replicas=two, resume_streams=True)
+    assert found is not None
+    assert (found.text, found.whole) == ("Hello", True)
+    assert not sent
+
+
+class Reading(AnswerTap):
+    """Reads the value before the answer goes out."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.seen = list[str]()
+
+    async def whole(self, body: bytes) -> bytes:
+        assert self.exchange.assembly is not None
+        answer = self.exchange.assembly.answer
+        assert answer is not None
+        self.seen.append(answer.text)
+        return body
+
+
+async def test_a_tap_has_the_value_before_the_answer_goes_out() -> None:
+    taps = list[Reading]()
+
+    def tap(exchange: Exchange) -> None:
+        exchange.assemble()
+        taps.append(Reading(exchange))
+        exchange.tap = taps[-1]
+
+    async with composed(replica(completion)) as gateway:
+        gateway.lifecycle.extensions.begun.append(tap)
+        await gateway.served.lifecycle.serve(BytesRequest(chat(), CHAT))
+    assert [each.seen for each in taps] == [["hi"]]
 
 
 async def test_nobody_asks() -> None:
