@@ -64,8 +64,7 @@ def clashes(kind: type[Config], values: Mapping[Key, Any]) -> Iterator[Problem]:
         text = f"{model!r} is itself an alias, of {further!r}: write that, {own}"
         yield Problem((ALIASES, alias), text)
     yield from _wrong_prices(values.get(("prices",), {}))
-    finders = [name for name, _ in marked(kind, SOURCES)]
-    if not any(values.get((name,), True) for name in finders):
+    if not any((name,) not in values or sources(values[name,]) for name, sources in marked(kind, SOURCES)):
         for key, value in values.items():
             if len(key) == 3 and key[2] == "replicas" and not value:
                 yield Problem(key, "at least one replica URL is expected, or a source in `discovery`")
