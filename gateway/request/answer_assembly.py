@@ -1,9 +1,9 @@
-"""The answer of one request as a value, for whoever asks: assembled once, of what goes to the client, as it goes.
+"""The answer of one request as a value: assembled once for all features that ask, from the bytes for the client.
 
-    Exchange.assemble ──► AnswerAssembly ◄── the stream's events, or the body        before a tap sees its end
+    Exchange.assemble ──► AnswerAssembly ◄── events of a stream, a body        before a tap gets them
                                 └── answer ──► FinishedAnswer
 
-A request for which nobody asks has none. Held bytes are charged to the request's lease; without room there is no value.
+Other requests have no assembly. Held bytes are charged to the request's lease; without memory there is no value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEP: Final = 1 << 16  # bytes that are charged at once
 
 
 class AnswerAssembly:
-    """See the top of this file."""
+    """Assembles one answer, and charges the held bytes."""
 
     __slots__ = ("_assembler", "_charged", "_lease")
 
@@ -30,7 +30,7 @@ class AnswerAssembly:
 
     @property
     def answer(self) -> FinishedAnswer | None:
-        """So far. None: it has no value."""
+        """The value so far; None without one."""
         return self._assembler.answer()
 
     def feed(self, data: bytes) -> None:
@@ -47,7 +47,7 @@ class AnswerAssembly:
             self._assembler.read(body)
 
     def charge(self, size: int) -> bool:
-        """False: there is no room for so many bytes in all, and no value."""
+        """Charge this size in all. False: there is no memory for it, so there is no value."""
         if size <= self._charged:
             return True
         if size > MAX_ANSWER or not self._lease.grow(size - self._charged + STEP):
@@ -61,7 +61,7 @@ class AnswerAssembly:
 
 
 class AssembledTail(AnswerTail):
-    """A large plain answer on its way to an assembly as well."""
+    """Passes the pieces of a large plain answer on to an assembly, too."""
 
     def __init__(self, inner: AnswerTail, assembly: AnswerAssembly, begin: bytes) -> None:
         self._inner = inner
@@ -74,7 +74,7 @@ class AssembledTail(AnswerTail):
         self._add(data)
 
     def usage(self) -> Usage | None:
-        """The answer is over; a part of it is none."""
+        """The usage. The end of the answer; a part of an answer has no value."""
         body, self._body = bytes(self._body), bytearray()
         if body:
             self._assembly.read(body)
@@ -88,7 +88,7 @@ class AssembledTail(AnswerTail):
 
 
 class AssembledReader(OuterReader):
-    """A stream on its way to an assembly as well."""
+    """Passes the bytes of a stream on to an assembly, too."""
 
     def __init__(self, inner: StreamReader, assembly: AnswerAssembly) -> None:
         super().__init__(inner)

@@ -216,7 +216,7 @@ class Delivery:
 
 
 async def _watched(exchange: Exchange, body: bytes) -> bytes:
-    """A whole plain answer on its way through the parts of the gateway that read it."""
+    """Passes a whole plain answer through the assembly and the tap. Returns the body for the client."""
     if exchange.assembly:
         exchange.assembly.read(body)
     return await exchange.tap.whole(body) if exchange.tap else body
