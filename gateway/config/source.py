@@ -8,7 +8,6 @@ polls in a row find the same state, because it may be half written.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -118,6 +117,7 @@ class ConfigSource(Generic[T]):
         self.poll_s = poll_s
         self._path = path
         self._seen = self._read = self._state()
+        self._timer: asyncio.TimerHandle | None = None  # of the next poll
 
     async def next(self) -> T:
         """Wait for a change of the file, or for `asked`, and read it. Raises ConfigError if it is invalid.
@@ -125,17 +125,32 @@ class ConfigSource(Generic[T]):
         For lack of file descriptors or memory, reading is retried after each poll.
         """
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.poll_s):
-                    await self.asked.wait()
-            if self.asked.is_set() or self.differs():
-                self.asked.clear()
-                self.taken()
-                try:
-                    return await asyncio.to_thread(self._read_uncollected)
-                except NotReadable as error:
-                    log.warning("configuration not read, to be tried again", extra={"error": str(error)})
-                    self._read = _NEVER_READ
+            self._poll_later()
+            try:
+                await self.asked.wait()
+            finally:
+                self._stop_polls()
+            self.asked.clear()
+            self.taken()
+            try:
+                return await asyncio.to_thread(self._read_uncollected)
+            except NotReadable as error:
+                log.warning("configuration not read, to be tried again", extra={"error": str(error)})
+                self._read = _NEVER_READ
+
+    def _poll_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self.poll_s, self._poll)
+
+    def _poll(self) -> None:
+        if self.differs():
+            self.asked.set()
+        else:
+            self._poll_later()
+
+    def _stop_polls(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _read_uncollected(self) -> T:
         """Read without garbage collection: a collection with the many objects of parsing blocks all threads for 0.1 s

@@ -1,7 +1,8 @@
 """Lag of the event loop: the part of a request's time that the gateway, or its machine, causes.
 
 A callback is due every TICK_S. Its delay is the waiting time of every other ready callback: for a step that took too long, or
-for a CPU. It costs four wake-ups a second.
+for a CPU. It costs four timers a second, and no task: waking one takes
+four times as long.
 """
 
 from __future__ import annotations
@@ -22,13 +23,25 @@ class LoopLag:
         self._late = late
         self._clock = clock
         self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Measure until cancelled."""
-        while True:
-            self.expect()
-            await asyncio.sleep(TICK_S)
-            self.awake()
+        loop = asyncio.get_running_loop()
+        self._next(loop)
+        try:
+            await loop.create_future()  # for ever
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.expect()
+        self._timer = loop.call_later(TICK_S, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.awake()
+        self._next(loop)
 
     def expect(self) -> None:
         """A tick begins."""

@@ -48,6 +48,7 @@ class Knowledge:
         self._beginning = False  # the first snapshot is being taken in, or was not to the end
         self._begun_with: list[Restorer] = []
         self._late: list[tuple[float, Restorer, Header]] = []  # until when, what is left, and of which replicas
+        self._any_late = asyncio.Event()
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         """A snapshot of the prefixes used in the last since_s seconds, of about most_bytes at most. None: nothing is known."""
@@ -100,6 +101,7 @@ class Knowledge:
         about = {"source": snapshot.source, "age_s": age_s, "blocks": blocks, "records": restorer.records}
         if restorer.waiting and len(self._late) < MAX_LATE:
             self._late.append((self._clock() + LATE_S, restorer, snapshot.header))
+            self._any_late.set()
             about["replicas_unknown"] = len(restorer.waiting)
         else:
             await _free(restorer)
@@ -121,6 +123,9 @@ class Knowledge:
     async def run(self) -> None:
         """Take in the rest of snapshots for replicas that join late, until it is cancelled."""
         while True:
+            if not self._late:
+                self._any_late.clear()
+                await self._any_late.wait()
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()
