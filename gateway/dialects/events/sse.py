@@ -17,7 +17,6 @@ MAX_PARSED_EVENT: Final = 64 << 10  # bytes; an event with usage has a few hundr
 
 EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\r?\n|\r\r")
 LONGEST_END: Final = 4
-ONE_TOO_MANY: Final = (b"\n\n\n", b"\r\n\n")  # the last line feed may be the first byte of the next event
 _DATA: Final = b"data:"
 # Comments (keep-alives of an engine that is still in prefill), reconnection times and blank lines carry no data.
 _NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")

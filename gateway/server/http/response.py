@@ -22,6 +22,7 @@ MAX_JOINED: Final = 1 << 16  # bytes; a body up to this size is written in one b
 
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: closing resets
 _BODILESS: Final = frozenset([204, 304])
+_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(4096)]  # of nearly all chunks: to format one takes longer
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
@@ -53,6 +54,12 @@ def cut_connection(transport: asyncio.Transport, *, until_end: bool) -> None:
         with contextlib.suppress(OSError, ValueError):  # it is closed already
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     transport.abort()
+
+
+def _chunk(data: bytes) -> bytes:
+    size = len(data)
+    line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+    return b"".join((line, data, b"\r\n"))
 
 
 class ReplyConnection(Protocol):
@@ -115,7 +122,7 @@ class HttpReply(ClientReply):
         if status in _BODILESS or self._to_head:
             first, self._chunked = b"", False
         elif self._chunked and first:
-            first = b"%x\r\n%b\r\n" % (len(first), first)
+            first = _chunk(first)
         self.begun = True
         self._connection.reply = self
         apart = len(first) > MAX_JOINED  # then it is written separately, without a copy
@@ -126,11 +133,11 @@ class HttpReply(ClientReply):
 
     def write(self, data: bytes) -> None:
         if data:
-            self._write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+            self._write(_chunk(data) if self._chunked else data)
 
     def end(self, last: bytes = b"") -> None:
         if self._chunked:
-            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
+            self._write(_chunk(last) + b"0\r\n\r\n" if last else b"0\r\n\r\n")
         elif last:
             self._write(last)
 
