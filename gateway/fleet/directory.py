@@ -325,8 +325,8 @@ class Fleet:
 
     def metered(self, name: str, predicted: int, reported: int | None) -> None:
         """An answer's cached tokens, as the router predicted and as the engine reported them (None: no report)."""
-        if state := self._by_name.get(name):
-            self._prober.metered(state, predicted, reported)
+        if (state := self._by_name.get(name)) and (finding := state.overlap.metered(predicted, reported)):
+            self._prober.cache_reported(state, finding)
 
     def siblings(self, name: str) -> Sequence[str]:
         """The replicas that may get this one's requests, itself included. O(replicas)."""

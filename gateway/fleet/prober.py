@@ -154,11 +154,8 @@ class Prober:
         log.warning("replica restarted?", extra={"replica": state.name, "reason": ZERO_HITS})
         self._cache_lost(state, ZERO_HITS)
 
-    def metered(self, state: ReplicaState, predicted: int, reported: int | None) -> None:
-        """An answer's cached tokens, as predicted and as reported."""
-        finding = state.overlap.metered(predicted, reported)
-        if finding is None:
-            return
+    def cache_reported(self, state: ReplicaState, finding: CacheFinding) -> None:
+        """The engine's reports of cached tokens have shown something new."""
         about = {"replica": state.name, "engine": state.engine.name}
         match finding:
             case CacheFinding.ZERO:

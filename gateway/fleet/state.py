@@ -101,7 +101,8 @@ class ReplicaState:
     @property
     def engine(self) -> EngineProfile:
         """The engine: as its source names it, else as recognised."""
-        return named(self.member.engine) or self.facts.engine
+        profile = named(self.member.engine) if self.member.engine else None
+        return profile or self.facts.engine
 
     @property
     def draining(self) -> bool:

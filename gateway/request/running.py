@@ -34,8 +34,7 @@ class RunningRequests:
         self.over = False
         self._entered = 0  # number of requests that have begun
         self._running: set[asyncio.Task[object]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle = asyncio.Event()  # kept only while the gateway goes down: nothing runs
         self._told = set[Callable[[], None]]()
 
     def tell(self, draining: Callable[[], None]) -> None:
@@ -55,6 +54,8 @@ class RunningRequests:
         self.begin_leaving()
         if not self.draining:
             self.draining = True
+            if not self._running:
+                self._idle.set()
             for tell in tuple(self._told):
                 tell()
 
@@ -62,7 +63,7 @@ class RunningRequests:
         """A request begins in the current task. Returns the task, for `leave` in a `finally`."""
         task = asyncio.current_task()
         assert task is not None
-        if not self._running:
+        if self.draining:
             self._idle.clear()
         self._entered += 1
         self._running.add(task)
@@ -70,7 +71,7 @@ class RunningRequests:
 
     def leave(self, task: asyncio.Task[object]) -> None:
         self._running.discard(task)
-        if not self._running:
+        if self.draining and not self._running:
             self._idle.set()
 
     async def wait(self, timeout_s: float, hurry: asyncio.Event, close_idle: CloseIdle = lambda: False) -> None:

@@ -1,8 +1,7 @@
 """Lag of the event loop: the part of a request's time that the gateway, or its machine, causes.
 
 A callback is due every TICK_S. Its delay is the waiting time of every other ready callback: for a step that took too long, or
-for a CPU. It costs four timers a second, and no task: waking one takes
-four times as long.
+for a CPU. It costs four timers a second, and no task: waking one takes four times as long.
 """
 
 from __future__ import annotations

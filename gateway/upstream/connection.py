@@ -125,8 +125,7 @@ class Connection(asyncio.Protocol):
         self._limits, self._flowing = limits, False
         self._backpressure.clear()
         self._last_read = self._sent_at = now = self._loop.time()
-        soonest = now + min(limits.first_byte_s, limits.idle_s, limits.total_s or math.inf)
-        if self._timer is None or self._timer.when() > soonest:  # a timer that fires too early is set again
+        if self._timer is None or self._timer.when() > now + limits.soonest_s:  # a timer that fires too early is set again
             self._check_timeouts()
         self._sending.write(head, body)
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import math
+from typing import Final
 
 from gateway.config.schema import TimeoutConfig
 
 CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after one second; after that another replica is faster
 
 
-class UpstreamTimeouts(NamedTuple):
-    """Seconds. first_byte: request to first byte of the body; idle: silence after it; total: whole answer; None: no limit."""
+class UpstreamTimeouts:
+    """Seconds. first_byte: request to first byte of the body; idle: silence after it; total: whole answer; None: no limit.
+    soonest: the least of these three. Not to be changed.
+    """
 
-    connect_s: float
-    first_byte_s: float
-    idle_s: float
-    total_s: float | None = None
+    __slots__ = ("connect_s", "first_byte_s", "idle_s", "soonest_s", "total_s")
+
+    def __init__(self, connect_s: float, first_byte_s: float, idle_s: float, total_s: float | None = None) -> None:
+        self.connect_s = connect_s
+        self.first_byte_s = first_byte_s
+        self.idle_s = idle_s
+        self.total_s = total_s
+        self.soonest_s = min(first_byte_s, idle_s, math.inf if total_s is None else total_s)
 
 
 def limits_of(timeouts: TimeoutConfig) -> UpstreamTimeouts:

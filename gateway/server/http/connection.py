@@ -443,7 +443,8 @@ class ClientConnection(asyncio.Protocol):
         keep = False
         try:
             reply = await handler(request)
-            await reply.flushed()
+            if self.writing_paused:
+                await reply.flushed()
             keep = reply.keep_alive and request.complete and not self._ends
             if not keep and (self._ends or self.sent_early):
                 self._drop_input()
