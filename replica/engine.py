@@ -1,6 +1,6 @@
 """The interface between the HTTP server and an engine, and the values that pass between them.
 
-Theory of operation. The server turns an HTTP body into a `EngineRequest` and passes it to `Engine.submit`, which never
+Theory of operation. The server turns an HTTP body into an `EngineRequest` and passes it to `Engine.submit`, which never
 blocks and returns a `Sequence`: the request for as long as it lives inside the engine. The engine pushes tokens into
 it; the server takes them out with `next`. Engines call `push`, `end` and `fail` on the event loop's thread only.
 
@@ -19,11 +19,11 @@ from replica.cache.blocks import CacheCounts
 from replica.cache.prefix import Prefix, Scope
 
 FinishReason = Literal["stop", "length"]
-# How a chat prompt ends: with the header of an answer, with the last message left open, with neither.
+# The end of a chat prompt: the header of an answer; the last message, left open; neither.
 PromptEnd = Literal["answer", "open", "none"]
 GrammarKind = Literal["json", "choice", "regex", "lark", "calls"]
 Message = dict[str, Any]
-GREEDY_BELOW = 1e-3  # greedy in effect: what scores 0.02 less than the best token would be drawn twice in a billion times
+GREEDY_BELOW = 1e-3  # greedy in effect: a token with a score 0.02 below the best would be drawn twice in a billion draws
 
 
 class EngineError(Exception):
@@ -35,7 +35,7 @@ class PromptError(ValueError):
 
 
 class PromptTooLong(Exception):
-    """A text has more tokens than an engine counts (`counted`); how many more is not known."""
+    """A text has more tokens than an engine counts (`counted`); the exact number is unknown."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"more than {least:,} tokens")
@@ -43,7 +43,7 @@ class PromptTooLong(Exception):
 
 
 class SetupError(Exception):
-    """The replica cannot start; the message has the remedy."""
+    """The replica cannot start; the message states the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TemplateOverride:
 class Grammar:
     """A constraint on an answer: a JSON schema, a JSON list of the allowed texts, a regular expression, a context-free grammar
     (Lark's, or GBNF), or one call of a function (a JSON list of objects with a `name` and the JSON schema of its `parameters`).
-    `compiled`: what an engine has made of it when it looked for an error, which takes long.
+    `compiled`: the engine's compiled form, which `grammar_error` makes; compiling takes long.
     """
 
     kind: GrammarKind
@@ -68,12 +68,12 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, and which ones end the answer.
+    """Sampling options, and the tokens that end the answer.
 
     `temperature` 0 is greedy, `top_k` 0 means all tokens. Presence and frequency penalties count the answer's tokens, the
-    repetition penalty also the prompt's. `logprobs` is how many of the likeliest tokens are reported beside each one, None
-    for no scores. No token that ends the answer is drawn before `min_tokens` others. Only `allowed_tokens` are drawn, if there
-    are any, and none that completes one of `bad_words`, which are sequences of tokens; where none is left, the model's end.
+    repetition penalty also the prompt's. `logprobs` is the number of likeliest tokens reported with each token, None for no
+    scores. No end token is drawn before `min_tokens` others. If `allowed_tokens` is not empty, only these are drawn; no token
+    is drawn that completes one of `bad_words` (sequences of tokens). If no token is left, the model's end token is drawn.
     """
 
     temperature: float = 0.0
@@ -101,8 +101,9 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class EngineRequest(Sampling):
     """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
-    seconds after its end, if there is room. `hashed`: the prompt's blocks, if their keys were made before, with `prompt` for
-    its tokens: for a long prompt that takes too long for the event loop."""
+    seconds after its end, if there is room. `hashed`: the prompt in blocks, with `prompt` as its tokens, if another thread has
+    computed the block keys: for a long prompt this takes too long for the event loop.
+    """
 
     prompt: Items[int]
     max_tokens: int
@@ -111,7 +112,7 @@ class EngineRequest(Sampling):
     hashed: Prefix | None = field(default=None, compare=False, repr=False)
 
     def prefix(self, size: int) -> Prefix:
-        """The prompt in blocks of `size` tokens; the caller may extend it. O(prompt), but O(1) if they are `hashed`."""
+        """The prompt in blocks of `size` tokens; the caller may extend it. O(prompt), or O(1) if `hashed` is set."""
         known = self.hashed
         if known is not None and known.tokens is self.prompt and (known.size, known.scope) == (size, self.scope):
             return known.copy()
@@ -130,7 +131,8 @@ class TokenScore:
 @dataclass(frozen=True, slots=True)
 class NewTokens:
     """Tokens since the last call of `Sequence.next`, with their scores if those were requested. `finish` is set on the last
-    one; `end_token` too if its last token is what ended the answer: that token is not part of the text."""
+    one; so is `end_token` if its last token ended the answer: that token is not part of the text.
+    """
 
     tokens: list[int]
     finish: FinishReason | None
@@ -154,8 +156,9 @@ class EngineInfo:
 
 
 def counted(context: int) -> int:
-    """The most tokens that a text may have to be tokenized, for an engine with this context: a text of millions of tokens takes
-    gigabytes and many seconds, and the interpreter for tenths of a second."""
+    """The most tokens of a text that an engine with this context counts. Tokenizing a text of millions of tokens would take
+    gigabytes and many seconds, and hold the interpreter's lock for tenths of a second.
+    """
     return max(2 * context, 1 << 17)
 
 
@@ -175,7 +178,7 @@ class Detokenizer(Protocol):
         """Add tokens; returns the new text, empty while it ends in half a character."""
 
     def finish(self) -> str:
-        """The held-back rest, even if it ends in half a character. No `push` afterwards."""
+        """The rest of the text, even if it ends in half a character. No `push` afterwards."""
 
 
 class Sequence:
@@ -204,7 +207,7 @@ class Sequence:
         return len(self._tokens)
 
     def push(self, tokens: Iterable[int], finish: FinishReason | None = None, scores: Iterable[TokenScore] = ()) -> None:
-        """Add new tokens, the last ones if `finish` is set."""
+        """Add new tokens; with `finish`, these are the last ones."""
         if self.ended:
             return
         self._tokens.extend(tokens)
@@ -220,7 +223,7 @@ class Sequence:
         self.push(tokens, "stop", scores)
 
     def fail(self, message: str) -> None:
-        """The engine gives this request up."""
+        """End the request with an error from the engine."""
         if not self.ended:
             self.ended, self._error = True, message
             self._wake()
@@ -237,7 +240,7 @@ class Sequence:
         return NewTokens(tokens, self._finish, scores, self._end_token)
 
     def close(self) -> None:
-        """The rest is not wanted: the engine stops working on it. Does nothing once the sequence has ended."""
+        """Cancel the rest: the engine stops working on it. No effect once the sequence has ended."""
         if not self.ended:
             self.ended = True
             self._on_close(self)
@@ -249,18 +252,19 @@ class Sequence:
 
 class Engine(Protocol):
     """The interface of both engines. Everything but the coroutines is synchronous and called on the event loop's thread;
-    `encode`, `encode_chat`, `decode`, `detokenizer` and what it gives, `token_strings` and `grammar_error`, which can take
-    long, may run in another thread meanwhile."""
+    `encode`, `encode_chat`, `decode`, `detokenizer` and the detokenizer's methods, `token_strings` and `grammar_error`, which
+    can take long, may run in another thread meanwhile.
+    """
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether prefixes are cached, which is known once it has started: some models are served without."""
+        """Return whether prefixes are cached; valid after `start`, as some models are served without prefix caching."""
 
     async def start(self) -> None:
-        """Begin to serve; `submit` may be called from here on."""
+        """Begin to serve; `submit` may be called afterwards."""
 
     async def close(self) -> None:
         """Stop working and free everything; open sequences fail."""
@@ -287,17 +291,19 @@ class Engine(Protocol):
         """Each token as the vocabulary spells it."""
 
     def grammar_error(self, grammar: Grammar) -> str | None:
-        """Why answers cannot follow this grammar, None if they can; the message is for the client."""
+        """The reason why answers cannot follow this grammar, for the client; None if they can."""
 
     def submit(self, request: EngineRequest) -> Sequence:
-        """Accept a request whose prompt and max_tokens have been checked against `info`, its grammar by `grammar_error`."""
+        """Accept a request. The caller has checked its prompt and max_tokens against `info`, and its grammar by
+        `grammar_error`.
+        """
 
     def load(self) -> EngineLoad: ...
 
     def cache_counts(self) -> CacheCounts: ...
 
     def failure(self) -> str | None:
-        """Why the engine can serve no more, None while it can."""
+        """The reason why the engine can serve no more, None while it can."""
 
     async def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks; False, and nothing dropped, while requests run."""

@@ -16,7 +16,8 @@ from typing import Any
 class Flag:
     """One option. `parse` None: a text, one of `choices`, or, if the default is False, a switch. `default_text`: the default as
     the help shows it, if not as its value. `excludes`: flags with the same word here exclude each other. `engine`: the only
-    one that has it; else its group says that, or both have it."""
+    engine that has the flag; None: its group names the engine, or both have it.
+    """
 
     name: str
     unit: str | None
@@ -35,7 +36,7 @@ def _port(text: str) -> int:
     raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
 
 
-LEAST, MOST = 1e-9, 1e9  # of rates, times and factors: with others, what follows from two of them is no number any more
+LEAST, MOST = 1e-9, 1e9  # limits of rates, times and factors: a result of two of them would be no finite number otherwise
 
 
 def _positive_int(text: str) -> int:
@@ -166,7 +167,7 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = {
 
 
 def foreign(args: argparse.Namespace) -> list[str]:
-    """The flags with another value than their default which the engine that was chosen does not have."""
+    """The flags with a non-default value that the chosen engine does not have."""
     found = []
     for title, flags in GROUPS.items():
         of_group = next((engine for engine in ENGINES if f"{engine} only" in title), None)

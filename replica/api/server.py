@@ -2,10 +2,10 @@
 
 Theory of operation. The phases of a generation: read and parse the body (bodies; completions, messages, responses), reserve
 room in the queue (admission), make the engine's requests (prepare), begin the choices (output/generation), write their text
-(stream, or `_whole`) as the API's encoder has it. What can take long to read, prepare or write, a large body, a grammar or a
-long answer, is done in other threads: meanwhile streams continue, and small requests overtake. The body's share of memory,
-the reservation and the choices are closed in one block each; aiohttp cancels a handler whose client has left, so a disconnect
-ends there too.
+(stream, or `_whole`) with the API's encoder. Work that can take long (parsing or preparing a large body, compiling a grammar,
+writing a long answer) is done in other threads: meanwhile streams continue, and small requests overtake. The body's share of
+memory, the reservation and the choices are closed in one block each; aiohttp cancels a handler whose client has left, so a
+disconnect ends there too.
 """
 
 import asyncio
@@ -37,18 +37,19 @@ from replica.engine import Engine, counted
 from replica.output.generation import Choices, Delta, Generation, TextOptions
 from replica.output.transcript import PlacedScore
 
-BODIES_TOGETHER = 16  # largest ones: what is in the bodies of all requests that are here at once
-LONG_ANSWER = 1 << 16  # characters and token ids; writing more of them down takes longer than others should wait
-DECODED = 1024  # tokens that are made a text at once
-SCORE = 128  # of them, which writing down the scores of a token is like: it has up to twenty others beside it
+BODIES_TOGETHER = 16  # the memory for the bodies of all current requests, in bodies of the largest size
+LONG_ANSWER = 1 << 16  # characters and token ids; a longer answer is written in a thread, as others would wait too long
+DECODED = 1024  # tokens that are decoded in one call
+SCORE = 128  # characters: the scores of a token, with up to twenty alternatives, take as long to write
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`max_queue`: most requests waiting for the engine. `coalesce_s`: for how long a stream's text is collected before it is
-    sent, except for the first. A client that takes nothing of a stream for `send_timeout_s`, or not all of another answer, is
-    disconnected; one whose body has not come within `body_timeout_s` is refused. `events`: where KV events are published, empty
-    if they are not."""
+    """`max_queue`: the largest number of requests that wait for the engine. `coalesce_s`: how long a stream's text is collected
+    before it is sent, except for the first. A client that takes nothing of a stream for `send_timeout_s`, or not all of another
+    answer, is disconnected; a request whose body has not arrived within `body_timeout_s` is refused. `events`: the endpoints of
+    the KV events, empty without KV events.
+    """
 
     max_body_bytes: int = 16 * 1024 * 1024
     max_queue: int = 1024
@@ -140,7 +141,7 @@ class Server:
         return _json({"object": "response.input_tokens", "input_tokens": count})
 
     async def stored_response(self, request: web.Request) -> web.Response:
-        """A replica stores none: that is the gateway's part."""
+        """Always an error: a replica stores no responses; the gateway does."""
         raise no_such_response(request.match_info["id"])
 
     async def models(self, _: web.Request) -> web.Response:
@@ -175,7 +176,7 @@ class Server:
         return _json({"success": await self._engine.reset_prefix_cache()})
 
     async def kv_event_sources(self, _: web.Request) -> web.Response:
-        """As vLLM: where each data-parallel rank publishes its KV events; we are rank 0."""
+        """As vLLM: the endpoints of the KV events of each data-parallel rank; a replica is rank 0."""
         return _json({"0": dict(self._config.events)} if self._config.events else {})
 
     def _check_alive(self) -> None:
@@ -199,7 +200,7 @@ class Server:
             return await self._preparers.run(body.long, partial(self._detokenized, body.take()))
 
     def _detokenized(self, tokens: list[int]) -> web.Response:
-        """In parts: a decoder may hold the interpreter meanwhile."""
+        """In parts, because a decoder may hold the interpreter's lock."""
         most = counted(self._engine.info.context)
         if len(tokens) > most:
             raise ApiError(400, f"tokens has {len(tokens):,} tokens; at most {most:,} are made a text at once.", "tokens")
@@ -315,7 +316,7 @@ def _headers(admitted: _AdmittedRequest, scores: bool) -> dict[str, str]:
 
 
 async def _whole(choices: Choices, *, ids: bool) -> list[Delta]:
-    """The answers, each with all its text and scores. `ids`: with its tokens, too."""
+    """The answers, each with its whole text and scores, and with its tokens if `ids`."""
     texts: list[list[str]] = [[] for _ in range(choices.count)]
     tokens: list[list[int]] = [[] for _ in range(choices.count)]
     scores: list[list[PlacedScore]] = [[] for _ in range(choices.count)]
@@ -335,7 +336,7 @@ async def _whole(choices: Choices, *, ids: bool) -> list[Delta]:
 
 
 def _is_long(admitted: _AdmittedRequest, answers: Sequence[Delta]) -> bool:
-    """Whether the body of whole answers takes long to write."""
+    """Return whether the answers are so long that their body is written in a thread."""
     length = admitted.request.repeated + sum(len(answer.text) + SCORE * len(answer.scores) for answer in answers)
     if admitted.request.output.token_ids:
         prompts = sum(len(request.prompt) for request in admitted.prepared.requests)

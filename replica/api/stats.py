@@ -33,7 +33,7 @@ class Stats:
         self._slots[-1][1][name] += amount
 
     def phase(self, name: str, seconds: float, now: float) -> None:
-        """One request has spent these seconds in a phase."""
+        """Add one request's seconds in a phase."""
         self.add(name, seconds, now)
         self.add(f"{name}_count", 1, now)
 

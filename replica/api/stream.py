@@ -1,8 +1,8 @@
-"""How responses reach the client, whole or as a stream.
+"""The transport of responses to the client, whole or as a stream.
 
 The headers of a stream are sent with the first token, so a failure before that is a plain error with its own status; a later
-failure is an event in the stream. A client that takes no bytes of a stream for too long is disconnected, and so is one that
-does not take the whole of another body in time: others may be waiting for the room that this has in the budget.
+failure is an event in the stream. A client that takes no bytes of a stream for too long is disconnected, and so is a client
+that does not take another body completely in time: other requests may be waiting for its share of the memory budget.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from replica.api.validation import ApiError
 from replica.engine import EngineError
 from replica.output.generation import Choices
 
-PIECE = 1 << 17  # bytes of a whole body; aiohttp waits for the client after each that is longer than 64 KiB
-RATE = 1 << 20  # bytes a second; what a body needs at that rate is added to its time
+PIECE = 1 << 17  # bytes of a whole body; aiohttp waits for the client after each piece of more than 64 KiB
+RATE = 1 << 20  # bytes a second; the time for a body at this rate is added to its timeout
 log = logging.getLogger(__name__)
 
 
 def sending(timeout_s: float, budget: BodyBudget) -> Middleware:
-    """Sends the responses that are no streams; aiohttp would wait for a client that reads nothing as long as it is connected.
-    Meanwhile they count in the budget. The outermost middleware."""
+    """A middleware, the outermost one, that sends the responses that are no streams. aiohttp would wait for a client that reads
+    nothing as long as it is connected. Until they are sent, they count in the memory budget.
+    """
 
     @web.middleware
     async def send(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -80,7 +81,7 @@ async def _send_pieces(http: web.Request, response: web.StreamResponse, body: by
 
 
 async def _in_time(http: web.Request, timeout_s: float, writing: Awaitable[object]) -> None:
-    """Raises ConnectionError if the client does not take in time what is written: it is disconnected."""
+    """Wait for a write. Raises ConnectionError if the client does not take the bytes in time: it is disconnected."""
     try:
         async with asyncio.timeout(timeout_s):
             await writing
@@ -129,7 +130,7 @@ async def stream(choices: Choices, encoder: Encoder, client: ClientStream) -> we
     left = choices.count
     try:
         async with aclosing(choices.deltas()) as deltas:
-            async for together in deltas:  # one call of the kernel for all: each gives the interpreter to another thread
+            async for together in deltas:  # one write for all: each lets other threads take the lock
                 out += b"".join(encoder.delta(index, delta, choices) for index, delta in together)
                 left -= sum(delta.finish is not None for _, delta in together)
                 if left and (out or not client.opened):
@@ -148,7 +149,7 @@ async def stream(choices: Choices, encoder: Encoder, client: ClientStream) -> we
 
 
 def client_error(error: Exception) -> ApiError:
-    """The error as the client sees it. An unexpected one is logged."""
+    """The error as the client sees it. An unexpected error is logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineError):

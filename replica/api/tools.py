@@ -1,4 +1,4 @@
-"""The tools of a request: which functions there are, whether calls are read out of the answer, and whether one is forced.
+"""The tools of a request: the functions, whether calls are parsed from the answer, and whether a call is forced.
 
 "none" keeps the tools in the prompt, as in vLLM: the cached prefix stays the same. A forced call is a constraint on the answer
 (`Grammar` of the kind "calls"), so the engine must be able to follow one.
@@ -25,7 +25,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`read`: calls are read out of the answer's text. `forced`: the answer is one call."""
+    """`read`: calls are parsed from the answer's text. `forced`: the answer is one call."""
 
     read: bool = False
     forced: Grammar | None = None

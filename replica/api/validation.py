@@ -1,4 +1,4 @@
-"""Request bodies as typed values, and the errors that name the wrong field and say what to send instead.
+"""Request bodies as typed values, and errors that name the wrong field and state a valid value.
 
 Theory of operation. A JSON value costs some bytes to send and hundreds to hold: a body of 16 MiB could be four million texts, a
 gigabyte and many seconds. So values are counted in the bytes first (`check_size`). Then the body is parsed, by orjson, to a
@@ -24,14 +24,14 @@ Flag = Annotated[bool, Meta(description="true or false")]
 TokenIds = Annotated[list[int], Meta(description="a list of token ids (integers)")]
 MAX_IGNORED = 20  # field names in the header; a body may have thousands
 MAX_SHOWN = 200  # characters of a value in an error
-MAX_VALUES = 1 << 19  # of a body: the token ids of several long prompts
-MAX_CONTAINERS = 1 << 16  # lists and objects among them: the garbage collector stops everything to look at each
+MAX_VALUES = 1 << 19  # in a body: the token ids of several long prompts
+MAX_CONTAINERS = 1 << 16  # lists and objects among the values: the garbage collector stops all threads to traverse each
 PART = 1 << 16  # bytes
 MAX_NESTING = 250  # levels of JSON; answers have a request's values a little deeper inside
 _DEEPER = 4  # lists around a value: orjson writes 254 levels
-_looked_at = set[type]()
+_inspected = set[type]()
 _looking = threading.Lock()
-# Values with which a field asks for nothing but what is done anyway: defaults of OpenAI's, Anthropic's and vLLM's APIs.
+# Values of fields that request only the default behaviour: the defaults of OpenAI's, Anthropic's and vLLM's APIs.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("echo", "include_stop_str_in_output", "store", "use_beam_search"), (False,)),
     **dict.fromkeys(("bad_words", "documents", "functions", "include", "mcp_servers", "tools"), ([],)),
@@ -74,13 +74,14 @@ def check_size(raw: bytes) -> None:
 
 
 def signs_within(raw: bytes, limit: int, signs: bytes, part: int = PART) -> int:
-    """How many of these signs there are outside of strings: what separates and opens values. If they are more than `limit`,
-    perhaps not all. `part`: bytes that are looked at together."""
+    """Return the number of these signs outside of strings, where they separate and open values; if there are more than `limit`,
+    possibly not all of them. `part`: the bytes that are scanned in one step.
+    """
     found, outside, at = 0, True, 0
     while at < len(raw) and found <= limit:
         piece = raw[at : at + part]
         if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and len(piece) > 1:
-            piece = piece[:-1]  # which escapes what is next
+            piece = piece[:-1]  # it escapes the character after it
         at += len(piece)
         between = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
         found += _count(b'"'.join(between[0 if outside else 1 :: 2]), signs)
@@ -90,7 +91,9 @@ def signs_within(raw: bytes, limit: int, signs: bytes, part: int = PART) -> int:
 
 
 def check_texts(texts: Iterable[str], name: str) -> None:
-    """The same for texts in a body that are JSON again, all together: `check_size` takes them for texts. O(texts)."""
+    """Apply the limits of `check_size` to all texts in a body that contain JSON themselves, together: `check_size` counts such
+    a text as one value. O(texts).
+    """
     values = containers = 0
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
@@ -102,17 +105,17 @@ def check_texts(texts: Iterable[str], name: str) -> None:
 
 
 def _count(raw: bytes, signs: bytes) -> int:
-    """In parts: while bytes are counted, no other thread has the interpreter."""
+    """Count in parts: while bytes are counted, no other thread has the interpreter."""
     pieces = (raw[at : at + PART] for at in range(0, len(raw), PART))
     return sum(piece.count(sign) for piece in pieces for sign in (signs[at : at + 1] for at in range(len(signs))))
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Raises ApiError."""
+    """The JSON object in a body. Raises ApiError."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        if "limit" in error.msg:  # of its depth; what orjson calls it depends on the release
+        if "limit" in error.msg:  # the depth limit; orjson's name for it depends on the release
             raise nested_too_deeply("The body") from None
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(body, dict):
@@ -147,12 +150,12 @@ def checked(body: dict[str, Any], kind: type[T]) -> T:
 def _look_at(kind: type[msgspec.Struct]) -> None:
     """Call before a body is converted to it. msgspec looks at a type when that is used for the first time, and two threads
     that do so at the same moment end the process with a segmentation fault (0.22.0)."""
-    if kind in _looked_at:
+    if kind in _inspected:
         return
     with _looking:
         with contextlib.suppress(msgspec.ValidationError):
             msgspec.convert({}, kind)
-        _looked_at.add(kind)
+        _inspected.add(kind)
 
 
 def check_model(body: Mapping[str, Any], model: str) -> None:
@@ -169,19 +172,21 @@ def ignored_fields(body: Mapping[str, Any], supported: frozenset[str]) -> tuple[
 
 
 def asks(name: str, value: object) -> bool:
-    """Whether a field with this value asks for something. An unknown one does also with false, 0 or an empty text."""
+    """Return whether a field with this value requests non-default behaviour. An unknown field always does, also with false, 0
+    or an empty text.
+    """
     return value is not None and value not in NEUTRAL.get(name, ())
 
 
 def shown(value: object) -> str:
-    """A value of a body, for an error: its beginning, if it is long."""
+    """A value of a body for an error message, shortened if it is long."""
     text = value if isinstance(value, str) else kind_of(value)
     cut = text[:MAX_SHOWN]
     return repr(cut) if cut == text else f"{cut!r}..."
 
 
 def shortened(text: str) -> str:
-    """The beginning of a text, if it is long."""
+    """The beginning of a text if it is long, else the text."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
@@ -191,7 +196,7 @@ def kind_of(value: object) -> str:
 
 
 def _field_error(body: dict[str, Any], kind: type, message: str) -> ApiError:
-    """From msgspec's message, such as "Expected `int`, got `str` - at `$.stop_token_ids[1]`"."""
+    """The error for msgspec's message, such as "Expected `int`, got `str` - at `$.stop_token_ids[1]`"."""
     path = _PATH.search(message)
     missing = _MISSING.search(message)
     steps = _STEP.findall((path[1] if path else "") + (f".{missing[1]}" if missing else ""))

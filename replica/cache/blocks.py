@@ -1,4 +1,4 @@
-"""Which block of KV memory holds what: the block ledger of the prefix cache, used by both engines.
+"""The block ledger of the prefix cache, used by both engines: the owner, key and state of each block of KV memory.
 
 Theory of operation. KV memory is `capacity` blocks of `size` tokens, numbered from `first`; the engine owns their contents. A
 full block has a key, which stands for all tokens up to its end (`prefix.py`). Each block is in exactly one of four states:
@@ -8,12 +8,13 @@ full block has a key, which stands for all tokens up to its end (`prefix.py`). E
     cached, held    computed and shared, used by one lease or more
     cached, idle    computed and shared, used by no lease: may be evicted
 
-`reserve` holds the cached head of a prompt, takes private blocks behind it and promises others, for which room is kept; `grow`
-takes more, promised ones first; `rematch` holds what became cached meanwhile; `commit` makes computed blocks cached; `release`
-gives all back, cached blocks as idle. So a shared block counts once, however many requests are promised the rest. What a prompt
-found is counted when its lease takes the first private block: until then more may become cached. Eviction happens when a block
-is needed, one block at a time: of the idle blocks without retention, or with retention that has passed, the least recently used
-one; if there are none, the one whose retention ends first. So retention is a preference that never makes a request wait.
+`reserve` holds the cached head of a prompt, takes private blocks after it and promises others, for which room is kept; `grow`
+takes more, promised ones first; `rematch` holds blocks of the prompt that became cached meanwhile; `commit` makes computed
+blocks cached; `release` returns all blocks, cached ones as idle. So a shared block counts once, however many requests are
+promised the rest. The hits of a prompt are counted when its lease takes the first private block: until then more blocks may
+become cached. Eviction happens when a block is needed, one block at a time: of the idle blocks without retention, or with
+expired retention, the least recently used one; if there are none, the one with the earliest end of retention. So retention is
+a preference that never makes a request wait.
 
 Invariants. A cached block's parent is cached, held if the block is, and otherwise both used later and retained at least as
 long: a lease holds whole prefixes, and releases its tail first. So no block outlives its parent, and tails are evicted before
@@ -46,8 +47,9 @@ class CacheListener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class BlockLease:
-    """The blocks of one running request, in order; the first `shared` of them are cached. `promised`: how many more it may take
-    for certain. `counted`: whether its hits and misses are in the counts."""
+    """The blocks of one running request, in order; the first `shared` of them are cached. `promised`: the number of further
+    blocks that it is guaranteed. `counted`: its hits and misses are in the counts.
+    """
 
     prefix: Prefix
     keep_s: float
@@ -126,7 +128,7 @@ class BlockLedger:
 
     @property
     def spare(self) -> int:
-        """Those of them that are promised to no lease. O(1)."""
+        """Free and idle blocks that are promised to no lease. O(1)."""
         return self.room - self._promised
 
     def counts(self) -> CacheCounts:
@@ -139,9 +141,10 @@ class BlockLedger:
         return next((at for at, key in enumerate(keys) if key not in self._cached), len(keys))
 
     def reserve(self, prefix: Prefix, blocks: int, now: float, keep_s: float = 0.0, *, most: int = 0) -> BlockLease | None:
-        """Hold the cached head of a prompt, take private blocks behind it to make `blocks`, and promise more to make `most`;
-        None, and nothing changed, if they do not fit now. Its cached blocks are retained for `keep_s` after the release.
-        O(blocks log capacity)."""
+        """Hold the cached head of a prompt, take private blocks after it to make `blocks`, and promise more to make `most`.
+        Returns None, and changes nothing, if they do not fit now. The cached blocks are retained for `keep_s` after the
+        release. O(blocks log capacity).
+        """
         hits = [self._cached[key] for key in prefix.keys[: self.match(prefix.keys[: prefix.matchable])]]
         need = max(0, blocks - len(hits))
         promised = max(0, most - len(hits) - need)
@@ -164,8 +167,9 @@ class BlockLedger:
         return True
 
     def rematch(self, lease: BlockLease) -> None:
-        """Hold what has become cached of its prompt since it was reserved. Only while it has no private blocks.
-        O(new blocks)."""
+        """Hold the blocks of the lease's prompt that became cached after `reserve`. Only while the lease has no private blocks.
+        O(new blocks).
+        """
         if len(lease.blocks) > lease.shared:
             raise ValueError(f"{len(lease.blocks) - lease.shared} of its blocks may be computed already")
         keys = lease.prefix.keys[lease.shared : lease.prefix.matchable]
@@ -179,8 +183,9 @@ class BlockLedger:
         lease.shared += len(hits)
 
     def commit(self, lease: BlockLease, blocks: int) -> None:
-        """The lease's first `blocks` blocks are computed and become cached. `lease.blocks` changes where another lease has
-        computed the same block meanwhile: that one is held, this lease's is freed. O(new blocks)."""
+        """Make the lease's first `blocks` blocks cached: they are computed. `lease.blocks` changes where another lease has
+        computed the same block meanwhile: that block is held, this lease's is freed. O(new blocks).
+        """
         if blocks > min(len(lease.blocks), len(lease.prefix.keys)):
             raise ValueError(f"cannot cache {blocks} blocks of {len(lease.blocks)}, {len(lease.prefix.keys)} of them full")
         first = fresh = max(lease.shared, blocks)
@@ -202,7 +207,7 @@ class BlockLedger:
                 listener.stored(run)
 
     def release(self, lease: BlockLease, now: float) -> None:
-        """Give all blocks back; a released lease is empty. O(blocks log capacity)."""
+        """Return all blocks of a lease, which is empty afterwards. O(blocks log capacity)."""
         self._free += lease.blocks[lease.shared :]
         for key in reversed(lease.prefix.keys[: lease.shared]):
             block = self._cached[key]
@@ -250,7 +255,7 @@ class BlockLedger:
         return numbers
 
     def check(self) -> None:
-        """Prove the invariants. O(capacity)."""
+        """Assert the invariants. O(capacity)."""
         blocks = [*self._free, *(cached.block for cached in self._cached.values())]
         assert len(set(blocks)) == len(blocks), "a block is in two states"
         assert set(blocks) <= set(self._all)
@@ -269,7 +274,7 @@ class BlockLedger:
                 assert parent.keep_until >= cached.keep_until
 
     def _keep_promise(self, lease: BlockLease, blocks: int) -> None:
-        """It takes that many, or does not need them any more."""
+        """Reduce the lease's promise by `blocks`: they are taken, or no longer needed."""
         kept = min(lease.promised, blocks)
         lease.promised -= kept
         self._promised -= kept
@@ -279,7 +284,7 @@ class BlockLedger:
         cached.holders += 1
 
     def _set_idle(self, cached: _CachedBlock, now: float) -> None:
-        """A block without holders becomes idle."""
+        """Make a block without holders idle."""
         self._stamp += 1
         self._idle += 1
         cached.stamp = self._stamp
@@ -292,7 +297,7 @@ class BlockLedger:
             heapq.heappush(self._lru, (cached.stamp, cached.key))
 
     def _extend(self, lease: BlockLease, blocks: int, now: float) -> None:
-        """It takes private blocks. From the first one on, what its prompt found is final."""
+        """Give the lease private blocks. With the first one its prompt's hits and misses are final and are counted."""
         if blocks and not lease.counted:
             lease.counted = True
             self._hits += lease.shared
@@ -340,7 +345,7 @@ class BlockLedger:
 
 
 def _joined(runs: list[BlockRun]) -> Iterator[BlockRun]:
-    """Runs of one block, parents first; each one that extends the run before it is joined to it."""
+    """Runs of one block, parents first; a run that extends the run before it is joined to it."""
     cuts = [at for at, (one, two) in enumerate(pairwise(runs), 1) if two.parent != one.keys[0]]
     for begin, end in pairwise([0, *cuts, len(runs)] if runs else []):
         tokens = array("I")

@@ -1,4 +1,4 @@
-"""KV events: the contents of the prefix cache, published over ZMQ in vLLM's format, so that vLLM's followers can follow us.
+"""KV events: the contents of the prefix cache, published over ZMQ in vLLM's format, so that followers of vLLM work with it.
 
 Theory of operation. `KvEventPublisher` is a listener of the block ledger. The thread that changes the cache only queues events
 and wakes the publisher's thread by a socket. That thread takes all queued events, makes one batch of them, gives it the next
@@ -7,8 +7,8 @@ sequence number from 0, keeps it for replay (the last `buffer_steps` batches) an
 then an end marker. A restarted publisher starts at 0, by which followers notice the restart.
 
 A batch is `[seconds, events, rank]`. An event is a map with its type first (vLLM since 0.24) or an array with its type
-first (before). Block hashes are the last 8 bytes of our keys. vLLM calls the medium "GPU" whatever the memory is. Its fields of
-LoRA adapters are there, and always null: the replica has none.
+first (before). Block hashes are the last 8 bytes of our keys. The medium is "GPU", as in vLLM, for any kind of memory. The
+fields of LoRA adapters are always null: the replica has none.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from replica.cache.prefix import BlockRun, Key
 EventFormat = Literal["map", "array"]
 MEDIUM, KIND, GROUP, RANK = "GPU", "full_attention", 0, 0
 END = (-1).to_bytes(8, "big", signed=True)
-LINGER_MS = 1000  # how long closing waits until slow followers have the last batches
+LINGER_MS = 1000  # how long closing waits for slow followers to receive the last batches
 
 
 class EndpointError(Exception):
@@ -37,7 +37,7 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EventsConfig:
-    """Endpoints as in vLLM: one with a `*` or `::`, and ipc and inproc, is bound; any other is connected to."""
+    """Endpoints as in vLLM: an endpoint with `*` or `::`, and ipc and inproc, is bound; any other is connected to."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -49,7 +49,8 @@ class EventsConfig:
 
 def endpoint_of(endpoint: str, index: int) -> str:
     """The endpoint of the index-th replica of a process: the TCP port plus the index, as for vLLM's data-parallel ranks; any
-    other name with the index appended. A port that is left open stays so."""
+    other name with the index appended. An open port (`*`) stays open.
+    """
     if not endpoint.startswith("tcp://"):
         return f"{endpoint}-{index}" if index else endpoint
     host, _, port = endpoint.rpartition(":")
@@ -57,12 +58,12 @@ def endpoint_of(endpoint: str, index: int) -> str:
 
 
 def block_hash(key: Key) -> int:
-    """A key's low 64 bits."""
+    """The low 64 bits of a key."""
     return int.from_bytes(key[-8:], "big")
 
 
 def stored(run: BlockRun, size: int) -> dict[str, Any]:
-    """BlockStored, in the order of the array form."""
+    """The event BlockStored, with its members in the order of the array form."""
     # Only a sequence's first block carries its salt.
     extra = [run.scope.salt] if run.scope.salt is not None and run.parent is None else None
     return {
@@ -101,7 +102,9 @@ def encode(seconds: float, events: list[dict[str, Any]], form: EventFormat) -> b
 
 
 class KvEventPublisher:
-    """A CacheListener. Its sockets are open from its construction until `close`. Raises EndpointError."""
+    """A CacheListener that publishes KV events. Its sockets are open from its construction until `close`. The constructor
+    raises EndpointError.
+    """
 
     def __init__(self, config: EventsConfig, block_size: int, clock: Callable[[], float] = time.time) -> None:
         self.config, self._size, self._clock = config, block_size, clock
@@ -147,7 +150,7 @@ class KvEventPublisher:
         self._put(cleared())
 
     def close(self) -> None:
-        """Publish the queued events, then stop. Not to be used afterwards."""
+        """Publish the queued events, then stop. The publisher cannot be used afterwards."""
         self._closing = True
         self._wake()
         self._thread.join()

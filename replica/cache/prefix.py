@@ -22,8 +22,9 @@ class Scope:
     salt: str | None = None
 
     def root(self) -> Key:
-        """The key that the first block's key is chained to. It is hashed in another way than blocks: no salt can be chosen so
-        that its root is a block's key."""
+        """The parent key of the first block. It is hashed in another way than block keys: no salt can be chosen so that its
+        root is a block's key.
+        """
         name = b"" if self.salt is None else b"=" + self.salt.encode()
         return blake2b(name, digest_size=KEY_BYTES, person=b"scope").digest()
 
@@ -59,7 +60,7 @@ class Prefix:
             self.keys.append(chained(parent, self.tokens[end - self.size : end]))
 
     def copy(self) -> "Prefix":
-        """One that can be extended; this one must not be any more. O(1)."""
+        """A copy that can be extended; this prefix must not be extended afterwards. O(1)."""
         other = copy(self)
         other._copied = True
         return other
@@ -71,7 +72,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Newly cached blocks, each the parent of the next. `tokens` are only those of these blocks."""
+    """Newly cached blocks, each the parent of the next. `tokens`: the tokens of these blocks only."""
 
     keys: tuple[Key, ...]
     parent: Key | None

@@ -22,10 +22,10 @@ from replica.engine import SetupError
 WORDS = tuple(
     re.findall(r"\w+", "the of and to in is that for it as was with be by on not he his but at are this have from or had which")
 )
-TIMEOUT_S = 120.0  # without a byte of an answer
+TIMEOUT_S = 120.0  # between two reads of an answer
 SHORT = 64  # tokens of a short prompt
-BEGUN = 8  # tokens of each stream before a prompt joins them
-MORE_PIECES = 16  # than tokens a stream may have, such as one without text at its end
+BEGUN = 8  # tokens of each stream before a prompt is sent beside them
+MORE_PIECES = 16  # pieces of a stream beyond its tokens, such as a piece without text at its end
 
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 
@@ -57,8 +57,9 @@ class _Models(Struct):
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """When the request was sent and when the answer's pieces arrived (seconds); tokens of the prompt, cached ones, tokens of
-    the answer."""
+    """Times in seconds at which the request was sent and the pieces of the answer arrived; tokens of the prompt, cached tokens,
+    tokens of the answer.
+    """
 
     sent: float
     times: list[float]
@@ -77,12 +78,12 @@ class TimedAnswer:
 class ReplicaClient:
     """The HTTP client of one replica; enter it first. All methods raise SetupError if the replica does not answer as needed.
 
-    model, context (tokens), overhead_s (of a request without any work); block_size and kv_tokens: 0 and None if unknown.
+    model, context (tokens), overhead_s (seconds of a request without work); block_size and kv_tokens: 0 and None if unknown.
     """
 
     def __init__(self, url: str, model: str | None) -> None:
         self._url, self.model = url, model
-        self._random = random.Random()  # without a seed: no prompt may be cached from an earlier run
+        self._random = random.Random()  # unseeded: no prompt may be cached from an earlier run
         self._tokens_per_word = 1.0
         self.overhead_s = 0.0
         self.context = 0
@@ -104,7 +105,7 @@ class ReplicaClient:
         await self._http.close()
 
     async def _discover(self) -> None:
-        """The replica's model, context and cache; tokens per word, and seconds of a request without work."""
+        """Read the replica's model, context and cache; measure tokens per word, and the seconds of a request without work."""
         page = await self._get("/v1/models")
         try:
             models = {model.id: model.max_model_len for model in msgspec.json.decode(page, type=_Models).data}
@@ -137,15 +138,16 @@ class ReplicaClient:
             self.block_size, self.kv_tokens = int(size), int(size) * int(blocks)
 
     async def cached_texts(self, count: int, length: int, head: str = "") -> list[str]:
-        """New prompts that the replica has computed once, of 0.5 to 1.5 times `length` tokens, as in a mixed batch; and before
-        these, in all of them, `head`."""
+        """New prompts, already computed once by the replica, of 0.5 to 1.5 times `length` tokens, as in a mixed batch; each
+        begins with `head`.
+        """
         texts = [f"{head} {self.text(round(length * (0.5 + (at + 0.5) / count)))}".lstrip() for at in range(count)]
         for text in texts:
             await self.generate(text, 2)
         return texts
 
     async def streams(self, texts: Items[str], tokens: int, begun: asyncio.Event | None = None) -> list[TimedAnswer]:
-        """Streams at the same time; `begun` is set when each of them has its first BEGUN tokens."""
+        """Run streams at the same time; `begun` is set when each of them has its first BEGUN tokens."""
         counts = Counter[int]()
 
         def on_piece(index: int) -> None:
@@ -216,7 +218,7 @@ def _errors(url: str) -> Iterator[None]:
         raise SetupError(f"{url} is no address: http://HOST:PORT") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         raise SetupError(f"{url} does not answer: {error or type(error).__name__}") from error
-    except (ValueError, RecursionError) as error:  # no JSON, other JSON, a line without an end
+    except (ValueError, RecursionError) as error:  # invalid JSON, JSON of another form, a line without an end
         raise SetupError(f"{url} sent what is not in OpenAI's format: {_line(str(error))}") from error
 
 

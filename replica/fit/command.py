@@ -1,6 +1,6 @@
 """`warmroute replica fit URL`: the simulated engine's costs, measured on a running replica of any engine.
 
-`measure` sends the requests, `solve` fits the costs; here is the command's output. torch is not needed, scipy is.
+`measure` sends the requests, `solve` fits the costs; this module prints the result. torch is not needed, scipy is.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def _log(line: str) -> None:
 
 
 def flags_of(measured: Measurements, fit: Fit) -> dict[str, str]:
-    """The simulated engine's flags and their values; those with value 0 are left out."""
+    """The simulated engine's flags and their values, without the values 0."""
     config = fit.config
     numbers = {
         "--prefill-rate": config.prefill_rate,

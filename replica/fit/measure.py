@@ -1,10 +1,10 @@
-"""The measurements from which a replica's costs are fitted: times, and how many tokens were cached.
+"""The measurements from which a replica's costs are fitted: times, and numbers of cached tokens.
 
-Theory of operation. One thing at a time, on an otherwise idle replica: new prompts, longer and longer while they are quick;
-the same ones again; streams at the same time, whose prompts are cached so that all begin together; one prompt that is much
-longer than these, and streams that share it; a prompt beside streams. Prompts are random words, and their length is what the
-replica counts. The time of a request without any work is subtracted. All of this is one round. A machine shared with others can
-be a third faster at one moment than at the next, so rounds are most useful far apart, and every measurement counts.
+Theory of operation. One measurement at a time, on an otherwise idle replica: new prompts, longer and longer while they take
+little time; the same prompts again; streams at the same time, with cached prompts so that all begin together; one prompt that
+is much longer than these, and streams that share it; a prompt beside streams. Prompts are random words, and the replica counts
+their tokens. The time of a request without work is subtracted. These measurements are one round. A machine shared with others
+can be a third faster at one moment than at the next, so rounds are most useful far apart, and every measurement counts.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from typing import Self
 from replica.engine import SetupError
 from replica.fit.client import BEGUN, SHORT, ReplicaClient, TimedAnswer
 
-LONGEST_S = 1.5  # a prompt that took this time is the longest of a series; one of twice the length may take four times as long
-LONG_S = 1.0  # most time for a prompt of many streams
-STEPS = 24  # steps that all streams share, at least
+LONGEST_S = 1.5  # seconds of the longest prompt of a series; a prompt of twice the length may take four times as long
+LONG_S = 1.0  # seconds, at most, for a prompt of many streams
+STEPS = 24  # the fewest steps that all streams share
 MAX_STREAMS = 32
-LONGER = 4  # one more prompt is this many times as long as the longest of the series: what is cached makes contexts long
+LONGER = 4  # the length of the last prompt, as a multiple of the series' longest: cached prompts make contexts long
 PAUSE_S = 0.5  # before a new prompt: requests often arrive at an idle replica, whose first step takes longer
-LEAST_S = 1e-6  # of a first token: the subtracted overhead is an estimate
+LEAST_S = 1e-6  # the shortest time to a first token: the subtracted overhead is an estimate
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """A prompt alone: its tokens, cached ones among them, seconds to the first token."""
+    """A prompt alone: its tokens, the cached ones among them, seconds to the first token."""
 
     prompt: int
     cached: int
@@ -39,7 +39,7 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSample:
-    """`batch` streams at once, mean tokens of context of each, seconds from token to token."""
+    """`batch` streams at once, their mean context in tokens, seconds from token to token."""
 
     batch: int
     context: int
@@ -70,10 +70,10 @@ class Measurements:
 
 
 class Measurer:
-    """Enter it, then measure round by round. `log` gets a line for each measurement. All methods raise SetupError if the
-    replica does not answer as needed.
+    """Measures a replica: enter it, then call `measure` for each round. `log` gets a line for each measurement. All methods
+    raise SetupError if the replica does not answer as needed.
 
-    client: asks the replica. measured: the results of all rounds so far.
+    client: sends the requests. measured: the results of all rounds so far.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Measurer:
     ) -> None:
         self._url, self._log = url, log
         self._replica = client(url, model)
-        self._lengths: dict[int, float] = {}  # of prompts, with the seconds to the first token at the first try
+        self._lengths: dict[int, float] = {}  # by length of prompt: seconds to the first token at the first attempt
         self.measured = Measurements()
 
     async def __aenter__(self) -> Self:
@@ -98,14 +98,14 @@ class Measurer:
         await self._replica.__aexit__()
 
     async def measure(self) -> None:
-        """One round: minutes on a CPU, seconds on a GPU."""
+        """Measure one round: minutes on a CPU, seconds on a GPU."""
         await self._prefills()
         await self._decodes()
         await self._long_context()
         await self._mixed()
 
     async def _prefills(self) -> None:
-        """Prompts that are new, repeated, and extended."""
+        """Measure new, repeated and extended prompts."""
         known, length = max(self._lengths, default=0), SHORT
         while length <= known or (length < self._replica.context * 0.9 and self._lengths.get(length // 2, 0.0) < LONGEST_S):
             self._lengths.setdefault(length, await self._new_and_again(self._replica.text(length), length))
@@ -114,7 +114,7 @@ class Measurer:
         self.measured.block_size = self.measured.block_size or gcd(*hits)
 
     async def _new_and_again(self, text: str, length: int) -> float:
-        """Seconds to the first token of this prompt, which is new."""
+        """Measure a new prompt, and the same again; returns the seconds to the first token of the new one."""
         self._log(f"a new prompt of {length} tokens, and again")
         await asyncio.sleep(PAUSE_S)
         cold, warm = await self._replica.generate(text, 2), await self._replica.generate(text, 2)
@@ -133,7 +133,7 @@ class Measurer:
         return max(LEAST_S, answer.ttft - self._replica.overhead_s)
 
     async def _decodes(self) -> None:
-        """Streams at the same time: an increasing number of short ones; some long ones."""
+        """Measure streams at the same time: an increasing number of short ones; some long ones."""
         batch = 1
         while batch <= min(MAX_STREAMS, self.measured.max_batch or MAX_STREAMS):
             await self._decode(batch, SHORT)
@@ -147,15 +147,15 @@ class Measurer:
         return max((length for length, seconds in self._lengths.items() if seconds < LONG_S), default=SHORT)
 
     async def _long_context(self) -> None:
-        """A prompt that takes as long as it takes, and streams that continue it: as many as an engine runs at once, also if it
-        counts what they share for each of them.
+        """Measure a very long prompt, however long it takes, and streams that continue it: as many as an engine runs at once
+        even if it counts the shared blocks for each of them.
         """
         known, tokens = max(self._lengths), self.measured.kv_tokens or 1 << 30
         length = min(LONGER * known, self._replica.context * 3 // 4, tokens // 2)
         if length < 2 * known:
             return
         text = self._replica.text(length)
-        most_s = (length / known) ** 2 * self._lengths[known]  # if attention were all that takes time
+        most_s = (length / known) ** 2 * self._lengths[known]  # the time if all of it were attention
         self._log(f"one much longer prompt, which may take {most_s:.0f} s")
         await self._new_and_again(text, length)
         for batch in (1, 4):
@@ -169,15 +169,16 @@ class Measurer:
         gaps = [_step(answer, begin, end) for answer in answers if answer.gaps(begin, end)]
         if not gaps and batch == 1:
             raise SetupError(f"{self._url} sends its streams in one piece: the time per token cannot be measured")
-        if not gaps:  # some waited until others had finished
+        if not gaps:  # some streams waited until others had finished
             self.measured.max_batch = _most_concurrent(answers)
             return
         context = round(fmean(answer.prompt + answer.tokens / 2 for answer in answers))
         self.measured.decodes.append(DecodeSample(batch, context, fmean(gaps)))
 
     async def _mixed(self) -> None:
-        """Two long prompts, each beside a short stream; some shorter ones beside more streams. No length is a few tokens more
-        than a number of round chunks: the step of these few tokens would not be noticed."""
+        """Measure two long prompts, each beside a short stream; some shorter ones beside more streams. No length is a few
+        tokens more than a multiple of a round chunk size: the step of these few tokens would be too short to be noticed.
+        """
         longest, long = max(self._lengths), self._long()
         plan = [
             (1, SHORT, longest * 15 // 16),
@@ -191,7 +192,7 @@ class Measurer:
 
     async def _mixed_sample(self, batch: int, length: int, prompt: int) -> None:
         self._log(f"a new prompt of {prompt} tokens beside {batch} streams of {length}")
-        # Streams that the prompt does not slow must last longer than it takes.
+        # Streams that the prompt does not slow down must last longer than the prompt takes.
         step = max(sample.seconds for sample in self.measured.decodes if sample.batch <= batch)
         alone = max(sample.seconds for sample in self.measured.prefills)
         tokens = min(self._replica.context - 2 * length, 2 * STEPS + int(alone / step))
@@ -212,7 +213,8 @@ class Measurer:
 
 def long_gaps(gaps: Items[float], usual: float) -> int:
     """The number of a stream's gaps that a prompt has made longer. A step that is slow for other reasons may take twice the
-    usual time; the last of a prompt's chunks may be half as long as the others."""
+    usual time; the last of a prompt's chunks may be half as long as the others.
+    """
     limit = max(1.5 * usual, (usual * max(gaps, default=usual)) ** 0.5)
     return sum(gap > limit for gap in gaps)
 

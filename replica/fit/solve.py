@@ -1,9 +1,10 @@
 """Fits the costs of the simulated engine's steps to the measurements of a replica.
 
 Theory of operation. The size of the prefill chunk comes first: a prompt beside a stream makes as many of the stream's gaps
-long as it has chunks. With it the steps of each measurement are known, and its time is the sum of their amounts times costs
-that are the same everywhere: linear equations, solved for the smallest relative errors with no cost below zero. Engines have
-steps that do not follow this model, and machines have other work: large errors count less (Huber's loss).
+long as it has chunks. The chunk size determines the steps of each measurement, and a measurement's time is the sum of the
+amounts of work in its steps, each times a cost that is the same for all measurements: linear equations, solved for the
+smallest relative errors with no cost below zero. Engines have steps that do not follow this model, and machines have other
+work: large errors count less (Huber's loss).
 """
 
 from collections.abc import Sequence as Items
@@ -15,16 +16,16 @@ from replica.fit.measure import DecodeSample, Measurements, MixedSample, Prefill
 from replica.sim.cost import SimConfig, StepCosts, StepWork
 
 OUTLIER = 0.2  # relative errors above this count less
-TINY = 1e-3  # mean relative error that is no reason for another cost
+TINY = 1e-3  # a mean relative error so small that no further cost is added
 SIMPLER = 1.1  # a cost is left out if the mean error without it is at most this many times as large
-NEGLIGIBLE = 1e-6  # a cost that is a smaller share of every measurement's time counts as zero
+NEGLIGIBLE = 1e-6  # a cost with a smaller share of every measurement's time counts as zero
 TOLERANCES = {"ftol": 1e-14, "xtol": 1e-14, "gtol": 1e-14}
-LEAST_S = 1e-9  # of a prompt token and of a step, so that rates are finite
+LEAST_S = 1e-9  # the least time of a prompt token and of a step, so that rates are finite
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSample:
-    """One measurement and its fitted value, in seconds: to the first token, or of a decoding step."""
+    """One measurement and its fitted value, in seconds: the time to the first token, or of a decoding step."""
 
     kind: str
     what: str
@@ -51,7 +52,7 @@ class _Row:
 
 
 def solve(measured: Measurements) -> Fit:
-    """Raises SetupError if no costs fit the measurements."""
+    """Fit the costs. Raises SetupError if no costs fit the measurements."""
     chunk = chunk_of(measured.mixed)
     rows = [*(_prefill_row(sample, chunk) for sample in measured.prefills), *map(_decode_row, measured.decodes)]
     if chunk:
@@ -76,11 +77,11 @@ def solve(measured: Measurements) -> Fit:
 
 
 def chunk_of(samples: Items[MixedSample]) -> int:
-    """The roundest chunk size (tokens) that explains how many of a stream's steps each prompt has made longer; 0: none, or not
-    known.
+    """The roundest chunk size (tokens) that explains the number of a stream's steps that each prompt has made longer; 0: none,
+    or unknown.
 
     A prompt that is computed in one step only shows that a chunk is not smaller than it. A token of each stream is in a chunk,
-    too: prompts beside several streams count only if there are no others. What no chunk size explains does not count.
+    too: prompts beside several streams count only if there are no others. A sample that no chunk size explains does not count.
     """
     low, high = 0, 1 << 30
     for sample in [sample for sample in samples if sample.batch == 1] or samples:
@@ -120,7 +121,7 @@ def _decode_row(sample: DecodeSample) -> _Row:
 
 
 def _mixed_row(sample: MixedSample, chunk: int) -> _Row:
-    """Half of a running step, on average, then its own steps."""
+    """The row of a mixed sample: half of a running step, on average, then its own steps."""
     others = [sample.context] * sample.batch
     waited = tuple(amount / 2 for amount in StepWork.of((), others).amounts)
     own = _sum([StepWork.of([piece], others) for piece in _pieces(sample.prompt, 0, chunk)])
@@ -129,7 +130,7 @@ def _mixed_row(sample: MixedSample, chunk: int) -> _Row:
 
 
 def _means(rows: Items[_Row]) -> list[_Row]:
-    """The mean of repeated measurements: it is what many requests take, whatever else the machine did."""
+    """The mean of repeated measurements: the mean is the expected time of a request on a machine with other work."""
     groups = dict[tuple[str, str], list[_Row]]()
     for row in rows:
         groups.setdefault((row.kind, row.what), []).append(row)
@@ -141,9 +142,10 @@ def _sum(steps: Items[StepWork]) -> tuple[float, ...]:
 
 
 def _costs(rows: Items[_Row]) -> StepCosts:
-    """Attention pairs that are not needed cost nothing if the measurements can be explained as well without: where contexts are
-    longer than those measured there are very many of them. And they cost at most as much as the others: if the fit has them
-    cost more, all cost the same."""
+    """The costs with the smallest errors. Attention pairs that are not needed cost nothing if the measurements can be explained
+    as well without: contexts longer than the measured ones have very many of them. And they cost at most as much as the others:
+    if the fit has them cost more, all cost the same.
+    """
     amounts, seconds = [row.amounts for row in rows], [row.seconds for row in rows]
     found, without = _fitted(amounts, seconds), _fitted([row[:-1] for row in amounts], seconds)
     costs = StepCosts(*found)
@@ -158,7 +160,7 @@ def _costs(rows: Items[_Row]) -> StepCosts:
 
 
 def _error(costs: Items[float], rows: Items[tuple[float, ...]], seconds: Items[float]) -> float:
-    """The mean relative error of all measurements. `rows`: of each the amounts, of which the last may have no cost."""
+    """The mean relative error of all measurements. `rows`: the amounts of each; the last amount may have no cost."""
     times = (sum(cost * amount for cost, amount in zip(costs, row, strict=False)) for row in rows)
     return fmean(abs(time / taken - 1) for time, taken in zip(times, seconds, strict=True))
 
@@ -181,5 +183,5 @@ def _fitted(rows: Items[tuple[float, ...]], seconds: Items[float]) -> list[float
         f_scale=OUTLIER,
         **TOLERANCES,
     ).x
-    # The solver stays inside the bounds: a cost that explains nothing of any measurement is zero.
+    # The solver stays inside the bounds: a cost that explains no measurement is zero.
     return [float(cost) for cost in numpy.where(found < NEGLIGIBLE, 0.0, found) / scales]

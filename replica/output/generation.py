@@ -17,8 +17,9 @@ from replica.output.transcript import PlacedScore, Transcript
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one choice, and the tokens drawn for it. `stop_reason` is the stop string or the stop token id that ended
-    it, as in vLLM."""
+    """New text of one choice, and the tokens drawn for it. `stop_reason`: the stop string or the stop token id that ended it,
+    as in vLLM.
+    """
 
     text: str
     tokens: list[int] = field(default_factory=list)
@@ -29,8 +30,9 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens of a request, or of one of its answers. `cached_tokens` of the prompt were not computed again (None: not
-    reported)."""
+    """Tokens of a request, or of one of its answers. `cached_tokens`: tokens of the prompt that were found in the cache (None:
+    not reported).
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,7 +41,7 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """Prompt tokens, those of them found in the cache; seconds from arrival to first token, in the queue, in prefill."""
+    """Prompt tokens, and how many were found in the cache; seconds from arrival to first token, in the queue, in prefill."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -50,8 +52,9 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnd:
-    """`reason` is a finish reason, "abort" (the client left) or "error". Seconds from arrival to end; from first to last
-    token, and of decoding tokens to text (None: there was no token)."""
+    """`reason`: a finish reason, "abort" (the client left) or "error". Seconds from arrival to end, from first to last token,
+    and of decoding tokens to text (None: there was no token).
+    """
 
     reason: str
     total_s: float
@@ -72,9 +75,9 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How tokens become an answer's text: stop strings, whether special tokens have text, a text to begin with.
+    """Options for an answer's text: stop strings, whether special tokens have text, a text to begin with.
 
-    `coalesce_s`: for how long text is collected before it is returned, except for the first."""
+    `coalesce_s`: how long text is collected before it is returned, except for the first."""
 
     stops: tuple[str, ...] = ()
     special: bool = False
@@ -83,7 +86,9 @@ class TextOptions:
 
 
 class Generation:
-    """`next` until a delta has a finish reason; `close` exactly once, in any case. `began` is when the request arrived."""
+    """One answer in progress: call `next` until a delta has a finish reason, and `close` exactly once, in any case. `began`:
+    when the request arrived.
+    """
 
     def __init__(self, engine: Engine, observer: Observer, request: EngineRequest, options: TextOptions, began: float) -> None:
         self._observer, self._began, self._coalesce_s = observer, began, options.coalesce_s
@@ -93,7 +98,7 @@ class Generation:
         self._detokenised_s = 0.0
         self._first_at = self._last_at = 0.0
         self.completion_tokens = 0
-        self.reason = "abort"  # until there is a better one
+        self.reason = "abort"  # until the answer ends otherwise
         self._submitted_at = _now()
         self.sequence: Sequence = engine.submit(request)
 
@@ -122,7 +127,7 @@ class Generation:
             text, scores = text + rest, scores + more
         text, self._echo = self._echo + text, ""
         if self._transcript.matched is not None:
-            # Tokens behind the stop string are none of the answer's: how many have come with it depends on the moment.
+            # Tokens after the stop string are not part of the answer: their number depends on timing.
             tokens = new.tokens[: self._transcript.pushed - before]
             return Delta(text, tokens, scores, "stop", self._transcript.matched)
         return Delta(text, new.tokens, scores, new.finish, new.end_token if new.end_token in self._stop_tokens else None)
@@ -142,8 +147,9 @@ class Generation:
 
 
 class Choices:
-    """The generations of a request with `prompts` prompts, the i-th answer to the k-th prompt at index k * n + i; `make`
-    begins one of them. `close` exactly once."""
+    """The generations of a request with `prompts` prompts, the i-th answer to the k-th prompt at index k * n + i; `make` begins
+    one of them. `close` exactly once.
+    """
 
     def __init__(self, make: Callable[[int], Generation], prompts: int, n: int) -> None:
         self._make, self._firsts, self._n = make, range(0, prompts * n, n), n
@@ -151,11 +157,15 @@ class Choices:
         self._all: dict[int, Generation] = {}
 
     def deltas(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
-        """Begin; yields the deltas that have come, each with its choice's index. The caller closes the generator."""
+        """Begin the generations; yields the deltas as they come, each with its choice's index. The caller closes the
+        generator.
+        """
         return self._only() if self.count == 1 else self._many()
 
     async def _begin(self, indices: Iterable[int]) -> None:
-        """What takes milliseconds for a long prompt takes seconds for a hundred: others have their turn between two of them."""
+        """Begin these generations, and let other tasks run between two of them: beginning one takes milliseconds for a long
+        prompt, so a hundred would take a good part of a second.
+        """
         for index in indices:
             self._all[index] = self._make(index)
             await asyncio.sleep(0)
@@ -180,7 +190,7 @@ class Choices:
                         yield deltas
                     await asyncio.gather(*done)  # raises
                 pending |= self._next(index for index, delta in deltas if delta.finish is None)
-                yield deltas  # before others begin, which takes long where they are many
+                yield deltas  # before the others begin, which takes long if there are many
                 for index, _ in deltas:
                     pending |= self._next(await self._begin_others(index))
         finally:
@@ -189,11 +199,11 @@ class Choices:
             await asyncio.gather(*pending, return_exceptions=True)
 
     def _next(self, indices: Iterable[int]) -> dict[asyncio.Future[Delta], int]:
-        """Their next deltas, as they will come."""
+        """The futures of the next deltas of these choices."""
         return {asyncio.ensure_future(self._all[index].next()): index for index in indices}
 
     async def _begin_others(self, index: int) -> range:
-        """If this is the first delta of a prompt's first answer: begin the prompt's other answers."""
+        """Begin the prompt's other answers if this is the first delta of its first answer."""
         begun = index not in self._firsts or index + 1 in self._all
         others = range(0) if begun else range(index + 1, index + self._n)
         await self._begin(others)
@@ -219,7 +229,7 @@ class Choices:
                 generation.reason = "error"
 
     def close(self) -> None:
-        for generation in reversed(self._all.values()):  # the last ones may still be waiting for the first ones' room
+        for generation in reversed(self._all.values()):  # the last ones may still be waiting for the blocks of the first ones
             generation.close()
 
 

@@ -1,4 +1,4 @@
-"""Stop strings: where an answer's text is cut, however the text arrives."""
+"""Stop strings: the end of an answer's text, independent of the pieces in which the text arrives."""
 
 
 class StopStrings:
@@ -15,7 +15,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Add text; returns what can no longer be part of a stop string. O(held + text per stop string)."""
+        """Add text; returns the text that can no longer be part of a stop string. O(held + text per stop string)."""
         if self.matched is not None or not self._searches:
             return "" if self.matched is not None else text
         known, text = len(self._held), self._held + text
@@ -35,17 +35,18 @@ class StopStrings:
 
 
 class _Search:
-    """How much of a stop string a text ends in (`begun` characters), as Knuth, Morris and Pratt have it: no character is looked
-    at again, whatever the stop string is."""
+    """An incremental search for one stop string (Knuth, Morris and Pratt): `begun` is the number of its characters that the
+    text ends with. Each character is read once.
+    """
 
     def __init__(self, stop: str) -> None:
         self.stop, self.begun = stop, 0
-        self._shorter = [0]  # of the first n + 1 characters: how many of the last ones are the first ones, too
+        self._shorter = [0]  # for each prefix: the length of its longest proper suffix that is also a prefix
         for character in stop[1:]:
             self._shorter.append(self._next(self._shorter[-1], character))
 
     def read(self, character: str) -> bool:
-        """Whether the stop string is complete with it. Amortised O(1)."""
+        """Add a character; returns whether it completes the stop string. Amortised O(1)."""
         self.begun = self._next(self.begun, character)
         return self.begun == len(self.stop)
 

@@ -1,13 +1,13 @@
-"""Tool calls in an answer's text, in the form that Hermes began and the templates of Qwen ask for:
+"""Tool calls in an answer's text, in the form that Hermes introduced and Qwen's templates request:
 
     <tool_call>
     {"name": "find", "arguments": {"what": "it"}}
     </tool_call>
 
-Theory of operation. Text goes in, piece by piece; text that may be sent and complete calls come out, in order. From
-`<tool_call>` on text is held until the call is complete. What does not become a call (other JSON, no end) comes out as the text
-that it is, so nothing that a model writes is lost. A call that only lacks its end tag at the answer's end is one. White space
-around calls is dropped: templates write their own there. The parts do not depend on how the text was split.
+Theory of operation. Text goes in, piece by piece; text that may be sent and complete calls come out, in order. Text from
+`<tool_call>` on is held until the call is complete. If it does not become a call (other JSON, no end), it comes out as text, so
+no text of a model is lost. A call that only lacks its end tag at the answer's end counts as a call. White space around calls
+is dropped: templates write their own there. The parts do not depend on how the text was split.
 """
 
 from dataclasses import dataclass
@@ -29,15 +29,16 @@ Part = str | ToolCallText
 
 
 class ToolCallReader:
-    """`push` text as it comes, then `finish` once. A `push` is O(its text + what is held), and searches only the new part of an
-    unfinished call."""
+    """Call `push` with text as it arrives, then `finish` once. A `push` is O(text + held text), and searches only the new part
+    of an unfinished call.
+    """
 
     def __init__(self) -> None:
         self._held = ""
-        self._inside = False  # `_held` begins behind OPEN
+        self._inside = False  # `_held` begins after OPEN
         self._searched = 0  # characters of `_held` in which CLOSE does not begin
         self._gap = ""  # the white space before OPEN
-        self._after_call = False  # nothing but white space since a call
+        self._after_call = False  # only white space since a call
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -47,7 +48,7 @@ class ToolCallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """The held-back rest."""
+        """The parts in the held text."""
         held, self._held = self._held, ""
         if not self._inside:
             return [] if self._after_call and not held.strip() else [held] if held else []
@@ -75,7 +76,7 @@ class ToolCallReader:
             text, self._gap = _split_end(text)
             self._add(parts, text)
             return True
-        # What may be the beginning of a tag, and white space that may be before one, stay.
+        # A possible beginning of a tag, and the white space before it, stay held.
         ready, _ = _split_end(text[: len(text) - _begun(text)])
         self._held = text[len(ready) :]
         self._add(parts, ready)
@@ -90,7 +91,7 @@ class ToolCallReader:
 
 
 def parts_of(text: str) -> list[Part]:
-    """A whole answer's parts; neighbouring texts are one."""
+    """A whole answer's parts, with neighbouring texts joined."""
     reader = ToolCallReader()
     parts: list[Part] = []
     for part in reader.push(text) + reader.finish():
@@ -102,7 +103,7 @@ def parts_of(text: str) -> list[Part]:
 
 
 def call_of(body: str) -> ToolCallText | None:
-    """The call between the tags, None if it is none. Arguments may be missing, an object, or an object as JSON text."""
+    """The call between the tags, None if it is invalid. Arguments may be missing, an object, or an object as JSON text."""
     try:
         value = orjson.loads(body)
         arguments = value.get("arguments") or {} if isinstance(value, dict) else None
@@ -110,18 +111,18 @@ def call_of(body: str) -> ToolCallText | None:
             arguments = orjson.loads(arguments)
         if not isinstance(arguments, dict) or not isinstance(value["name"], str) or not value["name"]:
             return None
-        orjson.dumps([[[[arguments]]]])  # as deep as it gets in an answer
+        orjson.dumps([[[[arguments]]]])  # the nesting of the arguments in an answer
         return ToolCallText(value["name"], orjson.dumps(arguments).decode())
     except (orjson.JSONDecodeError, orjson.JSONEncodeError, KeyError):
         return None
 
 
 def _split_end(text: str) -> tuple[str, str]:
-    """A text without the white space at its end, and that."""
+    """A text without the white space at its end, and that white space."""
     rest = text.rstrip()
     return rest, text[len(rest) :]
 
 
 def _begun(text: str) -> int:
-    """Length of the longest end of the text that begins OPEN."""
+    """The length of the longest suffix of the text that is a prefix of OPEN."""
     return next((size for size in range(min(len(text), len(OPEN) - 1), 0, -1) if OPEN.startswith(text[-size:])), 0)

@@ -1,4 +1,4 @@
-"""One answer's text, piece by piece, with the scores of the tokens that it consists of.
+"""One answer's text, piece by piece, with the scores of its tokens.
 
 Tokens go in, text that may be sent comes out. A token's score comes out with the first character of its text, so the scores
 of text that a stop string cut off never do. Scores of tokens without text (half a character, the end token) come with the
@@ -22,7 +22,7 @@ class PlacedScore:
 
 
 class Transcript:
-    """`push` new tokens as they come, then `finish` once, unless a stop string was `matched`. O(tokens).
+    """Call `push` with new tokens as they come, then `finish` once, unless a stop string was `matched`. O(tokens).
 
     The text of the first `min_tokens` tokens is not searched for stop strings.
     """
@@ -30,8 +30,8 @@ class Transcript:
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int = 0) -> None:
         self._detokenizer, self._stops = detokenizer, StopStrings(stops)
         self._searched = bool(stops)
-        self._unsearched = min_tokens if stops else 0  # tokens to come whose text cannot end the answer
-        self.pushed = 0  # tokens, up to the one that completed a stop string
+        self._unsearched = min_tokens if stops else 0  # further tokens whose text cannot end the answer
+        self.pushed = 0  # tokens, up to the token that completed a stop string
         self._decoded = self._sent = 0  # characters
         self._scores: deque[PlacedScore] = deque()
 
@@ -41,7 +41,7 @@ class Transcript:
         return self._stops.matched
 
     def push(self, tokens: list[int], scores: Sequence[TokenScore] = ()) -> tuple[str, list[PlacedScore]]:
-        """`scores`: empty, or one per token; an additional one is that of an end token, which has no text."""
+        """`scores`: empty, or one per token; an additional score is that of an end token, which has no text."""
         if not scores and not self._searched:
             return self._text(tokens), []
         text = ""
@@ -67,7 +67,7 @@ class Transcript:
         return self._count_sent(text), self._due()
 
     def _text(self, tokens: list[int]) -> str:
-        """The text of these tokens that may be sent. Only one at a time where there are stop strings."""
+        """The text of these tokens that may be sent. With stop strings, pass one token at a time."""
         if not tokens:
             return ""
         text = self._detokenizer.push(tokens)

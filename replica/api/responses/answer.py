@@ -26,7 +26,7 @@ Item = dict[str, Any]
 
 
 class ResponseAnswer:
-    """An `Encoder`. `echo`: the fields of the response that repeat the request. `tools`: calls are read out of the text."""
+    """An `Encoder`. `echo`: the fields of the response that repeat the request. `tools`: calls are parsed from the text."""
 
     def __init__(self, echo: Mapping[str, Any], context: AnswerContext, *, tools: bool = False) -> None:
         self._echo, self._context = echo, context

@@ -1,9 +1,9 @@
 """The items of a Responses request as the engine's chat messages.
 
-Theory of operation. The result is what a client of chat completions would have sent, so both have the same tokens and share
-their cache: `instructions` are a system message, the role developer is the role system, as in vLLM. What one answer consists of
-(a text, calls) are items of their own here and one message there: a `function_call` joins the assistant's message before it.
-Reasoning goes with the assistant's message behind it as `reasoning_content`, for templates that print it; encrypted reasoning
+Theory of operation. The result is the same as from a client of chat completions, so both have the same tokens and share
+their cache: `instructions` are a system message, the role developer is the role system, as in vLLM. The parts of one answer
+(a text, calls) are separate items here and one message there: a `function_call` joins the assistant's message before it.
+Reasoning goes with the assistant's message after it as `reasoning_content`, for templates that print it; encrypted reasoning
 and summaries are left out.
 """
 

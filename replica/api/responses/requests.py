@@ -1,8 +1,8 @@
 """Bodies of OpenAI's Responses API in, checked `GenerationRequest`s out.
 
-A replica stores nothing, so each request brings its whole input, and what refers to stored state is refused, as vLLM does with
-its store off; `store` is accepted and has no effect. A gateway can keep the state. A field that is known and not supported
-(`reasoning`, `include`, `text.verbosity`, ...) is no error: it is listed for the header `x-warmroute-ignored`, as are tools
+A replica stores nothing: each request brings its whole input, and references to stored state are refused, as by vLLM with
+its store off; `store` is accepted and has no effect. A gateway can keep the state. A known field without support
+(`reasoning`, `include`, `text.verbosity`, ...) is no error: it is listed in the header `x-warmroute-ignored`, as are tools
 that are not functions, and the list of tools in a `tool_choice`. `cache_salt`, `cache_retention`, `seed`, `top_k` and
 `ignore_eos` are as in chats.
 """
@@ -49,7 +49,7 @@ class NamedFunction(Struct, kw_only=True):
 
 
 class ResponsesPromptFields(Struct, kw_only=True):
-    """The fields that the prompt is made from, which is all that input_tokens reads."""
+    """The fields that the prompt is made from: input_tokens reads only these."""
 
     model: Any = None
     input: Annotated[Text | Items, Meta(description="a string or a list of items, not empty")]
@@ -121,7 +121,7 @@ def parse_count(raw: bytes, model: str) -> RequestPrompt:
 
 
 def no_such_response(name: str, param: str = "response_id") -> ApiError:
-    """The error for an id of a stored response: here is none."""
+    """The error for the id of a stored response: a replica stores none."""
     return ApiError(404, f"Response with id '{name[:128]}' not found. {_STATE}", param, "response_not_found")
 
 
@@ -153,7 +153,7 @@ def _functions(fields: ResponsesPromptFields) -> list[dict[str, Any]]:
 
 
 def _ignored_within(body: dict[str, Any], fields: ResponsesFields) -> tuple[str, ...]:
-    """What is not honoured of the fields that are."""
+    """The names of the unsupported parts of supported fields."""
     kinds = {tool["type"] for tool in fields.tools or []} - {"function"}
     inner: dict[str, Any] = {f"tools.{kind}": True for kind in kinds}
     inner |= {f"text.{name}": value for name, value in (body.get("text") or {}).items() if name != "format"}
