@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.cluster.reload import FIXED, FIXED_PARTS
+from gateway.config.hints import FIXED
 from gateway.config.parse import ConfigError
 from gateway.config.schema import Config
+from gateway.config.sections import marked
+from gateway.features.table import WholeConfig
 from tests.deploy.helm import CHART, ONE_REPLICA, Helm, UniqueKeys, changed, container, pod, validate
 from tests.support.configs import load
 from tests.support.tools import ROOT, tool
@@ -388,7 +390,10 @@ def template(helm: Helm, values: Mapping[str, Any]) -> Any:
 
 def test_the_pods_are_rolled_by_what_they_cannot_reload_and_nothing_else(helm: Helm) -> None:
     first = template(helm, ONE_REPLICA)
-    for key in (*FIXED, *(f"{section}.{name}" for section, names in FIXED_PARTS.items() for name in names)):
+    fixed = list[str]()
+    for name, parts in marked(WholeConfig, FIXED):
+        fixed += [name] if parts is True else [f"{name}.{part}" for part in parts]
+    for key in fixed:
         if key not in ("listen", "metrics_listen", "admin_key"):  # the chart's own, and the Secret's
             value = OTHER_VALUES[key]
             assert template(helm, changed(ONE_REPLICA, f"config.{key}", value)) != first, key
