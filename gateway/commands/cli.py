@@ -70,12 +70,13 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="warmroute", description="A prefix-cache-aware load-balancing gateway for LLM replicas.", allow_abbrev=False
     )
+    parser.set_defaults(parser=parser)  # until a command has set its own
     parser.add_argument("--version", action="version", version=f"warmroute {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     called = next((argument for argument in arguments if not argument.startswith("-")), "")
     for name, text, place in chain(COMMANDS, *(feature.commands for feature in FEATURES.values())):
         command = commands.add_parser(name, help=text, allow_abbrev=False)
-        if name == called:
+        if name == called and place:
             module = import_module(place)
             command.description = module.DESCRIPTION
             command.set_defaults(command=module.run, parser=command)

@@ -59,6 +59,21 @@ def test_an_unknown_flag_is_answered_with_the_usage_of_its_command(capsys: pytes
     assert error == "warmroute status: error: unrecognized arguments: --unknown"
 
 
+@pytest.mark.parametrize("command", ["status", "replica"])
+def test_an_unknown_flag_before_a_command_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--unknown", command])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith("error: unrecognized arguments: --unknown\n")
+
+
+def test_help_lists_the_commands_of_features(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert {"serve", "replica", "keys", "usage", "record", "doctor"} <= set(capsys.readouterr().out.split())
+
+
 def test_a_taken_port_is_a_clear_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
