@@ -1,4 +1,4 @@
-"""For all tests: signals, the end of what hangs, hypothesis profiles by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
+"""For all tests: signals, time limits, and hypothesis profiles by HYPOTHESIS_PROFILE (CONTRIBUTING.md lists them)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what `tests.support.tiers.gate` leaves to the nightly tier. Refuses cases that no test has (any more)."""
+    """Marks the cases that `tests.support.tiers.gate` leaves to the nightly tier. Refuses patterns without a matching case."""
     unseen = dict[str, set[str]]()
     for item in items:
         function, bracket, case = item.nodeid.removesuffix("]").partition("[")
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Iterator[None]:
-    """No collection of garbage looks at the tests and at what they import: there are millions of objects."""
+    """Excludes the tests and their imports from garbage collection, because they have millions of objects."""
     gc.disable()
     try:
         return (yield)
@@ -67,7 +67,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What gateways keep by default (snapshots, responses) does not go into the user's folder, nor come from it."""
+    """Keeps files that gateways write by default (snapshots, responses) out of the user's folder."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
@@ -79,8 +79,8 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Ends the process where a test's end hangs: an event loop waits for its threads, for ever if one does. Nobody else does
-    so if the test has failed: pytest-timeout has given its signal, and pytest has cancelled faulthandler_timeout.
+    """Ends the process if a test's end hangs: an event loop waits for its threads, possibly for ever. After a failed test
+    nothing else would: pytest-timeout has given its signal, and pytest has cancelled faulthandler_timeout.
     """
     config = item.config
     faulthandler.dump_traceback_later(float(config.getini("faulthandler_timeout")), exit=True, file=config.stash[_STDERR])

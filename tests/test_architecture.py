@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md and the pages in docs/ promise about the code, held by a machine."""
+"""Checks the statements of ARCHITECTURE.md and the pages in docs/ about the code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @pytest.fixture(autouse=True, scope="module")
 def _trees_go() -> Iterator[None]:
-    """Whatever else this process tests does not collect garbage among a million nodes."""
+    """Drops a million nodes, which would slow down garbage collection in later tests."""
     yield
     tree_of.cache_clear()
 
@@ -92,7 +92,7 @@ def test_modules_hold_no_mutable_state() -> None:
 
 
 def is_mutable(node: ast.stmt) -> bool:
-    """Whether a module's statement makes a container that is neither a constant nor typed as one that nobody changes."""
+    """True if a module's statement makes a container that is neither a constant nor typed as immutable."""
     value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
     names = [target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)]
     if not isinstance(value, ast.List | ast.Dict | ast.Set) or names == ["__all__"]:
@@ -117,7 +117,7 @@ def private(name: str) -> bool:
 
 
 def patched(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """(line, what) of what a test puts in the place of a part of the product, or takes from its insides by name."""
+    """(line, name) of each part of the product that a test replaces, or private name that it uses."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in PATCHES:
@@ -280,7 +280,7 @@ WRITTEN = [
 
 
 def named(pattern: str) -> Iterator[tuple[str, str]]:
-    """(the file's name, what it names) for all that is written about files."""
+    """(the file's name, the mentioned name) for all mentions of files."""
     return ((name_of(path), name) for path in sorted(WRITTEN) for name in set(re.findall(pattern, text_of(path))))
 
 

@@ -1,4 +1,4 @@
-"""Tests that hang end, whatever they wait for; the cases of a matrix that the gate has are there."""
+"""Hanging tests end; the gate's cases of a matrix exist."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_gate_has_the_cases_that_a_test_names(tmp_path: Path) -> None:
 
 
 def pytested(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """pytest with these tests' conftest, on files that are elsewhere."""
+    """Runs pytest with this conftest on other files."""
     plain = ["-c", ROOT / "pyproject.toml", "-p", "tests.conftest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command = [sys.executable, "-m", "pytest", *plain, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

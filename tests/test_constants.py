@@ -1,4 +1,4 @@
-"""Constants that two rooms need which must not import each other."""
+"""Equality of constants in two rooms that must not import each other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which room may import which: one table for each package, held over the syntax tree, imports for type checking included.
+"""Permitted imports between rooms: one table per package, checked on the syntax tree, including imports for type checking.
 
-A room is a folder below a package, or one of its modules. A room imports lower layers only, and a module
-none that leads back to it. The core imports no feature.
+A room is a folder below a package, or one of its modules. A room imports lower layers only, and no module that leads back to
+it. The core imports no feature.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(module: str) -> tuple[str, ...]:
-    """All that it imports, as dotted names of modules where they are ours."""
+    """All imports of a module, as dotted names of modules if they are ours."""
     return tuple(_imports(ast.parse(modules()[module].read_text("utf-8"))))
 
 
@@ -108,13 +108,13 @@ def room(module: str) -> str:
 
 
 def feature(module: str) -> str:
-    """The feature that a module belongs to, "": none."""
+    """The feature of a module; "": none."""
     parts = module.split(".")
     return parts[2] if module.startswith("gateway.features.") and module not in TABLE else ""
 
 
 def ours(module: str) -> Iterator[str]:
-    """Other modules of the same package that it imports; not the package itself."""
+    """Imported modules of the same package, except for the package itself."""
     return (
         name
         for name in imports(module)
@@ -189,7 +189,7 @@ def test_what_only_some_may_import() -> None:
 
 
 def faults(module: str, path: str) -> Iterator[str]:
-    """Imports that this module may not have."""
+    """Forbidden imports of this module."""
     tops = {name.partition(".")[0] for name in imports(module)}
     yield from (
         f"below {place}: {sorted(tops & names)}"

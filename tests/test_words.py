@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from scripts import structure_words
+from scripts.structure_source import Source
 from tests.support.paths import ROOT
 
 SOURCES = sorted(path for package in ("router", "gateway", "replica") for path in (ROOT / package).rglob("*.py"))
@@ -69,3 +71,19 @@ def test_names_of_classes_are_nouns() -> None:
 def test_a_public_class_has_a_name_of_its_own() -> None:
     counts = Counter(name for name, _ in classes() if not name.startswith("_"))
     assert not {name: [place for other, place in classes() if other == name] for name, count in counts.items() if count > 1}
+
+
+# Folders whose docstrings and comments have nouns in place of relative clauses.
+PLAIN = ("gateway/features/",)
+
+
+def test_docstrings_and_comments_name_their_subject() -> None:
+    source = Source(ROOT)
+    found = [(file, line) for file, line in structure_words.docstrings_that_begin_badly(source) if file.startswith(PLAIN)]
+    clauses = structure_words.clauses(source)
+    found += [(file, phrase) for phrase, files in clauses.items() for file in files if file.startswith(PLAIN)]
+    assert not found
+
+
+def test_plain_folders_have_no_class_that_is_a_bare_word() -> None:
+    assert not [(name, place) for name, place in classes() if place.startswith(PLAIN) and structure_words.is_bare(name)]

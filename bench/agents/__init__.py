@@ -1,1 +1,1 @@
-"""Coding agents' traffic through a gateway: chat, Messages and Responses side by side."""
+"""Coding agents' traffic through a gateway: chat, Messages and Responses in parallel."""

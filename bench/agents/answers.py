@@ -1,9 +1,9 @@
-"""Answers in the form of each API, whole and as events, as vLLM was recorded to write them.
+"""Answers in the format of each API, whole and as events, as recorded from vLLM.
 
-A stream is `opening` (before the prompt is computed), `first`, `piece` for each piece of the text, `ending`. Usage is told
-differently by each: chat counts all prompt tokens and, beside them, those that were cached; Messages splits them in uncached,
-created and read ones, but says all of them in the first event of a stream (llama.cpp has it the other way round: split in the
-first event, none in the last); Responses is as chat, in the last event.
+A stream is `opening` (before the prompt is computed), `first`, `piece` for each piece of the text, `ending`. The APIs report
+usage differently. Chat counts all prompt tokens and, separately, the cached ones. Messages splits them in uncached, created and
+read ones, but counts all of them in the first event of a stream (llama.cpp does the opposite: split in the first event, no
+counts in the last). Responses is like chat, in the last event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Event = dict[str, Any]
 
 
 class Usage(NamedTuple):
-    """Tokens. prompt: all of them."""
+    """Tokens. prompt: all prompt tokens."""
 
     prompt: int
     cached: int
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Of one answer. body: the request's. splits_first: Messages tells usage as llama.cpp does."""
+    """The request of an answer. body: of the request. splits_first: Messages reports usage like llama.cpp."""
 
     identity: str
     body: Mapping[str, Any]
@@ -46,7 +46,7 @@ class About:
 
 
 class Writer(Protocol):
-    """One answer's writer."""
+    """Writes one answer."""
 
     def opening(self) -> Iterator[bytes]: ...
     def first(self, usage: Usage) -> Iterator[bytes]: ...

@@ -1,6 +1,6 @@
-"""What agents say, whatever API they say it by: a head that all share, a task, calls of tools, their results.
+"""Conversations of agents, independent of the API: a common head, a task, calls of tools, their results.
 
-Texts follow from the seed. Every turn's own text has a tag, `[turn 7.3]`, by which the stand-ins know it again.
+Texts follow from the seed. Every turn's own text has a tag, `[turn 7.3]`, by which the stand-ins recognise it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The same in all conversations. tools: name, description, parameters."""
+    """The common head of all conversations. tools: name, description, parameters."""
 
     tools: tuple[tuple[str, str, dict[str, Any]], ...]
     system: tuple[str, ...]  # pieces, which follow each other directly
@@ -49,7 +49,7 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of a call."""
+    """The result of a call."""
 
     identity: str
     text: str
@@ -84,7 +84,7 @@ def _tools(chance: random.Random, size: int) -> Iterator[tuple[str, str, dict[st
 
 @dataclass(slots=True)
 class Dialogue:
-    """One conversation so far. sent: the entries that a server knows that keeps state; previous: its last answer's id."""
+    """One conversation so far. sent: the entries known to a server that stores state. previous: the id of its last answer."""
 
     number: int
     shape: Shape

@@ -1,9 +1,9 @@
-"""A modelled engine: a bounded prefix cache, one prefill after the other, sequences that decode side by side.
+"""A modelled engine: a bounded prefix cache, one prefill after the other, parallel decoding.
 
-A prompt waits for its turn (first come, first served; no more than `batch` sequences run), is looked up when its prefill
-begins, and takes `uncached tokens / prefill_rate` seconds; then each token of the answer takes `1 / decode_rate`. The cache
-keeps whole blocks and forgets the least recently used, of one prompt its end first. Other than in an engine, blocks of a
-sequence that runs may be forgotten: it matters only where the running prompts alone fill the cache.
+A prompt waits for its turn (first come, first served; at most `batch` sequences run), is looked up when its prefill begins, and
+takes `uncached tokens / prefill_rate` seconds. Then each token of the answer takes `1 / decode_rate`. The cache stores whole
+blocks and evicts the least recently used ones, of one prompt its end first. Unlike in an engine, blocks of a running sequence
+may be evicted. This matters only if the running prompts alone fill the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 16  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Rates in tokens per second (decode: of a sequence); kv_tokens: what the cache holds."""
+    """Rates in tokens per second (decode: of a sequence). kv_tokens: capacity of the cache."""
 
     kv_tokens: int = 1_000_000
     prefill_rate: float = 10_000.0
@@ -33,7 +33,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt that was prefilled. tag: which turn it was; prompt, cached: tokens; wait: seconds to its first token."""
+    """A prefilled prompt. tag: of its turn. prompt, cached: tokens. wait: seconds to its first token."""
 
     replica: int
     tag: str
@@ -52,7 +52,7 @@ class Clock(Protocol):
 
 
 class LoopClock:
-    """The event loop's."""
+    """The event loop's clock."""
 
     def time(self) -> float:
         return asyncio.get_running_loop().time()
@@ -71,7 +71,7 @@ def block_keys(prompt: bytes) -> list[bytes]:
 
 
 class PrefixCache:
-    """Blocks by their keys; the one that is forgotten next comes first."""
+    """Blocks by their keys; the next one to be evicted is first."""
 
     def __init__(self, kv_tokens: int) -> None:
         self._most = kv_tokens // BLOCK
@@ -99,7 +99,7 @@ class PrefixCache:
 
 @dataclass(slots=True)
 class Counters:
-    """What it reports of itself; tokens."""
+    """The engine's reported counters, in tokens."""
 
     running: int = 0
     waiting: int = 0
@@ -110,7 +110,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Prefilled:
-    """A prompt whose prefill is done: tokens of it, of these cached, and those that were new to the cache, in whole blocks."""
+    """A prefilled prompt: its tokens, the cached ones, and the new ones in the cache, in whole blocks."""
 
     prompt: int
     cached: int
@@ -120,7 +120,7 @@ class Prefilled:
 
 @dataclass(slots=True)
 class Engine:
-    """One replica's."""
+    """The engine of one replica."""
 
     number: int
     model: Model

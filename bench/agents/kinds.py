@@ -1,5 +1,5 @@
-"""How clients send a conversation: chat, Messages plainly and as Claude Code, Responses with all items (plainly and as Codex)
-and with previous ids.
+"""The forms in which clients send a conversation: chat, Messages plainly and as Claude Code, Responses with all items (plainly
+and as Codex) and with previous ids.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Body = tuple[Json, dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """write: the next request, of (dialogue, head, answer's tokens, chance)."""
+    """write: makes the next request from (dialogue, head, answer's tokens, chance)."""
 
     name: str
     path: str

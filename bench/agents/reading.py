@@ -1,4 +1,4 @@
-"""A streamed answer as its client reads it: text, call, usage, and whether it came to its end."""
+"""Reads a streamed answer as a client: text, call, usage, and its completeness."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = Mapping[str, Any]
 
 
 class Failed(Exception):
-    """The answer is an error or incomplete; the message says how, without ids, so that equal ones can be counted."""
+    """The answer is an error or incomplete. The message says how, without ids, so that equal ones can be counted."""
 
 
 @dataclass(slots=True)

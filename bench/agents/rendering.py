@@ -1,10 +1,10 @@
-"""From a request's body to the engine's prompt, for the three APIs: the stand-ins' own reading, which shares no code with any
-gateway and so can judge one.
+"""Renders a request's body to the engine's prompt, for the three APIs. This implementation shares no code with any gateway, and
+so can check one.
 
-It is what vLLM does (its chat template, its conversions of Messages and Responses to chat): tools first, then system, then the
-messages; a tool result is a turn of its own; ids, `cache_control` and metadata are not printed, nor is earlier thinking. So one
-conversation has one prompt, whatever API it came by. The billing header of Claude Code is taken out, as vLLM does; `verbatim`
-leaves it in, as llama.cpp does.
+It does the same as vLLM (its chat template, its conversions of Messages and Responses to chat): tools first, then system, then
+the messages; a tool result is a separate turn; ids, `cache_control`, metadata and earlier thinking are not printed. So a
+conversation has the same prompt with every API. The billing header of Claude Code is removed, as in vLLM; `verbatim` keeps it,
+as in llama.cpp.
 """
 
 from __future__ import annotations

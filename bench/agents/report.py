@@ -1,4 +1,4 @@
-"""The tables of a run of several systems and kinds."""
+"""Tables of a run with several systems and kinds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One run: conversations of one kind through one system, in front of stand-ins with empty caches.
+"""One run: conversations of one kind through one system to stand-ins with empty caches.
 
-Every conversation is a client of its own, which asks, reads, thinks and asks again; `concurrent` of them go on at a time. Which
-replica a turn went to, and how much of it was cached, is told by the stand-ins, who find each turn's tag in its prompt:
-whatever a system does to headers and ids, it cannot hide that. A conversation ends at its first error.
+Every conversation is a separate client, which asks, reads, thinks and asks again; `concurrent` of them run in parallel. The
+stand-ins find each turn's tag in its prompt, and report the replica and the cached tokens of the turn, independent of changes
+to headers and ids by the system. A conversation ends at its first error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAMPLE = re.compile(r"^warmroute_(prompt_tokens_total|unmetered_requests_total)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent, and to what. think_s: mean pause before a turn; answer_tokens: of each answer."""
+    """The load and its target. think_s: mean pause before a turn. answer_tokens: of each answer."""
 
     conversations: int = 24
     turns: int = 6
@@ -54,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """What the gateway's own /metrics counted in the run. Prompt tokens, cached and not; generations without usage."""
+    """Counts of the gateway's /metrics in the run: prompt tokens, cached and not; generations without usage."""
 
     hit: int
     miss: int

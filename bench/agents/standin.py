@@ -43,7 +43,7 @@ DIALECTS = {"/v1/chat/completions": Chat, "/v1/messages": Messages, "/v1/respons
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How the stand-ins answer."""
+    """The behaviour of the stand-ins."""
 
     engine: str = "vllm"
     answer_tokens: int = 48
@@ -60,7 +60,7 @@ class NotKept(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """One that was understood."""
+    """A parsed request."""
 
     path: str
     body: dict[str, Any]

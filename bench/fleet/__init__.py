@@ -1,1 +1,1 @@
-"""Several gateways before one fleet."""
+"""Several gateways in front of one fleet."""

@@ -1,7 +1,7 @@
-"""What the exchange between gateways costs: a gateway that follows the others' decisions, and the store that carries them.
+"""Costs of the exchange between gateways: for a gateway that follows the decisions of others, and for the store.
 
-Both are measured by themselves, without requests: what it costs a gateway to take in one decision of another (an entry of the
-stream, decoded, checked, translated and applied to a router), and a real server to hand out an entry to many readers.
+Both are measured without requests: a gateway that applies one decision of another gateway (an entry of the stream, decoded,
+checked, translated and applied to a router), and a real server that sends an entry to many readers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.measure.ports import free_ports
 from gateway.cluster.messages import EventBatch
 from gateway.cluster.replication import Replicator, Subscriber
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import Incoming
+from gateway.features.sharing.entry_reader import EntryReader
 from gateway.features.sharing.messages import (
     ENVELOPE_FIELD,
     FORMAT_FIELD,
@@ -47,7 +47,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The size of what others are told of one request (booked, first token, end) with a prompt of so many blocks."""
+    """The messages about one request (booked, first token, end), with a prompt of this many blocks."""
 
     blocks: int
 
@@ -67,13 +67,13 @@ class Decision:
 
 @dataclass(slots=True)
 class Follower:
-    """A gateway's router, and what lies between the stream and it. It is the `Routers` of the incoming entries, their learner,
-    and the transport of its replicator, all in one process.
+    """A gateway's router, and the code between the stream and it: the `Routers` of the incoming entries, their learner, and the
+    transport of its replicator, all in one process.
     """
 
     replicas: int
     unsent: int = 0
-    incoming: Incoming = field(init=False)
+    incoming: EntryReader = field(init=False)
     _subscriber: Subscriber = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Follower:
             router, self, clock=clock, call_later=lambda _after, _call: None, published=lambda: None, learner=self
         )
         replicator.start()
-        self.incoming = Incoming(
+        self.incoming = EntryReader(
             me="me",
             format=FORMAT,
             routers=self,

@@ -1,7 +1,7 @@
-"""Real traces as requests of token ids: each block of a trace stands for TOKENS tokens, which its key determines.
+"""Real traces as requests of token ids: each block of a trace is TOKENS tokens, which follow from its key.
 
-So prompts share what they share in the trace, at a size that two cores can send: a block of the conversation trace has 512
-tokens, one of the agents' 64.
+So prompts share the same parts as in the trace, at a size that two cores can send: a block of the conversation trace has 512
+tokens, one of the agents' trace 64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gateway is restarted under warm conversations: what their next turns find of their caches."""
+"""A gateway is restarted during warm conversations: cached tokens of their next turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THINK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """file: there is a snapshot's file. sibling: another gateway shares with it. restarted: False: for comparison."""
+    """file: there is a snapshot file. sibling: another gateway shares with it. restarted: False: for comparison."""
 
     name: str
     workers: int = 1

@@ -34,7 +34,7 @@ THINK_S = 0.05, 0.3, 3.0  # that clients pause, each one of these on average
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How gateways go down. pre_stop_s: of the hook's sleep. grace_s: from the deletion until the gateway is killed."""
+    """The shutdown of gateways. pre_stop_s: sleep of the hook. grace_s: from the deletion until the gateway is killed."""
 
     name: str
     accept_s: float
@@ -46,7 +46,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """at: when it was asked, in seconds from the beginning."""
+    """at: time of the request, in seconds from the beginning."""
 
     at: float
     prompt: int
@@ -84,7 +84,7 @@ class Result:
 
 
 class Clients:
-    """Each goes through conversations, one turn after the other, until they are stopped."""
+    """Each runs conversations, one turn after the other, until stopped."""
 
     def __init__(self, service: Service, result: Result) -> None:
         self.begun = time.monotonic()

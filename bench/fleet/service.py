@@ -1,7 +1,7 @@
-"""A Kubernetes Service in small: clients know one address, and each new connection goes to any gateway that is an endpoint.
+"""A small Kubernetes Service: clients use one address, and each new connection goes to a random endpoint.
 
-As kube-proxy does it, connections that are made stay with their gateway, whether it is an endpoint or not. An endpoint is a
-gateway whose /ready answers 200 and that is not being deleted; a change of that is known to clients `delay_s` later.
+As with kube-proxy, existing connections stay with their gateway, even if it is removed from the endpoints. An endpoint is a
+gateway whose /ready answers 200 and that is not being deleted; clients learn of a change `delay_s` later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_S = 0.1
 
 
 class Service(AbstractResolver):
-    """See the top of this file. deleted: gateways that are being deleted."""
+    """deleted: gateways that are being deleted."""
 
     def __init__(self, gateways: Sequence[GatewayProcess], delay_s: float, chance: random.Random) -> None:
         self.deleted: set[int] = set()

@@ -30,7 +30,7 @@ SIMULATED = ("--engine", "sim", "--kv-tokens", "60000", "--prefill-rate", "10000
 
 @dataclass(slots=True)
 class Store:
-    """A real server; `process` is None while it is down."""
+    """A real server. `process` is None while it is stopped."""
 
     port: int
     folder: Path
@@ -58,7 +58,7 @@ class Store:
 
 @dataclass(slots=True)
 class GatewayProcess:
-    """A gateway that can be started again on its port. `process` is None while it is down."""
+    """A gateway that can be restarted on its port. `process` is None while it is stopped."""
 
     port: int
     folder: Path
@@ -119,7 +119,7 @@ class Gateways:
 
 @dataclass(slots=True)
 class Sent:
-    """What became of the requests. failed: how many, by their problem. hits: (when, prompt tokens, cached tokens)."""
+    """Results of the requests. failed: counts by problem. hits: (time, prompt tokens, cached tokens)."""
 
     failed: Counter[str] = field(default_factory=Counter)
     hits: list[tuple[float, int, int]] = field(default_factory=list)

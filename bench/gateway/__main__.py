@@ -1,4 +1,4 @@
-"""`python -m bench.gateway`: what the data plane costs, beside its peers."""
+"""`python -m bench.gateway`: costs of the data plane, compared with its peers."""
 
 import sys
 

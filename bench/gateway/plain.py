@@ -1,4 +1,4 @@
-"""A plain aiohttp proxy, round robin: what one writes in ten minutes.
+"""A plain aiohttp proxy with round robin, as a minimal baseline.
 
 python -m bench.gateway.plain PORT URL...
 """

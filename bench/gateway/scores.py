@@ -1,4 +1,4 @@
-"""The report of bench.gateway: a table, the promises, a picture."""
+"""The report of bench.gateway: a table, the claims, a picture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The systems that are measured: how each is started, and how each is had.
+"""The measured systems: installation and start.
 
-Every one is configured as its documentation advises for this work, on 127.0.0.1, in front of the same replicas; routers that
-know prompts use `cache_aware`. Logs go to /dev/null, but are written.
+Each is configured as its documentation recommends, on 127.0.0.1, in front of the same replicas; prompt-aware routers use
+`cache_aware`. Logs are written to /dev/null.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a system is started with. spare: a second port for it; folder: its own; program: its executable."""
+    """Parameters of a start. spare: a second port. folder: of this system only. program: its executable."""
 
     port: int
     spare: int

@@ -11,7 +11,7 @@ _KEPT = 20  # bytes of the body's end: more than either of them, and the two lin
 
 
 class BadAnswer(Exception):
-    """These bytes are no answer of HTTP/1.1 with a length."""
+    """The bytes are not an HTTP/1.1 answer with a length."""
 
 
 class Answer:

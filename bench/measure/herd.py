@@ -1,8 +1,8 @@
-"""Many clients that connect and send at once, before the server has accepted any of them: after a restart of the
-gateway, or when a job with many workers begins.
+"""Many clients that connect and send at once, before the server has accepted any of them: as after a restart of the gateway, or
+at the start of a job with many workers.
 
-An event loop that connects one client after the other gives the server time to accept each before the next one sends; so
-this is done with plain sockets, which are handed to the event loop afterwards.
+An event loop that connects one client after the other gives the server time to accept each before the next one sends. So plain
+sockets are used, and handed to the event loop afterwards.
 """
 
 from __future__ import annotations

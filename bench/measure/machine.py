@@ -1,4 +1,4 @@
-"""Where and with what a report was made, where it goes, and where recorded traces are."""
+"""The machine and versions of a report, its destination, and the location of recorded traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports on loopback for programs that are started, and started again."""
+"""Ports on loopback for programs that are started and restarted."""
 
 from __future__ import annotations
 

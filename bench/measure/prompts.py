@@ -13,7 +13,7 @@ _HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: a
 
 
 class Requests:
-    """Whole requests, each with a user turn of its own after the same head, all of one length."""
+    """Complete requests, each with a distinct user turn after the same head, all of one length."""
 
     def __init__(self, size: int, chunks: int) -> None:
         streamed = {"stream": True, "max_tokens": chunks} if chunks else {}

@@ -1,7 +1,7 @@
-"""What the mock replicas answer, as the wire has it: the same words and counts in the three dialects.
+"""Answers of the mock replicas, as wire bytes: the same words and counts in the three dialects.
 
-A stream is `begin` (events before the first word), one `word` after the other, and `end`. All words are the same bytes, for a
-mock that formats each of them would cost more: so the events of Responses all have one number.
+A stream is `begin` (events before the first word), one `word` after the other, and `end`. All words are the same bytes, because
+formatting each of them would cost more; so the events of Responses all have one number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """Of one path. plain: the whole response. end: of a stream, by its number of words, and whether its usage is asked for."""
+    """The answers on one path. plain: the whole response. end: of a stream, by its number of words, and by whether usage is
+    requested.
+    """
 
     plain: bytes
     begin: bytes

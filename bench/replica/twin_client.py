@@ -1,4 +1,4 @@
-"""Sends what is due to the twin or its original, and says how long each answer took; how both are shown side by side."""
+"""Sends due requests to the twin or its original, measures their answers, and prints both side by side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One long document, and many questions about it at once: what a shared prefix is worth in concurrency.
+"""One long document, and many simultaneous questions about it: the value of a shared prefix for concurrency.
 
-The document is cached before it is asked about. Its blocks are there once, whoever uses them: an engine that counted them for
-each request would run two of these at once where the other runs sixteen.
+The document is cached before the questions. Its blocks exist once for all requests. An engine that counted them for each
+request would run two questions at once where the other runs sixteen.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def _text(names: Iterator[str], block: int, length: int, number: int) -> list[in
 
 
 class VirtualClock:
-    """Time that passes at once."""
+    """A clock whose time passes at once."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Prompts made to cost the index more memory than they should: nodes of few blocks, edges that split and merge."""
+"""Prompts that maximise the memory of the index: nodes of few blocks, edges that split and merge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.types import KEY_BYTES, BlockKeys
 
 @dataclass(frozen=True, slots=True)
 class Adversary:
-    """prompts: without end; count: enough of them to exceed a bound of 16 MiB, if nothing enforced it."""
+    """prompts: endless. count: enough of them to exceed a bound of 16 MiB, if it were not enforced."""
 
     title: str
     prompts: Callable[[random.Random], Iterator[BlockKeys]]

@@ -1,4 +1,4 @@
-"""The picture of bench.routing: what a decision costs as the index grows."""
+"""The picture of bench.routing: the cost of a decision as the index grows."""
 
 from __future__ import annotations
 

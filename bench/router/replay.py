@@ -1,7 +1,7 @@
-"""A recorded or generated workload through a contestant, for what it remembers: nothing is timed.
+"""Replays a recorded or generated workload through a contestant, to measure memory: nothing is timed.
 
-The fleet is that of `traffic.py` (prefill first come, first served, at PREFILL_RATE), the requests and the lengths of the
-answers are the workload's.
+The fleet is that of `traffic.py` (prefill first come, first served, at PREFILL_RATE); requests and lengths of answers are the
+workload's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DECODE_RATE = 50.0  # tokens per second of a sequence
 
 
 class Replay:
-    """prepare: what becomes of a prompt before it is decided about. sent: requests so far."""
+    """prepare: converts a prompt before the decision. sent: requests so far."""
 
     def __init__(self, contestant: Any, source: WorkloadSource, prepare: Callable[[Prompt], Prompt]) -> None:
         self._contestant = contestant

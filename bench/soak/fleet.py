@@ -1,4 +1,4 @@
-"""The processes of a soak: a gateway, its replicas, the reader of its log; and what is done to them while it runs."""
+"""The processes of a soak: a gateway, its replicas, the reader of its log; and the events that affect them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETTINGS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Of the gateway. program: the folder that it is run from, the checkout or its compiled copy."""
+    """The setup of the gateway. program: the folder with its code, the checkout or its compiled copy."""
 
     program: Path
     workers: int

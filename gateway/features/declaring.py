@@ -1,8 +1,8 @@
-"""Declarations of features. A feature has a module `declaration.py` with one `FEATURE`, which imports nothing but its section
-and its metrics, so that all features are known before any of them is imported.
+"""Declarations of features. A feature has a module `declaration.py` with one `FEATURE`. It imports only its section and its
+metrics, so that all features are known before any of them is imported.
 
-A configuration has the sections of all features, /metrics their metrics, `warmroute --help` their commands, whether the
-configuration wants the feature or not.
+The configuration has the sections of all features, /metrics their metrics, `warmroute --help` their commands, independent of
+the features that a configuration enables.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gateway.config.source import LoadedConfig
 
 
 class Command(NamedTuple):
-    """A subcommand of `warmroute`. text: a line about it.
+    """A subcommand of `warmroute`. text: a line of help.
 
-    module: it has DESCRIPTION, `add_arguments(parser)`, and `run(options)`, which returns the exit status.
+    module: has DESCRIPTION, `add_arguments(parser)`, and `run(options)`, which returns the exit status.
     """
 
     name: str
@@ -31,27 +31,27 @@ class Command(NamedTuple):
 
 
 class Advice:
-    """A feature's opinion on a configuration that is valid."""
+    """Checks of a valid configuration by a feature."""
 
     def require(self, config: Config) -> None:
-        """Raises ConfigError if a library is not installed that the gateway does not start without."""
+        """Raises ConfigError if a required library is not installed."""
 
     def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
-        """What it needs beside the configuration, and does not find on this machine. Raises ConfigError."""
+        """External files and the like that the feature needs and cannot use on this machine. Raises ConfigError."""
         return iter(())
 
     def warnings(self, config: Config) -> Iterator[Problem]:
-        """What is probably a mistake."""
+        """Probable mistakes."""
         return iter(())
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """wanted: whether a configuration asks for it, or its clients may. section: of the configuration. metrics: a class that is
-    made with a `MetricFamily` (`telemetry/metrics.py`), and found again by `Metrics.of`.
+    """wanted: True if a configuration enables it, or its clients may use it. section: of the configuration. metrics: a class
+    with a `MetricFamily` as argument (`telemetry/metrics.py`), whose instance `Metrics.of` returns.
 
-    As "module:name", imported when they are called for: advice: a subclass of `Advice`. serving: the function that serves a
-    gateway with this configuration, in the place of `commands/serving.py`; "": there is none.
+    As "module:name", imported on use: advice: a subclass of `Advice`. serving: the function that serves a gateway with this
+    configuration, instead of `commands/serving.py`; "": the default.
     """
 
     wanted: Callable[[Config], bool] = lambda _config: True
@@ -63,6 +63,6 @@ class Feature:
 
 
 def imported(place: str) -> Any:
-    """place: "module:name"."""
+    """The object at "module:name"."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

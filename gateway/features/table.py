@@ -39,7 +39,7 @@ NAMES: Final = [
     "websocket",
     "discovery",
 ]
-"""In the order in which they are installed."""
+"""In the order of installation."""
 
 
 def _declared(name: str) -> Feature:
@@ -58,12 +58,12 @@ def read(path: Path | None, overrides: Mapping[str, Any], env: Mapping[str, str]
 
 
 def new_metrics() -> Metrics:
-    """Those of the core and of all features."""
+    """The metrics of the core and of all features."""
     return Metrics([feature.metrics for feature in FEATURES.values() if feature.metrics is not None])
 
 
 def install_all(core: Core) -> None:
-    """Add the features to the core that its configuration wants."""
+    """Installs the features that the core's configuration enables."""
     for name, feature in FEATURES.items():
         if feature.wanted(core.config):
             import_module(f"gateway.features.{name}.feature").install(core)

@@ -25,9 +25,9 @@ class Rights:
     def allows_pool(self, pool: str) -> bool:
         raise NotImplementedError
 
-    def require_endpoint(self, path: str, *, known: bool, counted: bool) -> None:
-        """known: the gateway knows what this path does. counted: the usage of its requests is known. Raises
-        GatewayError 403.
+    def require_endpoint(self, path: str, *, listed: bool, metered: bool) -> None:
+        """Checks the use of an endpoint. listed: lists of models and limits apply to requests on this path. metered: their
+        tokens are counted. Raises GatewayError 403.
         """
         raise NotImplementedError
 

@@ -18,7 +18,7 @@ import yaml
 
 from gateway.app import compose
 from gateway.core import Surroundings
-from gateway.features.discovery.kubernetes.api import Api, ApiAccess, CannotGoOn
+from gateway.features.discovery.kubernetes.api import Api, ApiAccess, RelistNeeded
 from gateway.features.discovery.kubernetes.source import KubernetesSource
 from gateway.features.discovery.section import DiscoveryConfig, KubernetesConfig
 from gateway.fleet.membership import Member
@@ -106,7 +106,7 @@ async def test_a_version_that_has_expired_is_told_apart_from_other_errors(real: 
         async for _ in api.watch("1"):
             pass
 
-    with pytest.raises(CannotGoOn, match="too old resource version") as gone:
+    with pytest.raises(RelistNeeded, match="too old resource version") as gone:
         await asyncio.wait_for(watch(), 60)
     assert gone.value.expected
     await api.close()

@@ -1,4 +1,4 @@
-"""A headless browser for tests of the live page: Chromium, driven by playwright, with a record of what went wrong in a page."""
+"""A headless browser for tests of the live page: Chromium, driven by playwright, with a record of errors in a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Scheme = Literal["light", "dark"]
 
 @dataclass(slots=True)
 class Tab:
-    """A page, and what it has complained of: console errors, uncaught errors, requests to elsewhere."""
+    """A page with its errors: console errors, uncaught errors, external requests."""
 
     page: Page
     base: str
@@ -45,7 +45,7 @@ class Tab:
         return int(await self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
     async def violations(self) -> list[str]:
-        """What axe finds serious or critical."""
+        """Serious and critical findings of axe."""
         path = ROOT / ".tools" / "bin" / "axe.min.js"
         if not path.exists():
             missing("axe.min.js is missing: run scripts/tools.sh")
@@ -73,7 +73,7 @@ async def browsing() -> AsyncIterator[Browser]:
 
 @contextlib.asynccontextmanager
 async def tab(browser: Browser, base: str, scheme: Scheme = "light", size: dict[str, int] | None = None) -> AsyncIterator[Tab]:
-    """An empty tab in a window of its own: nothing of another one's storage."""
+    """An empty tab in a separate window with separate storage."""
     context = await browser.new_context(color_scheme=scheme, viewport=size or DESK, reduced_motion="reduce")  # type: ignore[arg-type]
     context.set_default_timeout(DEADLINE_MS)
     page = await context.new_page()

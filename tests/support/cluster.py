@@ -1,7 +1,7 @@
-"""A real Kubernetes API server, on free ports of 127.0.0.1: etcd and kube-apiserver, as scripts/kube-apiserver.sh builds them.
+"""A real Kubernetes API server on free ports of 127.0.0.1: etcd and kube-apiserver, built by scripts/kube-apiserver.sh.
 
-There is no kubelet and no scheduler: pods get an address and become ready by `run_pod`, and one that is deleted goes when
-`finish_pod` says so.
+There is no kubelet and no scheduler: `run_pod` gives a pod an address and makes it ready, and `finish_pod` removes a deleted
+pod.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Object = dict[str, Any]
 
 
 def program(name: str) -> Path:
-    """Without it the test is skipped."""
+    """The path of a program. Skips the test without it."""
     path = ROOT / ".tools" / "bin" / name
     if not path.exists():
         pytest.skip(f"{name} is missing: run scripts/kube-apiserver.sh")
@@ -70,7 +70,7 @@ class Cluster:
         await self.start_server()
 
     async def start_server(self) -> None:
-        """Returns when it is ready."""
+        """Starts the server, and returns when it is ready."""
         certs = self._folder / "certs"
         self._server = await self._begun(
             "kube-apiserver",
@@ -130,7 +130,7 @@ class Cluster:
         return await self.send("PATCH", path, body, "application/merge-patch+json")
 
     async def put_slice(self, name: str, *addresses: str, service: str = "vllm", port: int = 8000) -> None:
-        """Make it, or change it."""
+        """Creates or changes an EndpointSlice."""
         about = {"name": name, "labels": {"kubernetes.io/service-name": service}}
         endpoints = [{"addresses": [each], "conditions": {"ready": True}} for each in addresses]
         ports = [{"name": "http", "port": port, "protocol": "TCP"}]

@@ -1,7 +1,7 @@
-"""A collector of traces on loopback: OTLP over HTTP as its specification has it, decoded with the standard's own messages.
+"""A collector of traces on loopback: OTLP over HTTP by its specification, decoded with the standard's own messages.
 
-It refuses what a collector refuses (another path, another content type, a body that cannot be decoded), and what it would store
-and nobody could read: ids that are not whole, a span that ends before it begins, a parent that is the span itself.
+It refuses invalid requests like a real collector (another path or content type, an undecodable body), and spans that nobody
+could read: incomplete ids, an end before the beginning, a span as its own parent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REMOTE = trace_pb2.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A span. error: None: its status is not an error."""
+    """A received span. error: None: its status is not an error."""
 
     name: str
     kind: str
@@ -73,11 +73,11 @@ class Collector:
         assert not self.refused
 
     def tracing(self, **more: Any) -> dict[str, Any]:
-        """A gateway's configuration of traces: of every request."""
+        """The configuration of a gateway that traces every request."""
         return {"endpoint": self.url, "sample": 1, **more}
 
     async def asked(self, times: int) -> None:
-        """Wait until so many requests have come."""
+        """Waits for this number of requests."""
         async with asyncio.timeout(40):
             while len(self.headers) < times:
                 self._news.clear()

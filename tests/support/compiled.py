@@ -1,5 +1,5 @@
-"""Some tests run on plain Python only: what mypyc has compiled takes no stand-ins and no subclasses, and beside it there are
-only the packages, the tests and the benchmarks.
+"""Marks tests that need plain Python: compiled modules accept no stand-ins and no subclasses, and beside them there are only
+the packages, the tests and the benchmarks.
 """
 
 from __future__ import annotations

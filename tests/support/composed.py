@@ -1,6 +1,6 @@
-"""A gateway without configuration that serves a chat and a stream from memory, in a process of its own.
+"""A gateway without configuration that serves a chat and a stream from memory, in a separate process.
 
-python -m tests.support.composed NAME...     none of these features may have been imported, and nothing of them may be known
+python -m tests.support.composed NAME...     fails if any of these features was imported, or is known
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A file as Kubernetes mounts it from a ConfigMap: a link through a folder that is a link, pointed elsewhere at once."""
+"""A file mounted like a Kubernetes ConfigMap: a link through a linked folder, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ConfigMap:
-    """`path` is the file's; `swap` gives it other contents."""
+    """`path` is the path of the file. `swap` replaces its contents."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""An engine in a few lines: it generates one fixed text, token by token, and continues wherever a request's text ends."""
+"""A small engine that generates one fixed text, token by token, and continues at the end of a request's partial answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CACHED_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an engine streams. roles: a first event without text; apart: why it ended is in an event of its own."""
+    """How an engine streams. roles: a first event without text. apart: the finish reason is in a separate event."""
 
     roles: bool = True
     apart: bool = True
@@ -51,7 +51,7 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 def partial_answer(body: dict[str, Any]) -> str:
-    """The text with which a request's prompt ends. Fails where the request does not ask for its continuation."""
+    """The text at the end of a request's prompt. Fails if the request does not ask for its continuation."""
     if "prompt" in body:
         assert body["prompt"].startswith("A story: ")
         return str(body["prompt"].removeprefix("A story: "))
@@ -104,7 +104,7 @@ ENDS = ("reset", "eof", "error", "no_done", "silence")
 
 
 def generates(*, until: int | None = None, end: str = "reset", name: str = "c-1", style: Style = Style()) -> Behaviour:
-    """Stream the answer. until: the number of events before it breaks off; end: how, in the middle of the next event."""
+    """Streams the answer. until: number of events before it breaks off. end: how, in the middle of the next event."""
 
     async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         all_events = events(request.json, name, style)

@@ -1,16 +1,16 @@
-"""A stand-in for Distributed-Llama's API server (`dllama-api`): a process of its own, which lives and dies as that does.
+"""A stand-in for Distributed-Llama's API server (`dllama-api`): a process with the same crashes.
 
     python -m tests.support.distributed_llama [--prefill-ms 0] [--token-ms 0] [--port 0]
 
-By its source and by protocols.md, section 3.5: one accept loop and one request at a time; the process exits (status 1) when a
-connection closes before a whole request was there, when more than Content-Length says comes with the head, at a body that is no
-JSON, and at fields of other types than it expects: `content` that is no text, `stop` that is no list of texts. Paths are
-compared exactly; any other gets half a head and no end. Sockets are never closed. It keeps one conversation. `stop`,
-`temperature` and all else is read, if at all, and not applied.
+It follows the server's source and protocols.md, section 3.5: one accept loop and one request at a time. The process exits
+(status 1) if a connection closes before a complete request, if more than Content-Length bytes arrive with the head, if the body
+is not JSON, and if fields have unexpected types: `content` that is not a text, `stop` that is not a list of texts. Paths are
+compared exactly; any other path gets half a head and no end. Sockets are never closed. It caches one conversation. `stop`,
+`temperature` and the other fields are read, but not applied.
 
-It "generates" what the last message says behind "say ", three characters a token; else "one two three ...", without end. Each
-request is a line of JSON on its standard output: what it was, how many messages were cached, and whether another connection
-waited meanwhile. So is the beginning of each prefill, in which it neither reads nor writes.
+It generates the part of the last message after "say ", three characters per token; otherwise "one two three ..." without end.
+Each request is a line of JSON on standard output: its content, the number of cached messages, and whether another connection
+waited. The beginning of each prefill, during which it neither reads nor writes, is also a line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def receive(client: socket.socket, size: int) -> bytes:
 
 
 def typed(body: Any, name: str, *kinds: type) -> Any:
-    """The value of a field, None without it. `get<T>()` of another type throws."""
+    """The value of a field, or None. `get<T>()` of another type throws."""
     if name not in body:
         return None
     value = body[name]

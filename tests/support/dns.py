@@ -1,4 +1,4 @@
-"""A real name server, unbound, that serves what a test gives it."""
+"""A real name server, unbound, with the records of a test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRIES, PAUSE_S = 50, 0.2
 
 
 class NameServer:
-    """Begun anew with each set of records, at the same port; or asks another server, and keeps its answers for their TTL."""
+    """Restarted on the same port for each set of records; or forwards to another server, and caches answers for their TTL."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.port = port
@@ -48,11 +48,11 @@ class NameServer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def serve(self, *records: str) -> None:
-        """These, and nothing else below test."""
+        """Serves only these records below test."""
         await self._serve("static", "\n".join(f'  local-data: "{record}"' for record in records))
 
     async def forward(self, zone: str, port: int) -> None:
-        """Names of the zone are asked of the server at this port of 127.0.0.1."""
+        """Forwards names of the zone to the server at this port of 127.0.0.1."""
         await self._serve("nodefault", _FORWARDING.format(zone=zone, port=port))
 
     async def _serve(self, zone: str, lines: str) -> None:
@@ -60,7 +60,7 @@ class NameServer:
         await self.again()
 
     async def again(self) -> None:
-        """Begins anew, as it was."""
+        """Restarts with the same records."""
         await self.stop()
         for _ in range(TRIES):  # its port may be that of another test's connection for a while
             if await self._begins():
@@ -92,7 +92,7 @@ class NameServer:
 
 
 def _free_port() -> int:
-    """For both protocols."""
+    """A port that is free for TCP and UDP."""
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, contextlib.suppress(OSError):
             udp.bind(("127.0.0.1", port := free_port()))

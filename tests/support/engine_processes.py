@@ -1,4 +1,4 @@
-"""Stand-ins of engines as real processes: started, watched, and stopped by their own pids."""
+"""Stand-ins of engines as real processes: started, observed, and stopped by their own pids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 @dataclass(slots=True)
 class DistributedLlama:
-    """`distributed_llama.py` in a process. Use as an async context manager. events: what it has said so far."""
+    """`distributed_llama.py` in a process. Use as an async context manager. events: its output so far."""
 
     token_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -29,7 +29,7 @@ class DistributedLlama:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As a replica of a pool."""
+        """The configuration of a replica."""
         return {"url": self.url, "engine": "distributed-llama"}
 
     @property
@@ -72,12 +72,12 @@ class DistributedLlama:
             self._changed.notify_all()
 
     async def prefills(self) -> None:
-        """Wait until it has begun one."""
+        """Waits for the beginning of a prefill."""
         async with asyncio.timeout(40), self._changed:
             await self._changed.wait_for(lambda: any("prefill" in event for event in self.events) or not self.alive)
 
     async def says(self, count: int) -> list[dict[str, Any]]:
-        """Its chat requests, once there are so many."""
+        """Waits for this number of chat requests, and returns them."""
         async with asyncio.timeout(40), self._changed:
             await self._changed.wait_for(lambda: len(self.served) >= count or not self.alive)
         return self.served

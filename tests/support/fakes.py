@@ -1,8 +1,8 @@
 """A replica on loopback that follows a script: it answers, streams, refuses, dies before or after its first byte, hangs, lies.
 
-A behaviour is an async function of (request, writer). Each generation request takes the next behaviour of `script`, the
-last one for ever. `/v1/models` is answered by `listing`, an engine's status pages by `pages` (404 without), so that
-probes do not disturb the script.
+A behaviour is an async function of (request, writer). Each generation request takes the next behaviour of `script`, and the
+last one repeats. `/v1/models` is answered by `listing`, an engine's status pages by `pages` (404 without), so that probes do
+not consume the script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def models(*names: str, owner: str = "fake") -> Behaviour:
 
 
 def writes(data: bytes) -> Behaviour:
-    """Write these bytes as they are."""
+    """Writes these bytes unchanged."""
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
@@ -90,7 +90,9 @@ def chunk(data: bytes) -> bytes:
 
 
 def streams(*texts: str, hold: asyncio.Event | None = None, die: bool = False, **counts: Any) -> Behaviour:
-    """A chat stream, usage at the end if asked. hold: awaited after the first event; die: break off where the end would be."""
+    """A chat stream, with usage at the end if requested. hold: awaited after the first event. die: break off instead of the
+    end.
+    """
 
     async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
@@ -111,12 +113,12 @@ def streams(*texts: str, hold: asyncio.Event | None = None, die: bool = False, *
 
 
 def dies_now(writer: asyncio.StreamWriter) -> None:
-    """Cut the connection with a reset, as a killed process's kernel does."""
+    """Resets the connection, like the kernel of a killed process."""
     writer.transport.abort()
 
 
 async def dies(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-    """Read the request, then break off without a byte."""
+    """Reads the request, then breaks off without a byte."""
     dies_now(writer)
 
 
@@ -133,7 +135,7 @@ async def dies_in_plain_body(_request: FakeRequest, writer: asyncio.StreamWriter
 
 
 def hangs(until: asyncio.Event) -> Behaviour:
-    """Write nothing until the event is set, then die."""
+    """Writes nothing until the event is set, then dies."""
 
     async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         await until.wait()
@@ -144,7 +146,9 @@ def hangs(until: asyncio.Event) -> Behaviour:
 
 @dataclass(slots=True)
 class FakeReplica:
-    """Use as an async context manager; `url` is its base URL. `gone`: connections that the other side closed in mid-answer."""
+    """Use as an async context manager. `url` is its base URL. `gone`: number of connections closed by the other side during an
+    answer.
+    """
 
     script: Sequence[Behaviour] = (answers(),)
     listing: Behaviour = field(default_factory=lambda: models("m"))
@@ -192,7 +196,7 @@ class FakeReplica:
             self._server = None
 
     def refuse(self) -> None:
-        """From now on: no listening socket, and every open connection reset."""
+        """Closes the listening socket, and resets every open connection."""
         assert self._server
         self._server.close()
         for task in list(self._tasks):

@@ -17,7 +17,7 @@ Answer = Callable[[bytes], list[bytes]]
 
 
 class BytesReply(ClientReply):
-    """Keeps what is written."""
+    """Stores the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class BytesReply(ClientReply):
 
 
 class BytesRequest(ClientRequest):
-    """A request whose body is here."""
+    """A request with a complete body."""
 
     def __init__(self, body: bytes, path: str, **headers: str) -> None:
         self._fields = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -76,7 +76,7 @@ class BytesRequest(ClientRequest):
 
 
 class MemoryTransport(asyncio.Transport):
-    """The replica's side of one connection: answers each request as soon as it is whole."""
+    """The replica's side of one connection: answers each complete request at once."""
 
     def __init__(self, connection: Connection, answer: Answer) -> None:
         super().__init__()
@@ -133,13 +133,13 @@ class MemoryDials:
 
 
 def framed(body: bytes, kind: str = "application/json", close: bool = True) -> bytes:
-    """A whole HTTP answer. close: it ends its connection, so that none is kept."""
+    """A complete HTTP answer. close: it ends its connection, so that the connection is not reused."""
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
     return (head + ("Connection: close\r\n" if close else "") + "\r\n").encode() + body
 
 
 def replica(answer: Callable[[Any], bytes]) -> Answer:
-    """A replica that lists the model `m`, and answers everything else by `answer` of the request's bytes."""
+    """A replica that lists the model `m`, and answers all other requests by `answer` of the request's bytes."""
 
     def respond(request: bytes) -> list[bytes]:
         if request.startswith(b"GET /v1/models"):

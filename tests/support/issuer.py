@@ -1,4 +1,4 @@
-"""An issuer of tokens on loopback: a discovery document, its public keys, and tokens that are really signed."""
+"""An issuer of tokens on loopback: a discovery document, its public keys, and signed tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AUDIENCE = "warmroute"
 
 @cache
 def private_key(algorithm: str, number: int = 0) -> Any:
-    """The same at each call. RSA takes a tenth of a second."""
+    """The same key at each call. RSA takes a tenth of a second."""
     if algorithm.startswith(("RS", "PS")):
         return rsa.generate_private_key(65537, 2048)
     if algorithm == "EdDSA":
@@ -35,7 +35,7 @@ def private_key(algorithm: str, number: int = 0) -> Any:
 
 
 def public_jwk(algorithm: str, kid: str, number: int = 0) -> dict[str, Any]:
-    """As issuers publish it."""
+    """The key in the published form."""
     public = private_key(algorithm, number).public_key()
     if algorithm == "EdDSA":
         made = OKPAlgorithm.to_jwk(public, as_dict=True)
@@ -53,9 +53,9 @@ def encoded(value: object) -> str:
 
 
 class FakeIssuer:
-    """keys: by kid, (algorithm, number). requests: paths. answers: (status, headers, body) in place of a document, by path.
+    """keys: by kid, (algorithm, number). requests: paths. answers: (status, headers, body) instead of a document, by path.
 
-    hold: set while it answers; cleared, requests wait.
+    hold: set while it answers; if cleared, requests wait.
     """
 
     def __init__(self) -> None:
@@ -94,13 +94,13 @@ class FakeIssuer:
             await runner.cleanup()
 
     def claims(self, **changed: Any) -> dict[str, Any]:
-        """None leaves one out."""
+        """None removes a claim."""
         now = time.time()
         whole = {"iss": self.url, "aud": AUDIENCE, "exp": now + 600, "iat": now, "sub": "u", "tenant": "acme", **changed}
         return {name: value for name, value in whole.items() if value is not None}
 
     def token(self, kid: str = "k1", *, headers: Mapping[str, Any] | None = None, **changed: Any) -> str:
-        """Signed by the key of that name, which need not be published."""
+        """Signed by the key of that name, published or not."""
         algorithm, number = self.keys.get(kid, ("ES256", 99))
         return jwt.encode(self.claims(**changed), private_key(algorithm, number), algorithm, {"kid": kid, **(headers or {})})
 

@@ -1,8 +1,8 @@
-"""A Kubernetes API server for tests, as far as lists and watches go, after what kube-apiserver 1.20 was seen to do.
+"""A Kubernetes API server for tests of lists and watches, with the observed behaviour of kube-apiserver 1.20.
 
-Objects have a resourceVersion that grows with each change. A watch replays the events of a bounded window; a version that is
-older gets status 200 and an ERROR event with the code 410. Streams end at `timeoutSeconds`, can be cut, and have bookmarks.
-What a hostile or a sick server does is set by the attributes.
+Objects have a resourceVersion that grows with each change. A watch replays the events of a bounded window; an older version
+gets status 200 and an ERROR event with the code 410. Streams end at `timeoutSeconds`, can be cut, and have bookmarks. The
+attributes make the server hostile or defective.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HISTORY = 50
 
 
 def endpoint(address: str, pod: str = "", uid: str = "", **conditions: bool) -> Object:
-    """Of an EndpointSlice."""
+    """An endpoint of an EndpointSlice."""
     made: Object = {"addresses": [address], "conditions": {"ready": True, "serving": True, "terminating": False, **conditions}}
     if pod:
         made["targetRef"] = {"kind": "Pod", "namespace": "default", "name": pod, "uid": uid or f"uid-of-{pod}"}
@@ -55,13 +55,13 @@ def pod_of(name: str, address: str, number: int = 8000, *, ready: bool = True, u
 
 
 class FakeKubernetes:
-    """See the top of this file. window: how many events are kept.
+    """window: number of stored events.
 
-    token: what clients have to bring, "" for none. bookmark_s: between two bookmarks, 0 for none. refusals: statuses and
-    headers of the next answers. lines: sent in each watch before anything else; late: likewise, in the next watch of their
-    path: (path, type, object), as in `history`, which has the last of all events. lists, watches: how many were asked for;
-    expired: how many watches were told that their version is too old; bookmarks: versions that were sent in them. page: the
-    answer to each list, None: no JSON. hold_watches: while it is not set, watches are not answered; held: how many so far.
+    token: required of clients, "" for none. bookmark_s: between two bookmarks, 0 for none. refusals: statuses and headers of
+    the next answers. lines: sent first in each watch. late: events sent first in the next watch of their path: (path, type,
+    object), as in `history`, which has the last of all events. lists, watches: number of requests. expired: number of watches
+    with a version that is too old. bookmarks: the versions sent in them. page: the answer to each list; None: not JSON.
+    hold_watches: while cleared, watches are not answered; held: their number.
     """
 
     def __init__(self, window: int = 100) -> None:
@@ -91,7 +91,7 @@ class FakeKubernetes:
     # -- what happens in the cluster
 
     async def put(self, path: str, object_: Object) -> None:
-        """Add it, or change the one of its name."""
+        """Adds an object, or replaces the object of its name."""
         self.version += 1
         made = copy.deepcopy(object_)
         made["metadata"]["resourceVersion"] = str(self.version)
@@ -107,18 +107,18 @@ class FakeKubernetes:
         await self._event(path, "DELETED", gone)
 
     def take(self, path: str, name: str) -> Object:
-        """Remove it, and nobody is told."""
+        """Removes an object without an event."""
         return self._objects.pop((path, name))
 
     async def compact(self) -> None:
-        """What happened so far is no longer told to anyone."""
+        """Drops all earlier events."""
         self._events.clear()
         self._compacted = self.version
         async with self._changed:
             self._changed.notify_all()
 
     def restore(self, version: int) -> None:
-        """A backup of that version, without what happened since, and without events."""
+        """Restores the objects of that version, without events."""
         self.version, self._compacted = version, 0
         self._events.clear()
 
@@ -131,7 +131,7 @@ class FakeKubernetes:
             self._changed.notify_all()
 
     def cut_streams(self) -> None:
-        """Their connections are reset."""
+        """Resets the connections of all watches."""
         cut, self._streams = self._streams, {}
         for request in cut.values():
             if request.transport:
@@ -141,7 +141,7 @@ class FakeKubernetes:
 
     @contextlib.asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeKubernetes]:
-        """At the same port each time."""
+        """Serves at the same port each time."""
         app = web.Application()
         app.router.add_get("/apis/discovery.k8s.io/v1/namespaces/{namespace}/{path:endpointslices}", self._get)
         app.router.add_get("/api/v1/namespaces/{namespace}/{path:pods}", self._get)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def open_files(limit: int) -> Iterator[None]:
-    """The soft limit of this process, for as long. What is open stays open; below 4, nothing can be opened any more."""
+    """Sets the soft limit of this process temporarily. Open files stay open; below 4, nothing can be opened."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:

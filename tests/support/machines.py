@@ -1,6 +1,6 @@
-"""State machines that count: what is promised is a number of steps, each followed by every check, not a number of examples.
+"""State machines with a guaranteed number of steps, each followed by every check, instead of a number of examples.
 
-Machines are the expensive tests. Their full depth is the nightly profile's; the other profiles take a share of it.
+Machines are the expensive tests. The nightly profile has the full depth; the other profiles have a share of it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ STEPS = FULL_STEPS // SHARE
 
 
 def share_of(examples: int) -> int:
-    """The number of examples for this profile, of the number at full depth; a quarter more, as few examples differ more."""
+    """The number of examples in this profile, of the number at full depth; a quarter more, because few examples differ more."""
     return examples if SHARE == 1 else examples * 5 // 4 // SHARE + 1
 
 
 class CountedMachine(RuleBasedStateMachine):
-    """taken: the steps of all its examples so far. Its other invariants are checked as often as this one."""
+    """taken: the steps of all its examples so far. Its other invariants are checked equally often."""
 
     taken = 0
 
@@ -31,9 +31,9 @@ class CountedMachine(RuleBasedStateMachine):
 
 
 def steps_of(machine: type[CountedMachine], *, examples: int, steps: int) -> int:
-    """Run a machine here and now, at this profile's depth; returns the number of steps that it took.
+    """Runs a machine at this profile's depth, and returns the number of its steps.
 
-    Run and count are one test, so that no order of tests and no distribution over processes can part them.
+    Run and count are one test, so that no order or distribution of tests can separate them.
     """
     machine.taken = 0
     run_state_machine_as_test(machine, settings=settings(max_examples=share_of(examples), stateful_step_count=steps))

@@ -1,4 +1,4 @@
-"""What is in the project's packages, as their builder makes them."""
+"""The files in the project's packages, as packed by their builder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["wheel", "sdist"]
 
 
 def packed(kind: Kind, folder: Path) -> set[str]:
-    """The files of a package, uncompiled, by their paths in the project. folder: where it is made."""
+    """The files of a package, uncompiled, by their paths in the project. folder: where it is built."""
     script = f"import hatchling.build as build; print(build.build_{kind}({str(folder)!r}))"
     environment = {"PATH": "/usr/bin:/bin", "WARMROUTE_COMPILE": "no", "HOME": str(folder)}
     made = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Pages of metrics, as tests read them."""
+"""Parses pages of metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gateway.fleet.engines import Page, PageReader, slices
 
 
 def parse_page(text: bytes) -> Page:
-    """All of a page at once."""
+    """Parses a whole page."""
     reader = PageReader()
     for lines in slices(text):
         reader.feed(lines)

@@ -1,6 +1,6 @@
-"""Where the checkout is, and the only files outside of it that tests read: `../shared`, recorded traces and engines' answers.
+"""The path of the checkout, and of the only external files that tests read: `../shared`, recorded traces and engines' answers.
 
-They are no part of the project. A test that needs one is skipped where it is missing, or makes up what it needs.
+They are not part of the project. Without them a test is skipped, or generates its data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A kubelet in small: runs containers of rendered pods as processes, with what their security contexts say.
+"""A small kubelet: runs containers of rendered pods as processes, with their security contexts.
 
-Each pod has a network namespace with an address of its own on one bridge, where names are resolved by a hosts file. A container
-gets its command, arguments and environment (`$(NAME)` is replaced), its ConfigMaps, an empty /tmp, its user, no capability and
-no way to new privileges, and a root file system that it can only read. The programs are those of this machine and of this
-checkout, for there is no image. Needs root, unshare, nsenter, setpriv and ip.
+Each pod has a network namespace with its own address on one bridge, where names are resolved by a hosts file. A container gets
+its command, arguments and environment (`$(NAME)` is replaced), its ConfigMaps, an empty /tmp, its user, no capability, no new
+privileges, and a read-only root file system. The programs are those of this machine and checkout, because there is no image.
+Needs root, unshare, nsenter, setpriv and ip.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 
 def need_namespaces() -> None:
-    """Skips the test where containers cannot be run in this way."""
+    """Skips the test if containers cannot be run in this way."""
     lacking = [name for name in PROGRAMS if not shutil.which(name)]
     if lacking or os.geteuid() != 0:
         pytest.skip(f"containers as processes need root and {', '.join(lacking or PROGRAMS)}")
@@ -69,8 +69,8 @@ class Container:
 
 
 class Pod:
-    """One address. account: the files of its service account, for containers that are to have them. environment: what the
-    kubelet adds to that of the containers.
+    """One address. account: the files of its service account, for containers that mount them. environment: variables added by
+    the kubelet.
     """
 
     def __init__(self, pause: subprocess.Popen[bytes], address: str, folder: Path, hosts: Path) -> None:
@@ -82,8 +82,8 @@ class Pod:
     def run(
         self, spec: Object, container: Object, secrets: Mapping[str, str], maps: Mapping[str, Object], *more: Path
     ) -> Container:
-        """Start a container of the pod. secrets: values by `SECRET/KEY`. maps: the data of ConfigMaps, by name. more:
-        folders of programs that its image would have.
+        """Starts a container of the pod. secrets: values by `SECRET/KEY`. maps: the data of ConfigMaps, by name. more: folders
+        with the programs of its image.
         """
         environment = {each["name"]: _value(each, secrets) for each in container.get("env", ())}
         command = [_filled(word, environment) for word in [*container["command"], *container.get("args", ())]]
@@ -108,7 +108,7 @@ class Pod:
         return ["nsenter", f"--net=/proc/{self._pause.pid}/ns/net", "--"]
 
     def get(self, port: int, path: str) -> int:
-        """The status of an answer at the pod's own address; 0 if there is none."""
+        """The status of an answer at the pod's own address; 0 without an answer."""
         url = f"http://{self.address}:{port}{path}"
         program = (
             "import sys, urllib.request, urllib.error\n"
@@ -120,7 +120,7 @@ class Pod:
         return int(done.stdout)
 
     def passes(self, container: Object, probe: str, running: Container) -> bool:
-        """Whether a probe (httpGet) passes before it has failed as often as it may."""
+        """True if a probe (httpGet) passes before its failure threshold."""
         wanted = container[probe]
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         for _ in range(wanted.get("failureThreshold", 3)):
@@ -140,7 +140,7 @@ class Pod:
     def _mounts(
         self, root: Path, spec: Object, container: Object, maps: Mapping[str, Object], more: Sequence[Path]
     ) -> Iterator[str]:
-        """The lines of a shell that make the container's file system."""
+        """The lines of a shell script that set up the container's file system."""
         at = shlex.quote(str(root))
         yield f"mount -t tmpfs -o mode=755 tmpfs {at}; mkdir -p {at}/etc {at}/tmp {at}/proc {at}/dev"
         yield f"mount -t tmpfs -o mode=1777 tmpfs {at}/tmp"
@@ -171,7 +171,7 @@ class Pod:
 
 
 def _entered(root: Path, user: Object, command: Sequence[str]) -> str:
-    """The last line of that shell: the program, as the user that it is to be."""
+    """The last line of the shell script: runs the program as its user."""
     assert user["capabilities"] == {"drop": ["ALL"]}
     assert user["allowPrivilegeEscalation"] is False
     uid, gid = user["runAsUser"], user["runAsGroup"]
@@ -227,12 +227,12 @@ class Node:
 
 
 def address(number: int) -> str:
-    """Of the pod with this number, from 0 in the order in which they are made."""
+    """The address of the pod with this number, from 0 in the order of creation."""
     return f"{NETWORK}.{number + 10}"
 
 
 def _paused() -> subprocess.Popen[bytes]:
-    """A process that holds a network namespace of its own. It has it when it has written its line."""
+    """A process with its own network namespace, which exists when it has written its line."""
     process = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""A Postgres server of its own: in a temporary folder, on a free port of 127.0.0.1, not as root, which it refuses."""
+"""A separate Postgres server: in a temporary folder, on a free port of 127.0.0.1, not as root, which Postgres refuses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Postgres:
             missing(f"initdb does not run here: {done.stderr.decode()[-500:]}")
 
     def start(self) -> None:
-        """Returns when it takes connections."""
+        """Returns when it accepts connections."""
         settings = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
         command = [str(self._programs / "postgres"), "-D", str(self._data), "-p", str(self.port), *settings]
         self._process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Postgres:
         assert done.returncode == 0, "the server does not come up"
 
     def stop(self) -> None:
-        """At once: its connections are cut, as by a crash. Idempotent."""
+        """Stops at once and cuts its connections, like a crash. Idempotent."""
         if self._process:
             self.go_on()
             self._process.send_signal(signal.SIGQUIT)
@@ -71,7 +71,7 @@ class Postgres:
             self._process = None
 
     def hang(self) -> None:
-        """All its processes stand still; the kernel still accepts connections for it."""
+        """Suspends all its processes; the kernel still accepts connections for it."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -87,7 +87,7 @@ class Postgres:
         return self.url(name)
 
     def execute(self, statement: str, database: str = "postgres") -> None:
-        """As the superuser that it is."""
+        """Executes as the superuser."""
 
         async def work() -> None:
             import asyncpg
@@ -101,7 +101,7 @@ class Postgres:
         _apart(work)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the server, and its children: each of them is the leader of a session of its own."""
+        """Signals the server and its children, each of which leads its own session."""
         assert self._process
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text("ascii").split()
         for pid in (self._process.pid, *map(int, children)):
@@ -109,7 +109,7 @@ class Postgres:
                 os.kill(pid, number)
 
     def _run(self, command: list[str], until: int | None = None) -> subprocess.CompletedProcess[bytes]:
-        """until: it is run again until it ends with this, some hundred times."""
+        """until: repeats until the output ends with this, some hundred times."""
         for _ in range(600):
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120, check=False, **_unprivileged()
@@ -121,7 +121,7 @@ class Postgres:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[Postgres]:
-    """Skips the test, or fails it, where there is none."""
+    """Skips or fails the test without Postgres."""
     programs = _programs()
     folder = Path(tempfile.mkdtemp(prefix="warmroute-postgres-"))  # not below pytest's, which is root's alone
     server = Postgres(programs, folder)
@@ -138,7 +138,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 def own(path: Path) -> None:
-    """It belongs to the user that the server runs as."""
+    """Makes the server's user the owner."""
     if user := _user():
         os.chown(path, user.pw_uid, user.pw_gid)
 
@@ -164,6 +164,6 @@ def _unprivileged() -> dict[str, Any]:
 
 
 def _apart(work: Callable[[], Awaitable[None]]) -> None:
-    """In a thread, for this one may have an event loop that runs."""
+    """Runs in a thread, because this thread may have a running event loop."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lambda: asyncio.run(work())).result()  # type: ignore[arg-type]

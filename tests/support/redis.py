@@ -1,4 +1,4 @@
-"""A Valkey or Redis server of its own, on a free port of 127.0.0.1; also as a sentinel, or as a cluster of one node."""
+"""A separate Valkey or Redis server, on a free port of 127.0.0.1; also as a sentinel, or as a cluster of one node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from tests.support.tools import missing, tool
 
 
 class RedisServer:
-    """Keeps nothing on disk: after `kill` and `start` it is empty. options: of its configuration. cluster: as one of nodes."""
+    """Stores nothing on disk: after `kill` and `start` it is empty. options: of its configuration. cluster: as a cluster
+    node.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class RedisServer:
 
     @property
     def client(self) -> Any:
-        """Of the blocking library, for what a test wants to do or see."""
+        """A client of the blocking library, for tests."""
         options: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none"} if self._tls else {}
         return redis.Redis(self.host, self.port, password=self.password or None, protocol=2, **options)
 
@@ -75,7 +77,7 @@ class RedisServer:
             self._process.wait()
 
     def pause(self) -> None:
-        """It answers nothing, but its connections stay."""
+        """Stops answering, with open connections."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 
@@ -110,7 +112,7 @@ def serving(server: RedisServer) -> Iterator[RedisServer]:
 
 
 def make_cluster(server: RedisServer) -> None:
-    """Of one node, started with `cluster`."""
+    """Makes a cluster of one node, started with `cluster`."""
     with server.client as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         for _ in range(400):

@@ -1,4 +1,4 @@
-"""Rules about all files: one test each, which names every file that breaks it."""
+"""Rules about all files: each is one test, which names every file that violates it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def name_of(path: Path) -> str:
 
 
 def nobody(faults: Iterable[str]) -> None:
-    """Fails with all of them, a line each."""
+    """Fails with all violations, one per line."""
     found = list(faults)
     assert not found, "\n".join(found)

@@ -1,8 +1,8 @@
-"""An API server of Kubernetes that knows EndpointSlices of one namespace, over TLS and for one token.
+"""A Kubernetes API server that knows EndpointSlices of one namespace, over TLS and for one token.
 
     slices_server.py PORT CERTIFICATE KEY TOKEN FILE
 
-FILE is the list of EndpointSlices as the server answers it. Watches stay open, and nothing happens in them.
+FILE is the list of EndpointSlices in the server's answer. Watches stay open without events.
 """
 
 from __future__ import annotations

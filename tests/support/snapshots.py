@@ -1,4 +1,4 @@
-"""What instruments have counted, all at once."""
+"""The values of all instruments."""
 
 from __future__ import annotations
 

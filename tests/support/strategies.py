@@ -24,7 +24,7 @@ def prompt_of(text: bytes, scale: str = "") -> Prompt:
 
 
 def candidate_of(name: str, *, seconds: float = 0.0, **known: Any) -> Candidate:
-    """A candidate of which only this is known, all else being 0; `seconds`: what it costs."""
+    """A candidate with these values, all others 0. seconds: its cost."""
     nothing: dict[str, Any] = dict.fromkeys(Candidate._fields, 0)
     cost = Cost(*[0.0] * len(Cost._fields))._replace(prefill_s=seconds)
     return Candidate(**nothing | {"replica": name, "prefill_rate": 1000.0, "cost": cost} | known)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
-"""Streams of conversations in all dialects for the prefix doctor: clean ones, and the same with a cause of broken prefixes
-planted.
+"""Streams of conversations in all dialects for the prefix doctor, with and without an injected cause of broken prefixes.
 
-A conversation is `bench.agents`'s; a cause changes what is sent of it, from some turn on or in every turn.
+A conversation is from `bench.agents`; a cause changes its requests, from some turn on or in every turn.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a client sends in one turn, before it is written in a dialect."""
+    """The content of a client's turn, independent of a dialect."""
 
     turn: int
     head: Head
@@ -34,7 +33,7 @@ class Sent:
     chance: random.Random
 
     def system(self, text: str) -> Sent:
-        """With a text before the system prompt."""
+        """The system prompt, with a text before it."""
         return replace(self, head=replace(self.head, system=(text, *self.head.system)))
 
 
@@ -145,12 +144,12 @@ KINDS_OF_STREAMS: Sequence[Kind] = (*CHATS, COMPLETION)
 
 
 def named(kind: Kind) -> bool:
-    """Whether its requests name a session."""
+    """True if its requests name a session."""
     return kind.name in ("messages-claude-code", "responses-list")
 
 
 def stream(kind: Kind, cause: str = "", conversations: int = 3, seed: int = 0) -> Iterator[Line]:
-    """Requests of several conversations in turn, as lines of a file. cause: planted in all of them; "": none."""
+    """Requests of several alternating conversations, as lines of a file. cause: injected in all of them; "": none."""
     chance, known = random.Random(f"{seed}/chance"), head(SHAPE, seed)
     dialogues = [Dialogue(number, SHAPE, seed) for number in range(conversations)]
     for turn in range(1, TURNS + 1):

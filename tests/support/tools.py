@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 
 def tool(name: str) -> Path:
-    """The program from .tools/bin, PATH or /usr/sbin; without it the test is skipped, or fails where it has to run."""
+    """The program from .tools/bin, PATH or /usr/sbin. Without it the test is skipped, or fails if tools are required."""
     local = ROOT / ".tools" / "bin" / name
     if local.exists():
         return local

@@ -1,4 +1,4 @@
-"""How much work each step of something is, the same on any machine."""
+"""Counts the work of steps, independent of the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lines_of(steps: Iterator[object], between: Callable[[int], object] = lambda _: None) -> list[int]:
-    """Lines of Python that run in each step. Compiled code has none. between: called after each, with its number."""
+    """Lines of Python executed in each step; 0 for compiled code. between: called after each step, with its number."""
     lines, found = 0, list[int]()
 
     def trace(_frame: FrameType, event: str, _argument: object) -> Any:

@@ -1,1 +1,1 @@
-"""Where members come from."""
+"""Discovery of replicas: DNS, Kubernetes, a file."""

@@ -1,4 +1,4 @@
-"""The lists of replicas that discovery reads, and keys that it would have sent unencrypted."""
+"""Problems of discovery: unreadable lists of replicas, and keys that would be sent unencrypted."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from gateway.features.discovery.section import DISCOVERY
 
 
 class DiscoveryAdvice(Advice):
-    """See the top of this file."""
+    """Advice on the section `discovery`."""
 
     def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
-        """A list that is here and invalid is named, too."""
-        from gateway.features.discovery.file import LOGGED, listed
+        """Reports lists that are invalid on this machine."""
+        from gateway.features.discovery.file import LOGGED, read_members
 
         for place, source in enumerate(DISCOVERY.of(loaded.config)):
             if source.file:
                 try:
-                    listed(source)
+                    read_members(source)
                 except ConfigError as error:
                     text = f"not read on this machine: {'; '.join(map(str, error.problems[:LOGGED]))}"
                     yield Problem(("discovery", place, "file"), text)
 
     def warnings(self, config: Config) -> Iterator[Problem]:
         for place, source in enumerate(DISCOVERY.of(config)):
-            if source.key and not source.tls and not source.file:  # a file has whole URLs, which are not known here
-                text = "the replicas' key goes to what is found unencrypted, as all requests there do: set tls"
+            if source.key and not source.tls and not source.file:  # a file has complete URLs, which are unknown here
+                text = "the replicas' key is sent unencrypted to discovered replicas, like all requests: set tls"
                 yield Problem(("discovery", place, "key"), text)

@@ -1,4 +1,4 @@
-"""How found replicas are connected to: as their source says of all of them."""
+"""Connection options of discovered replicas, from their source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.fleet.membership import Member
 
 
 def connected_as(member: Member, source: DiscoveryConfig) -> Member:
-    """A discovered member with the options that its source sets for all of its members."""
+    """The member with the options that its source sets for all its members."""
     tls = source.tls if isinstance(source.tls, TlsConfig) and member.url.startswith("https:") else None
     engine = source.engine if member.engine == AUTO_ENGINE else member.engine
     return member if (source.key, tls, engine) == member.connection else replace(member, key=source.key, tls=tls, engine=engine)

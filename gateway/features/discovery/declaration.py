@@ -1,4 +1,4 @@
-"""Sources of replicas beside the configuration."""
+"""Sources of replicas other than the configuration."""
 
 from __future__ import annotations
 

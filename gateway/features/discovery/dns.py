@@ -1,17 +1,17 @@
-"""DNS: replicas are the addresses of a name, or the targets of its SRV records, looked up every few seconds.
+"""Discovery by DNS: the replicas are the addresses of a name, or the targets of its SRV records, looked up periodically.
 
-A headless Service of Kubernetes has an address for each of its pods that are ready, which needs no rights. Consul and others
-answer alike. With a port, A records count; AAAA records if there are none, for a pod with both is one replica. Without one, SRV
-records count, those with the best priority; where the configuration names name servers, these are asked for the targets'
-addresses, too (`dns_targets.py`). A replica is named by its target; its address may change.
+A headless Service of Kubernetes has an address for each ready pod, and needs no rights. Consul and others answer alike. With a
+port, A records are used; AAAA records only if there are none, because a pod with both is one replica. Without a port, SRV
+records with the best priority are used. If the configuration names name servers, these also resolve the targets
+(`dns_targets.py`). A replica is named by its target; its address may change.
 
-A failed look-up (no answer, SERVFAIL) changes nothing, and the next one comes sooner. An empty answer is believed after EMPTY_S
-of empty answers: a name server that has just restarted may send one, and probes detect dead replicas meanwhile. It is
-noted, but no problem: a headless Service without a ready pod has the same answer as a name that does not exist.
+A failed look-up (no answer, SERVFAIL) changes nothing, and the next one comes sooner. An empty answer is applied after EMPTY_S
+of empty answers, because a restarted name server may send one, and probes detect dead replicas in the meantime. It is reported
+as a note, not as a problem: a headless Service without a ready pod has the same answer as a name that does not exist.
 
-c-ares does the look-ups, in a thread of its own, for getaddrinfo knows no SRV records; for addresses it reads /etc/hosts and
-the search domains as that does. Each look-up has a resolver of its own: one that is kept would answer from its cache, and not
-notice that the name server is gone.
+c-ares does the look-ups in its own thread, because getaddrinfo knows no SRV records. For addresses it uses /etc/hosts and the
+search domains as getaddrinfo does. Each look-up has a new resolver: a permanent one would answer from its cache, and not detect
+a lost name server.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ log = logging.getLogger("warmroute.discovery")
 
 EMPTY_S: Final = 30.0
 LOOK_UP_S: Final = 4.0
-TARGETS_S: Final = 2.0  # for the addresses of targets: those that are missing come with the next look-up
-REFRESH_S: Final = 5.0  # a look-up is one packet; name servers hold an answer for as long, or longer
-RETRY_S: Final = 2.0  # after a failed look-up: what has come back is known within 5 s
-_TRY_S: Final = 1.0  # of one name server, at first
+TARGETS_S: Final = 2.0  # time limit for the addresses of targets; missing ones follow with the next look-up
+REFRESH_S: Final = 5.0  # a look-up is one packet; name servers cache answers for at least this time
+RETRY_S: Final = 2.0  # after a failed look-up, so that a recovery is known within 5 s
+_TRY_S: Final = 1.0  # first time limit of one name server
 
 
 class DnsTarget(NamedTuple):
-    """host: or an IP address. addresses: of the host, as far as they are known."""
+    """host: a name or an IP address. addresses: the known addresses of the host."""
 
     host: str
     port: int
@@ -56,16 +56,16 @@ class DnsTarget(NamedTuple):
 
 
 LookUp = Callable[[], Awaitable[Iterable[DnsTarget]]]
-"""All targets, none if the name has none. Raises LookUpFailed."""
+"""Returns all targets of the name, possibly none. Raises LookUpFailed."""
 
 
 class LookUpFailed(SourceError):
-    """There was no answer to rely on."""
+    """There was no usable answer."""
 
 
 class DnsSource:
-    """A MemberSource. config: with `dns`. look_up: by default, asks name servers. clock: monotonic seconds. sleep:
-    asyncio.sleep, or a test's.
+    """A MemberSource. config: with `dns`. look_up: default: asks name servers. clock: monotonic seconds. sleep: a parameter for
+    tests.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DnsSource:
         self.problem = self.note = ""
         self.settings = replace(config, pool="")
         self._dns = config.dns
-        self._look_up = look_up or asking(config.dns)
+        self._look_up = look_up or look_up_of(config.dns)
         self._clock = clock
         self._sleep = sleep
         self._refresh_s = refresh_s
@@ -90,36 +90,36 @@ class DnsSource:
     async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """See MemberSource."""
         known: list[DnsTarget] | None = None
-        empty_since: float | None = None  # answers, without any other one since
+        empty_since: float | None = None  # time of the first of the current series of empty answers
         while True:
             found = await self._targets()
             now = self._clock()
             empty_since = None if found or found is None else now if empty_since is None else empty_since
-            doubted = bool(known) or (known is None and expects)
-            believed = bool(found) or not doubted or (empty_since is not None and now - empty_since >= EMPTY_S)
-            if found is not None and believed and found != known:
+            suspicious = bool(known) or (known is None and expects)
+            accepted = bool(found) or not suspicious or (empty_since is not None and now - empty_since >= EMPTY_S)
+            if found is not None and accepted and found != known:
                 known = found
                 self._note(found)
                 yield self._members(found)
             await self._sleep(self._refresh_s if found is not None else min(self._refresh_s, RETRY_S))
 
     async def _targets(self) -> list[DnsTarget] | None:
-        """In order; None: there was no answer to rely on."""
+        """The targets, sorted. None: there was no usable answer."""
         try:
             found = sorted(set(await self._look_up()))
         except LookUpFailed as failure:
             if not self.problem:
-                log.warning("name has not been looked up", extra={"source": self.name, "error": str(failure)})
+                log.warning("name look-up failed", extra={"source": self.name, "error": str(failure)})
             self.problem = str(failure)
             return None
         if self.problem:
-            log.info("name is looked up again", extra={"source": self.name, "targets": len(found)})
+            log.info("name look-up works again", extra={"source": self.name, "targets": len(found)})
         self.problem = ""
         return found
 
     def _note(self, found: Sequence[DnsTarget]) -> None:
         records = "SRV records" if self._dns.port is None else "address"
-        self.note = "" if found else f"the name has no {records}: it does not exist, or nothing behind it is ready"
+        self.note = "" if found else f"the name has no {records}: it does not exist, or none of its replicas is ready"
         if not found:
             log.warning("no replica behind the name", extra={"source": self.name, "error": self.note})
 
@@ -138,17 +138,17 @@ class DnsSource:
         return members
 
 
-def asking(dns: DnsConfig) -> LookUp:
-    """Looks up what this configuration says, by c-ares."""
+def look_up_of(dns: DnsConfig) -> LookUp:
+    """The look-up of this configuration, by c-ares."""
     addresses = TargetAddresses() if dns.servers and dns.port is None else None
 
     async def look_up() -> Iterable[DnsTarget]:
-        import aiodns  # only where it is needed: it loads a library
+        import aiodns  # imported here because it loads a shared library
 
         try:
             async with contextlib.aclosing(_Resolver(dns)) as resolver:
                 async with asyncio.timeout(LOOK_UP_S):
-                    targets = await _asked(resolver.channel, dns)
+                    targets = await _query(resolver.channel, dns)
                 if addresses is None:
                     return targets
                 await addresses.look_up(resolver.channel, {target.host for target in targets}, TARGETS_S)
@@ -164,7 +164,7 @@ def asking(dns: DnsConfig) -> LookUp:
 
 
 class _Resolver:
-    """Raises LookUpFailed if it cannot be had. channel: aiodns's."""
+    """A new resolver. Raises LookUpFailed if c-ares cannot be set up. channel: of aiodns."""
 
     def __init__(self, dns: DnsConfig) -> None:
         import aiodns
@@ -172,15 +172,15 @@ class _Resolver:
         options: dict[str, Any] = {"servers": list(dns.servers)} if dns.servers else {}
         try:
             self.channel = aiodns.DNSResolver(timeout=_TRY_S, **options)
-        except Exception as error:  # whatever c-ares does not like of this machine
+        except Exception as error:  # any error of c-ares on this machine
             raise LookUpFailed(f"no resolver: {error}") from error
 
     async def aclose(self) -> None:
         await self.channel.close()
 
 
-async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[DnsTarget]:
-    """Raises DNSError."""
+async def _query(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[DnsTarget]:
+    """The targets. Raises DNSError."""
     import pycares
 
     if dns.port is not None:
@@ -193,7 +193,7 @@ async def _asked(resolver: aiodns.DNSResolver, dns: DnsConfig) -> Sequence[DnsTa
 
 
 async def _addresses_of(resolver: aiodns.DNSResolver, name: str) -> Sequence[str]:
-    """IPv6 addresses only of a name that has no others. Raises DNSError."""
+    """The IPv4 addresses of a name, or its IPv6 addresses if there are none. Raises DNSError."""
     import aiodns
 
     try:

@@ -1,8 +1,8 @@
-"""Addresses of the targets of SRV records, asked of the name servers that named the targets.
+"""Addresses of the targets of SRV records, asked of the name servers that returned the targets.
 
-Those servers may be the only ones that know the targets (Consul's, behind a port of its own), so the system is not asked. An
-answer is kept for its TTL, MAX_TTL_S at most. Where there is none, the last good one stays; a target that never had one is left
-to the system.
+Only those servers may know the targets (Consul's, on its own port), so the system's resolver is not asked. An answer is used
+for its TTL, at most MAX_TTL_S. Without a new answer the last good one stays. A target that never had one is left to the
+system's resolver.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     import aiodns
 
 MAX_TTL_S: Final = 60.0
-MAX_ADDRESSES: Final = 8  # of a target
-AT_ONCE: Final = 32  # questions
+MAX_ADDRESSES: Final = 8  # per target
+MAX_QUESTIONS: Final = 32  # at the same time
 
 
 @dataclass(slots=True)
 class _Answer:
-    """until: when it is asked for again."""
+    """until: time of the next question."""
 
     addresses: tuple[str, ...] = ()
     until: float = -math.inf
 
 
 class TargetAddresses:
-    """See the top of this file. clock: monotonic seconds."""
+    """clock: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._answers: dict[str, _Answer] = {}
 
     def of(self, host: str) -> tuple[str, ...]:
-        """Those that are known; (): none, or it is an address itself."""
+        """The known addresses of a host; (): none, or the host is an address itself."""
         answer = self._answers.get(host)
         return answer.addresses if answer else ()
 
     async def look_up(self, resolver: aiodns.DNSResolver, hosts: Collection[str], within_s: float) -> None:
-        """Ask for those whose TTL is over. Others than these hosts are forgotten. Never raises for what servers do."""
+        """Asks for addresses whose TTL has passed, and forgets other hosts. Failures of servers raise nothing."""
         names = sorted(host for host in hosts if address_of(host) is None)
         self._answers = {host: self._answers.get(host) or _Answer() for host in names[:MAX_REPLICAS]}
-        now, free = self._clock(), asyncio.Semaphore(AT_ONCE)
+        now, free = self._clock(), asyncio.Semaphore(MAX_QUESTIONS)
 
         async def renew(host: str, answer: _Answer) -> None:
             async with free:
@@ -57,14 +57,14 @@ class TargetAddresses:
             if addresses:
                 answer.addresses, answer.until = addresses, now + min(ttl_s, MAX_TTL_S)
 
-        asking = [asyncio.ensure_future(renew(host, answer)) for host, answer in self._answers.items() if answer.until <= now]
+        tasks = [asyncio.ensure_future(renew(host, answer)) for host, answer in self._answers.items() if answer.until <= now]
         try:
-            if asking:
-                await asyncio.wait(asking, timeout=within_s)
+            if tasks:
+                await asyncio.wait(tasks, timeout=within_s)
         finally:
-            for each in asking:
+            for each in tasks:
                 each.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def __repr__(self) -> str:
         known = sum(bool(answer.addresses) for answer in self._answers.values())
@@ -72,7 +72,7 @@ class TargetAddresses:
 
 
 async def _addresses_of(resolver: aiodns.DNSResolver, host: str) -> tuple[tuple[str, ...], float]:
-    """(addresses, their TTL): of IPv6 only if it has no others; none if there is no answer."""
+    """(addresses, TTL): IPv4 addresses, or IPv6 addresses if there are none; () without an answer."""
     import aiodns
     import pycares
 

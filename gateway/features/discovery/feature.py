@@ -1,4 +1,4 @@
-"""Sources of replicas beside the configuration: DNS, Kubernetes, a file."""
+"""Sources of replicas other than the configuration: DNS, Kubernetes, a file."""
 
 from __future__ import annotations
 

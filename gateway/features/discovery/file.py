@@ -1,10 +1,11 @@
-"""A file that lists replicas, read again when it changes: for what writes files, such as Terraform or a cron job.
+"""Discovery by a file that lists replicas, read again when it changes. For programs that write files, such as Terraform or a
+cron job.
 
     replicas:
     - http://10.0.0.1:8000
     - {url: http://10.0.0.2:8000, name: b, pool: large, capacity_tokens: 400000, draining: true}
 
-An invalid file, or none, changes nothing: what the last valid one had stays. `replicas: []` empties it.
+If the file is invalid or missing, the replicas of the last valid one stay. `replicas: []` removes them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.fleet.membership import Member
 
 log = logging.getLogger("warmroute.discovery")
 
-LOGGED: Final = 3  # problems of one version
+LOGGED: Final = 3  # problems logged per version
 
 
 class FileSource:
@@ -43,15 +44,15 @@ class FileSource:
 
     async def watch(self, *, expects: bool) -> AsyncIterator[Iterable[Member]]:
         """See MemberSource."""
-        file = ConfigSource(self._path, lambda: listed(self._config), poll_s=self._poll_s)
-        file.asked.set()  # the first time at once
+        file = ConfigSource(self._path, lambda: read_members(self._config), poll_s=self._poll_s)
+        file.asked.set()  # makes the first read immediate
         while True:
             try:
                 found = await file.next()
             except ConfigError as error:
                 self.problem = "; ".join(map(str, error.problems[:LOGGED]))
                 log.warning(
-                    "list of replicas not read: what the last valid one had stays",
+                    "list of replicas not read: the last valid one stays in force",
                     extra={"source": self.name, "error": self.problem},
                 )
             else:
@@ -59,8 +60,8 @@ class FileSource:
                 yield found
 
 
-def listed(config: DiscoveryConfig) -> Iterable[Member]:
-    """What the file lists at present. Raises ConfigError."""
+def read_members(config: DiscoveryConfig) -> Iterable[Member]:
+    """The members in the file. Raises ConfigError."""
     file = YamlFile(Path(config.file))
     parsed = parse(ReplicaList, file.values)
     if parsed.value is None or file.problems:
@@ -68,6 +69,6 @@ def listed(config: DiscoveryConfig) -> Iterable[Member]:
     return [connected_as(_member(each), config) for each in parsed.value.replicas]
 
 
-def _member(listed: ListedReplica) -> Member:
-    capacity, draining = listed.capacity_tokens, listed.draining
-    return Member(listed.name, listed.url, listed.pool, capacity, draining=draining, engine=listed.engine)
+def _member(replica: ListedReplica) -> Member:
+    capacity, draining = replica.capacity_tokens, replica.draining
+    return Member(replica.name, replica.url, replica.pool, capacity, draining=draining, engine=replica.engine)

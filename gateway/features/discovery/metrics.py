@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DiscoveryMetrics:
-    """Sources of replicas, and what each has found."""
+    """Sources of replicas, and the numbers of their replicas."""
 
     def __init__(self, make: MetricFamily) -> None:
         self.up = make.gauge(
@@ -25,9 +25,9 @@ class DiscoveryMetrics:
         self.replicas = make.gauge("discovery_replicas", "Replicas that a source has brought.", "source")
 
     def show(self, sources: Iterable[tuple[Watch, int]]) -> None:
-        """The state of each, and how many replicas it has brought."""
+        """sources: watches with their numbers of replicas."""
         for gauge in (self.up, self.replicas):
-            gauge.values.clear()  # of sources that are no more
+            gauge.values.clear()  # removes the values of former sources
         for watch, replicas in sources:
             self.up.set((watch.name,), not watch.problem)
             self.replicas.set((watch.name,), replicas)

@@ -1,4 +1,4 @@
-"""The section `discovery`: where replicas are found, beside those that the pools list."""
+"""The section `discovery`: sources of replicas in addition to the lists of the pools."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DnsConfig(ConfigSection, frozen=True):
 
     @property
     def source(self) -> str:
-        """What it watches."""
+        """The name of the source."""
         return f"dns {self.name}" + (f":{self.port}" if self.port else "") + "".join(f" by {each}" for each in self.servers[:1])
 
 
@@ -94,7 +94,7 @@ class KubernetesConfig(ConfigSection, frozen=True):
 
     @property
     def source(self) -> str:
-        """What it watches."""
+        """The name of the source."""
         what = f"pods {self.pods}" if self.pods else f"service {self.service}"
         port = f":{self.port}" if self.port else ""
         return f"kubernetes {what}{port}" + "".join(
@@ -103,7 +103,7 @@ class KubernetesConfig(ConfigSection, frozen=True):
 
 
 class DiscoveryConfig(ConfigSection, frozen=True):
-    """Where replicas are found, beside those that the pools list: one of `dns`, `kubernetes` and `file`."""
+    """A source of replicas, in addition to the lists of the pools: one of `dns`, `kubernetes` and `file`."""
 
     dns: DnsConfig | None = None
     kubernetes: KubernetesConfig | None = None
@@ -124,19 +124,19 @@ class DiscoveryConfig(ConfigSection, frozen=True):
 
     @property
     def source(self) -> str:
-        """What it watches, as logs, metrics and operators name it."""
+        """The name of the source in logs, metrics and the operators' API."""
         if self.dns:
             return self.dns.source
         return self.kubernetes.source if self.kubernetes else f"file {self.file}"
 
     @property
     def kinds(self) -> Sequence[str]:
-        """The kinds of source that it names."""
+        """The configured kinds of source."""
         return [kind for kind in SOURCE_KINDS if getattr(self, kind)]
 
 
 def _wrong(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """Sources that are none or several, lack what they need, or come twice."""
+    """Sources of no kind or several kinds, incomplete sources, and duplicates."""
     for key, value in values.items():
         match value:
             case DiscoveryConfig(kinds=kinds) if len(kinds) != 1:
@@ -153,13 +153,13 @@ def _wrong(values: Mapping[Key, Any]) -> Iterator[Problem]:
     sources = ((key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig))
     for key, first in repeated((key, source.source) for key, source in sources if source.kinds):
         yield Problem(key, f"the same source as {key_name(first)}")
-    if ("pools",) in values:  # else a pool that is wrong in itself may be the one that is named
+    if ("pools",) in values:  # only valid pools are compared
         found = [(key, value) for key, value in values.items() if isinstance(value, DiscoveryConfig)]
         yield from _wrong_pools(found, [pool.name for pool in Config(pools=tuple(values["pools",])).pools])
 
 
 def _wrong_pools(sources: Iterable[tuple[Key, DiscoveryConfig]], names: Sequence[str]) -> Iterator[Problem]:
-    """Sources that name no pool. names: of the pools."""
+    """Sources without an existing pool. names: of the pools."""
     for key, source in sources:
         if source.pool and source.pool not in names:
             yield Problem((*key, "pool"), f"{source.pool!r} is no pool's name; possible are: {first_names(names)}")
@@ -168,7 +168,7 @@ def _wrong_pools(sources: Iterable[tuple[Key, DiscoveryConfig]], names: Sequence
 
 
 def _in_clear(key: Key, kubernetes: KubernetesConfig) -> Iterator[Problem]:
-    """An API server without TLS that would get a token over the network, or has certificates for nothing."""
+    """An API server without TLS that would get a token over the network, or has unused certificates."""
     if not kubernetes.server or kubernetes.server.lower().startswith("https:"):
         return
     if kubernetes.ca_file:

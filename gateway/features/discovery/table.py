@@ -1,4 +1,4 @@
-"""Which sources a configuration asks for, beside itself and the operators: a new kind gets a line here."""
+"""The sources of a configuration. A new kind of source gets a line here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _source_of(config: DiscoveryConfig) -> MemberSource:
     if config.dns:
         return DnsSource(config)
     if config.kubernetes:
-        from gateway.features.discovery.kubernetes.source import KubernetesSource  # TLS, and aiohttp's client
+        from gateway.features.discovery.kubernetes.source import KubernetesSource  # imports TLS and aiohttp's client
 
         return KubernetesSource(config)
     return FileSource(config)

@@ -1,1 +1,1 @@
-"""The prefix doctor: where the prefixes of a stream of requests break, why, and what it costs."""
+"""The prefix doctor: finds where the prefixes of a stream of requests break, why, and at what cost."""

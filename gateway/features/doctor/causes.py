@@ -1,4 +1,4 @@
-"""The causes: their names, and what to do about each."""
+"""Names of the causes, and a remedy for each."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SPILLED: Final = "spilled"
 CONCURRENT: Final = "concurrent"
 
 REMEDIES: Final[Mapping[str, str]] = {
-    TIMESTAMP: "Move the time out of the head of the prompt: to the end of the newest user message, or round it to the day.",
-    ID: "Move the id out of the head of the prompt: to the end of the newest user message, or to a header or `metadata`.",
+    TIMESTAMP: "Move the time out of the head of the prompt: to the end of the latest user message, or round it to the day.",
+    ID: "Move the id out of the head of the prompt: to the end of the latest user message, or to a header or `metadata`.",
     NONCE: (
-        "Leave the random token out of the prompt, or move it behind what stays the same. If it is Claude Code's billing line:"
+        "Leave the random token out of the prompt, or move it behind the unchanged part. If it is Claude Code's billing line:"
         " CLAUDE_CODE_ATTRIBUTION_HEADER=0, or let the client speak Messages and keep `strip_billing_header` on."
     ),
     TOOLS_REORDERED: "Send the tools in one fixed order: sort them by name before each request.",
@@ -35,7 +35,7 @@ REMEDIES: Final[Mapping[str, str]] = {
         "Keep the list of tools the same for the whole conversation: offer all of them from the beginning, and limit the choice"
         " with `tool_choice`."
     ),
-    SYSTEM_CHANGED: "Keep the system prompt the same for the whole conversation; say what is new in a user message.",
+    SYSTEM_CHANGED: "Keep the system prompt the same for the whole conversation; put new information in a user message.",
     SETTINGS_CHANGED: "Keep the fields that shape the prompt (the first difference names one) the same for the conversation.",
     SALT: "Use one `cache_salt` for each tenant or user, not one for each request.",
     HISTORY_REWRITTEN: (
@@ -48,8 +48,8 @@ REMEDIES: Final[Mapping[str, str]] = {
         "Nothing is wrong with a compaction; each one costs a new prefix. If they are frequent, raise the client's limit, and"
         " keep system prompt and tools unchanged in front of the summary."
     ),
-    MODEL_CHANGED: "Keep a conversation on one model: each has a cache of its own. Look at `fallback` pools and model aliases.",
-    ADAPTER_CHANGED: "Keep a conversation on one adapter: its prefixes are its own.",
+    MODEL_CHANGED: "Keep a conversation on one model: each has its own cache. Check `fallback` pools and model aliases.",
+    ADAPTER_CHANGED: "Keep a conversation on one adapter: adapters do not share prefixes.",
     REPLICA_LOST: "Find out why replicas restart, drain or leave; drain few at a time, when it is quiet; scale in slowly.",
     EVICTED: (
         "Give the replicas more KV cache (or more replicas), keep long conversations within `routing.ttl_s`, and compare"
@@ -58,4 +58,4 @@ REMEDIES: Final[Mapping[str, str]] = {
     SPILLED: "The replica that had the prefix was too busy: add replicas, or look for one hot prefix that all requests share.",
     CONCURRENT: "Send the first request of a batch alone, and the others when its answer has begun.",
 }
-OF_OUTCOMES: Final = frozenset([REPLICA_LOST, EVICTED, SPILLED, CONCURRENT])
+DELIVERY_CAUSES: Final = frozenset([REPLICA_LOST, EVICTED, SPILLED, CONCURRENT])

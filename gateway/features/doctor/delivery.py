@@ -1,13 +1,13 @@
-"""Prefixes that an earlier request had computed, and that this one did not get: why, by what is known of both.
+"""Delivery: prefixes that an earlier request had computed, but that this request did not find cached, and the reason.
 
-Expected is what the earlier prompts of the stream have in common with this one, cached is what the engine has reported. An
-engine caches whole blocks and our tokens are an estimate, so a difference counts from MIN_LOST tokens, and from a tenth,
-upwards.
+Expected are the tokens that earlier prompts of the stream share with this one; cached are the tokens reported by the engine.
+Engines cache whole blocks, and our token counts are estimates, so a difference counts if it has at least MIN_LOST tokens and a
+tenth of the expected ones.
 
-    spilled         the router chose another replica, for the one with the prefix had too much to do
-    concurrent      the earlier request's answer had not begun yet: there was nothing in the cache
-    replica_lost    its replica took no requests any more: it was down, drained or gone
-    evicted         the same replica, or one that was believed to have it, had it no more
+    spilled         the router chose another replica, because the one with the prefix was too busy
+    concurrent      the earlier request's answer had not begun, so the cache was empty
+    replica_lost    the earlier replica accepted no requests: it was down, drained or removed
+    evicted         this replica, or another expected holder of the prefix, had evicted it
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gateway.features.doctor.causes import CONCURRENT, EVICTED, REPLICA_LOST, SP
 from gateway.features.doctor.observed import ObservedOutcome, ObservedRequest
 
 MIN_LOST: Final = 256  # tokens
-MIN_SHARE: Final = 0.1  # of what was expected
-SPILL: Final = "spill"  # of the router's reasons
+MIN_SHARE: Final = 0.1  # of the expected tokens
+SPILL: Final = "spill"  # a reason of the router
 
 
 def undelivered(now: ObservedRequest, expected: int, before: ObservedRequest) -> tuple[str, int] | None:
-    """(cause, tokens lost); None: delivered, or not known. expected: tokens. before: the earlier prompt that has them."""
+    """(cause, lost tokens). None: delivered, or unknown. expected: tokens. before: the earlier prompt with these tokens."""
     outcome = now.outcome
     if outcome is None or outcome.cached_tokens is None:
         return None
@@ -45,5 +45,5 @@ def _cause(now: ObservedRequest, outcome: ObservedOutcome, before: ObservedReque
         return SPILLED
     if outcome.replica == earlier.replica:
         return EVICTED
-    gone = outcome.available_tokens is not None and 2 * outcome.available_tokens < expected
-    return EVICTED if gone else SPILLED
+    evicted = outcome.available_tokens is not None and 2 * outcome.available_tokens < expected
+    return EVICTED if evicted else SPILLED

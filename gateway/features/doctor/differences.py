@@ -1,4 +1,4 @@
-"""The first difference of two prompts, in the order in which an engine reads them: model, salt, tools, fields, turns."""
+"""Finds the first difference of two prompts, in the order in which an engine reads them: model, salt, tools, fields, turns."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from gateway.features.doctor.observed import SYSTEM, ObservedRequest
 
 _ADAPTERS: Final = ("lora", "lora_path")
 _OF_KIND: Final[Mapping[str, str]] = {TIME: TIMESTAMP, ID: ID_CAUSE}
-_SIZE: Final = re.compile(r"[\d.x]+[bBmM](?:-.*)?|latest")  # of a model, where its name has one behind a colon
+_SIZE: Final = re.compile(r"[\d.x]+[bBmM](?:-.*)?|latest")  # a model's size or version after a colon in its name
 
 
 class Difference(NamedTuple):
-    """cause: what it looks like. where: the part of the prompt, in words. at: its offset in the prompt as far as is known, in
-    bytes. before, now: digests of the part in the earlier prompt and in this one, "" where it is not there. turn: its number
-    among all turns; -1: it is before them. volatile: the difference is in a time, an id, or a random token.
+    """cause: the probable cause. where: the part of the prompt, in words. at: its offset in the prompt as far as known, in
+    bytes. before, now: digests of the part in the earlier and in this prompt, "" if missing. turn: its index among all turns;
+    -1: before the turns. volatile: the difference is in a time, an id, or a random token.
     """
 
     cause: str
@@ -47,7 +47,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
-    """None: one of them begins with all of the other. O(segments)."""
+    """None: one of them is a prefix of the other. O(segments)."""
     if now.model != before.model:
         cause = ADAPTER_CHANGED if is_adapter(now.model, before.model) else MODEL_CHANGED
         return Difference(cause, "model", 0, before.model, now.model, -1, volatile=False)
@@ -56,18 +56,18 @@ def first_difference(now: ObservedRequest, before: ObservedRequest) -> Differenc
         if own != own_before:
             return Difference(SALT, "cache_salt", 0, digest_of(own_before), digest_of(own), -1, volatile=False)
         return Difference(SETTINGS_CHANGED, "fields of the body", 0, head_before[:8], head[:8], -1, volatile=False)
-    return _of_tools(now, before) or _of_fields(now, before) or _of_turns(now, before)
+    return _tools_difference(now, before) or _fields_difference(now, before) or _turns_difference(now, before)
 
 
 def is_adapter(one: str, other: str) -> bool:
-    """Whether two models are one with different adapters, as SGLang names them: MODEL:ADAPTER. (MODEL:7b is another model.)"""
+    """True if two names are one model with different adapters, in SGLang's form MODEL:ADAPTER. (MODEL:7b is another model.)"""
     base, _, first = one.partition(":")
     other_base, _, second = other.partition(":")
     return base == other_base and not any(_SIZE.fullmatch(each) for each in (first, second) if each)
 
 
 def digest_of(text: str) -> str:
-    """As it may be shown: the same text has the same one."""
+    """A digest that may be shown."""
     return f"{hash_of(text):016x}"[:8] if text else ""
 
 
@@ -79,21 +79,21 @@ def _shown(segment: Segment | None) -> str:
     return f"{segment.digest:016x}"[:8] if segment else ""
 
 
-def _of_tools(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
+def _tools_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     at = 0
     for number, tool in enumerate(now.tools):
         other = before.tools[number] if number < len(before.tools) else None
         if other is not None and tool.digest == other.digest:
             at += tool.size
             continue
-        return _of_tool(now.tools, before.tools, number, at)
+        return _tool_difference(now.tools, before.tools, number, at)
     if len(before.tools) > len(now.tools):
         missing = before.tools[len(now.tools)]
         return Difference(TOOLS_CHANGED, f"tool {missing.name!r}, left out", at, _shown(missing), "", -1, volatile=False)
     return None
 
 
-def _of_tool(now: Sequence[Segment], before: Sequence[Segment], number: int, at: int) -> Difference:
+def _tool_difference(now: Sequence[Segment], before: Sequence[Segment], number: int, at: int) -> Difference:
     tool = now[number]
     other = before[number] if number < len(before) else None
     where = f"tool {tool.name!r}"
@@ -103,14 +103,14 @@ def _of_tool(now: Sequence[Segment], before: Sequence[Segment], number: int, at:
     if sorted(each.loose for each in now) == sorted(each.loose for each in before):
         same = next((each for each in before if each.loose == tool.loose and each.name == tool.name), other)
         if same is not None and same.loose == tool.loose and same.digest != tool.digest:
-            return _volatile(tool, same, where, at, -1)
+            return _volatile_difference(tool, same, where, at, -1)
         return Difference(TOOLS_REORDERED, where, at, _shown(other), _shown(tool), -1, volatile=False)
     earlier = next((each for each in before if each.name == tool.name), None)
     where = f"{where}, changed" if earlier else f"{where}, new"
     return Difference(TOOLS_CHANGED, where, at, _shown(earlier), _shown(tool), -1, volatile=False)
 
 
-def _of_fields(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
+def _fields_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     ours, theirs = {each.name: each for each in now.fields}, {each.name: each for each in before.fields}
     at = sum([each.size for each in now.tools])
     for name in [*ours, *(name for name in theirs if name not in ours)]:
@@ -120,13 +120,13 @@ def _of_fields(now: ObservedRequest, before: ObservedRequest) -> Difference | No
                 at += one.size
                 continue
             if one.loose == other.loose and name not in _ADAPTERS:
-                return _volatile(one, other, f"field {name!r}", at, -1)
+                return _volatile_difference(one, other, f"field {name!r}", at, -1)
         cause = ADAPTER_CHANGED if name in _ADAPTERS else SETTINGS_CHANGED
         return Difference(cause, f"field {name!r}", at, _shown(other), _shown(one), -1, volatile=False)
     return None
 
 
-def _of_turns(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
+def _turns_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
     at = now.head_bytes
     for number, (turn, other) in enumerate(zip(now.turns, before.turns, strict=False)):
         if turn.digest == other.digest:
@@ -135,22 +135,22 @@ def _of_turns(now: ObservedRequest, before: ObservedRequest) -> Difference | Non
         in_head = number < max(now.lead, before.lead)
         where = place_of(now, number)
         if turn.loose == other.loose and turn.name == other.name:
-            return _volatile(turn, other, where, at, number)
+            return _volatile_difference(turn, other, where, at, number)
         cause = SYSTEM_CHANGED if in_head or turn.name in SYSTEM or other.name in SYSTEM else HISTORY_REWRITTEN
         return Difference(cause, where, at, _shown(other), _shown(turn), number, volatile=False)
     return None
 
 
 def place_of(prompt: ObservedRequest, turn: int) -> str:
-    """A turn in words."""
+    """The name of a turn, in words."""
     name = prompt.turns[turn].name
     if turn < prompt.lead:
         return "system prompt"
     return f"paragraph {turn + 1}" if name == "text" else f"turn {turn - prompt.lead + 1} ({name})"
 
 
-def _volatile(now: Segment, before: Segment, where: str, at: int, turn: int) -> Difference:
-    """Both are equal but for volatile texts. The first that differs, of those that are listed."""
+def _volatile_difference(now: Segment, before: Segment, where: str, at: int, turn: int) -> Difference:
+    """The first listed volatile text that differs; everything else is equal."""
     for one, other in zip(now.volatile, before.volatile, strict=False):
         if one.digest != other.digest:
             cause = _OF_KIND.get(one.kind, NONCE)

@@ -30,9 +30,9 @@ class DoctorEndpoints:
         return [get("/warmroute/doctor", self.doctor)]
 
     async def doctor(self, request: HttpRequest) -> Response:
-        """Where the prefixes of recent requests break, and why. The first question begins the watch.
+        """Where the prefixes of recent requests break, and why. The first question starts the watch.
 
-        All operators who ask while an examination runs get that one's answer. A worker that is late is left out.
+        Operators who ask during an examination get its answer. A late worker is left out.
         """
         self._operator.allow(request)
         return Response(await self._examinations.get())

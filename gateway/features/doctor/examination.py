@@ -1,17 +1,16 @@
-"""The examination of a stream of requests: one after the other, in the order of time; findings and sums at any moment.
+"""Examines a stream of requests, one after the other in the order of time. Findings and sums are available at any time.
 
-A request is looked at once. What any earlier prompt has in common with it, from the first token, is `reusable`: an ideal cache
-would have it. If it is the next request of a conversation, that is all there is to reuse. If not, and it is kin to an earlier
-prompt (`window.py`), and there is evidence that it should have continued that (`kinship.py`), the prefix is broken:
+A request is examined once. Its longest common beginning with any earlier prompt is `reusable`: an ideal cache would have it.
+For the next request of a conversation, nothing more could be reused. Otherwise, if it is related to an earlier prompt
+(`window.py`), and there is evidence that it should have continued that prompt (`kinship.py`), the prefix is broken:
 
-    lost = what the earlier prompt would have given, had the difference not been  -  what was reusable all the same
+    lost = tokens reusable from the earlier prompt without the difference  -  actually reusable tokens
 
-Lost tokens are tokens of the prompt, counted by the engine where it has counted, else estimated; those that the engine reports
-as not cached although they were reusable are lost, too, for reasons of their own (`delivery.py`). Their price is what uncached
-tokens cost more than cached ones. Less than MIN_LOST tokens are no finding. One request has at most one finding of each of the
-two sorts.
+Lost tokens are tokens of the prompt, by the engine's count if available, otherwise estimated. Reusable tokens that the engine
+reports as not cached are also lost, for other reasons (`delivery.py`). Their price is the difference between uncached and
+cached tokens. Less than MIN_LOST tokens are not a finding. A request has at most one finding of each of the two kinds.
 
-Bounds: those of the window; FINDINGS, EXCERPT, SESSIONS. Synchronous, pure.
+Bounds: the window's; FINDINGS, EXCERPT, SESSIONS. Synchronous, pure.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ from gateway.features.doctor.kinship import Break, compare, continues
 from gateway.features.doctor.observed import ObservedRequest
 from gateway.features.doctor.window import MAX_BYTES, MAX_PROMPTS, Window
 
-FINDINGS: Final = 1000  # that are kept; all are counted
-SESSIONS: Final = 100_000  # that are counted
-BEFORE, BEHIND = 40, 60  # bytes of a text that are shown around the first difference
+FINDINGS: Final = 1000  # stored findings; all are counted
+SESSIONS: Final = 100_000  # counted sessions, at most
+BEFORE, BEHIND = 40, 60  # bytes of text shown around the first difference
 
 
 class Finding(NamedTuple):
     """A request that lost tokens. before: the number and place of the earlier request. at: offset of the first difference in
-    the prompt, in bytes or tokens; -1: there is none. old, new: what is there, as digests, or as texts where these may be
-    shown.
+    the prompt, in bytes or tokens; -1: none. old, new: the differing parts, as digests, or as texts if these may be shown.
     """
 
     cause: str
@@ -52,7 +50,7 @@ class Finding(NamedTuple):
 
 
 class TokenSum:
-    """Of one cause. usd: as far as prices are known. first: its first finding."""
+    """The sum for one cause. usd: as far as prices are known. first: its first finding."""
 
     __slots__ = ("count", "first", "tokens", "usd")
 
@@ -69,13 +67,13 @@ class TokenSum:
 
 
 class Examination:
-    """See the top of this file. Tokens: of all prompts; reusable: of those that are; reported: of prompts whose cached tokens
-    (cached) an engine has reported. priced: whether any request has a price.
+    """tokens: of all prompts. reusable: their reusable tokens. reported: tokens of prompts with reported cached tokens. cached:
+    these cached tokens. priced: a request has a price.
     """
 
-    def __init__(self, most: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
-        """most, most_bytes: of the prompts that are remembered."""
-        self._window = Window(most, most_bytes)
+    def __init__(self, max_prompts: int = MAX_PROMPTS, max_bytes: int = MAX_BYTES) -> None:
+        """max_prompts, max_bytes: of the remembered prompts."""
+        self._window = Window(max_prompts, max_bytes)
         self._sessions = set[tuple[str, str]]()
         self.requests = 0
         self.tokens = 0
@@ -91,7 +89,7 @@ class Examination:
 
     @property
     def sessions(self) -> int:
-        """That requests have named; SESSIONS at most."""
+        """Number of named sessions, at most SESSIONS."""
         return len(self._sessions)
 
     @property
@@ -104,7 +102,7 @@ class Examination:
         return sum([each.usd for each in self.sums.values()]) if self.priced else None
 
     def add(self, prompt: ObservedRequest) -> None:
-        """The next request of the stream. O(its segments and blocks)."""
+        """Examines the next request of the stream. O(its segments and blocks)."""
         self.requests += 1
         prompt.number = self.requests
         self._count(prompt)
@@ -113,15 +111,15 @@ class Examination:
         self.reusable += prompt.tokens(reusable)
         kin = self._window.kin(prompt)
         before = next((each for each in kin if continues(prompt, each)), None)
-        if before is None and (broken := self._broken(prompt, kin)):
+        if before is None and (broken := self._worst_break(prompt, kin)):
             lost = prompt.tokens(broken.reusable - reusable)
             if lost >= MIN_LOST:
-                self._found(_finding(prompt, broken.before, broken.difference, lost))
+                self._add_finding(_finding(prompt, broken.before, broken.difference, lost))
         if source := before or holder:
             failed = undelivered(prompt, prompt.tokens(reusable), source)
             if failed:
                 cause, lost = failed
-                self._found(_failed(prompt, source, cause, lost))
+                self._add_finding(_delivery_finding(prompt, source, cause, lost))
         self._window.add(prompt)
 
     def _count(self, prompt: ObservedRequest) -> None:
@@ -134,12 +132,12 @@ class Examination:
         if prompt.session and len(self._sessions) < SESSIONS:
             self._sessions.add((prompt.tenant, prompt.session))
         if prompt.outcome and prompt.outcome.cached_tokens is not None:
-            whole = prompt.tokens(prompt.units)
-            self.reported += whole
-            self.cached += min(prompt.outcome.cached_tokens, whole)  # a count of an engine's may be absurd
+            total = prompt.tokens(prompt.units)
+            self.reported += total
+            self.cached += min(prompt.outcome.cached_tokens, total)  # an engine may report an absurd count
 
-    def _broken(self, prompt: ObservedRequest, kin: list[ObservedRequest]) -> Break | None:
-        """The break that has cost the most."""
+    def _worst_break(self, prompt: ObservedRequest, kin: list[ObservedRequest]) -> Break | None:
+        """The break with the greatest cost."""
         found: Break | None = None
         for each in kin:
             one = compare(prompt, each)
@@ -147,7 +145,7 @@ class Examination:
                 found = one
         return found
 
-    def _found(self, finding: Finding) -> None:
+    def _add_finding(self, finding: Finding) -> None:
         if finding.cause not in self.sums:
             self.sums[finding.cause] = TokenSum(finding)
         self.sums[finding.cause].add(finding)
@@ -155,7 +153,7 @@ class Examination:
             self.findings.append(finding)
 
     def check(self) -> None:
-        """For tests: raises AssertionError if its books are wrong."""
+        """For tests. Raises AssertionError if an invariant is broken."""
         self._window.check()
         assert len(self.findings) == min(FINDINGS, sum(each.count for each in self.sums.values()))
 
@@ -172,7 +170,7 @@ def _finding(now: ObservedRequest, before: ObservedRequest, found: Difference, l
     return Finding(found.cause, *names, found.where, at, old, new, shown, lost, _usd(now, lost))
 
 
-def _failed(now: ObservedRequest, before: ObservedRequest, cause: str, lost: int) -> Finding:
+def _delivery_finding(now: ObservedRequest, before: ObservedRequest, cause: str, lost: int) -> Finding:
     one, other = now.outcome, before.outcome
     old, new = (other.replica if other else ""), (one.replica if one else "")
     names = now.number, now.place, now.session, now.model, before.number, before.place
@@ -184,12 +182,12 @@ def _usd(prompt: ObservedRequest, tokens: int) -> float | None:
 
 
 def _excerpt(text: bytes, at: int) -> str:
-    """What stands around an offset."""
+    """The text around an offset."""
     return text[max(0, at - BEFORE) : at + BEHIND].decode("utf-8", "replace")
 
 
 def common_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with; what is equal is compared once. O(length)."""
+    """The length of the common beginning. Each byte is compared about once. O(length)."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

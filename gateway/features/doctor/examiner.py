@@ -1,11 +1,11 @@
-"""The parent's side of an examination: it runs in a process of its own (`program.py`), which ends with it.
+"""Runs an examination in its own process (`program.py`), which ends with it.
 
     records of all workers ──► written in parts, as fast as they are read ──► the report, as JSON
 
-A process, and not turns of the event loop nor a thread: examining one long prompt takes 20 ms and more in one step, all that a
-watch remembers many seconds, and compiled modules do not give up the GIL. The memory that it takes goes back with it, too.
+A process is needed instead of the event loop or a thread: one long prompt takes 20 ms and more in one step, all remembered
+prompts many seconds, and compiled modules do not release the GIL. The process's memory is freed at its end, too.
 
-Bounds: EXAMINE_S, MAX_REPORT. Whoever is cancelled, or waits too long, leaves no process behind.
+Bounds: EXAMINE_S, MAX_REPORT. After a cancellation or a time-out the process is killed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from gateway.features.doctor.watch import WatchedRequests
 log = logging.getLogger("warmroute.doctor")
 
 EXAMINE_S: Final = 120.0
-MAX_REPORT: Final = 64 << 20  # bytes; a report has 1,000 findings at most
-PART: Final = 256 << 10  # bytes that are joined at once
-RECORD: Final = struct.Struct("<dI")  # when it came, bytes that follow; the first of all is the job's head
+MAX_REPORT: Final = 64 << 20  # bytes; a report has at most 1,000 findings
+PART: Final = 256 << 10  # bytes per write
+RECORD: Final = struct.Struct("<dI")  # arrival, length; the first record is the head of the job
 
-# The child uses the parent's module path, whatever its working directory is.
+# The child imports modules from the parent's paths, independent of its working directory.
 BOOT: Final = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gateway.features.doctor.program import main; main()"
 )
 
 
 class Examiner:
-    """See the top of this file. within_s: of one examination; boot: the program."""
+    """Starts examinations. within_s: time limit of one. boot: the program."""
 
     def __init__(self, *, within_s: float = EXAMINE_S, boot: str = BOOT) -> None:
         self.started = 0
@@ -55,7 +55,9 @@ class Examiner:
         watched: Sequence[WatchedRequests],
         now: float,
     ) -> bytes:
-        """The report, as JSON that begins with `about`. now: Unix seconds. Raises GatewayError: 503, or 500 for a bug."""
+        """The report, as JSON that begins with `about`. now: Unix seconds. Raises GatewayError: 503, or 500 because of a
+        bug.
+        """
         if not any(each.records for each in watched):
             return encoded(about, Examination())
         try:
@@ -63,12 +65,12 @@ class Examiner:
                 return await self._run(msgspec.msgpack.encode((about, prices, now)), watched)
         except TimeoutError:
             raise out_of_resources("the examination took too long") from None
-        except OSError as broken:  # it was killed, or could not be started
+        except OSError as broken:  # the process was killed, or could not be started
             log.error("the doctor's process failed", extra={"error": str(broken)})
             raise out_of_resources("no process for the examination") from None
 
     async def _run(self, head: bytes, watched: Sequence[WatchedRequests]) -> bytes:
-        """Raises OSError; GatewayError if it failed by a bug, which is on its standard error."""
+        """Raises OSError; GatewayError after a bug in the process, which writes it to its standard error."""
         command = [sys.executable, "-c", self._boot, json.dumps(sys.path)]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
@@ -97,7 +99,7 @@ class Examiner:
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    """Until its end. Raises OSError if it is longer than a report."""
+    """Reads to the end. Raises OSError beyond MAX_REPORT."""
     found = bytearray()
     while part := await stream.read(PART):
         found += part
@@ -107,7 +109,7 @@ async def _read(stream: asyncio.StreamReader) -> bytes:
 
 
 def _parts(head: bytes, watched: Sequence[WatchedRequests]) -> Iterator[bytes]:
-    """What is written, about PART bytes at a time."""
+    """The input of the process, in pieces of about PART bytes."""
     parts, size = [RECORD.pack(0.0, len(head)), head], 0
     for each in watched:
         for time, record in each.records:

@@ -1,4 +1,4 @@
-"""The prefix doctor: sees nothing until an operator asks."""
+"""The prefix doctor: inactive until an operator asks."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""Whether a prompt should have continued an earlier one, where it leaves it, and what that costs.
+"""Decides if a prompt should have continued an earlier one, where it diverges, and at what cost.
 
-Two prompts that differ are no broken prefix by themselves: different conversations share a head, sub-agents run beside their
-parent in one session, a user edits the last message and asks again. A break needs evidence that the earlier prompt's work would
-have been of use, which is that *something behind the difference is the same in both*:
+A difference alone is not a broken prefix: different conversations share a head, sub-agents run in their parent's session, a
+user edits the last message and asks again. A break needs evidence that the earlier prompt's cache would have been useful: *a
+part after the difference is equal in both*:
 
-    a volatile text in the head             what follows it in the head is the same; the conversation may be another one
+    a volatile text in the head             the rest of the head is equal; the conversation may be another one
     tools in another order                  the same set
-    a volatile text in a later turn         at least another turn behind it is the same
+    a volatile text in a later turn         at least one later turn is equal
     model, adapter, salt, tools, system     the turns of the earlier prompt begin this one: it is the same conversation
-    rewritten history                       turns behind the difference are the same
-    truncated history                       the same, and the first of them has moved up
+    rewritten history                       later turns are equal
+    truncated history                       later turns are equal, and the first of them has moved up
     compaction                              a shorter history that begins like a summary, of the same session or with turns of
-                                            the earlier prompt; or half of it, with turns of the same session
+                                            the earlier prompt; or a history of half the size, with turns of the same session
 
-`reusable` is how much of the prompt the earlier one would have given, had the difference not been: the bytes that are the same
-in both (for a compaction: those of the shorter prompt, for nothing is the same). What was lost is that less what was found all
-the same (`examination.py`). Prompts of which only keys are known (recorded traces) are compared by their lengths, within one
+`reusable` is the part of the prompt that the earlier one would have provided without the difference: the bytes that are equal
+in both (for a compaction: the length of the shorter prompt, because nothing is equal). The loss is that minus the actually
+reusable part (`examination.py`). Prompts with known keys only (recorded traces) are compared by their lengths, within one
 thread.
 """
 
@@ -29,15 +29,15 @@ from gateway.features.doctor.causes import COMPACTION, HISTORY_REWRITTEN, HISTOR
 from gateway.features.doctor.differences import Difference, first_difference
 from gateway.features.doctor.observed import ASSISTANT, ObservedRequest, answers_in, common_blocks
 
-MIN_SHARED: Final = 512  # bytes of turns that are the same in both, as evidence
-MIN_TURN: Final = 64  # bytes of a turn that counts: "ok" and "yes" are in every conversation
-MIN_CONVERSATION: Final = 1024  # bytes of turns that make two prompts one conversation where no session is named
-MIN_COMPACTED: Final = 4  # turns of a conversation that is worth a compaction
-EARLY: Final = 4  # turns among which a summary stands
+MIN_SHARED: Final = 512  # bytes of equal turns that count as evidence
+MIN_TURN: Final = 64  # bytes of a turn that counts; "ok" and "yes" are in every conversation
+MIN_CONVERSATION: Final = 1024  # bytes of equal turns that show one conversation without a session
+MIN_COMPACTED: Final = 4  # turns of a conversation that may be compacted
+EARLY: Final = 4  # first turns after the difference in which a summary is expected
 
 
 class Break(NamedTuple):
-    """The prompt leaves an earlier one. reusable: see the top of this file, in units."""
+    """The prompt diverges from an earlier one. reusable: see the top of this file, in units."""
 
     before: ObservedRequest
     difference: Difference
@@ -45,8 +45,8 @@ class Break(NamedTuple):
 
 
 def continues(now: ObservedRequest, before: ObservedRequest) -> bool:
-    """Whether it is the next request of the same conversation: all of the earlier prompt, and one more answer at most. Where
-    answers cannot be counted: the earlier prompt is half of it, or more.
+    """True for the next request of the same conversation: it has all of the earlier prompt, and at most one more answer. If
+    answers cannot be counted: the earlier prompt is at least half of it.
     """
     if now.units < before.units or now.tenant != before.tenant:
         return False
@@ -69,24 +69,24 @@ def compare(now: ObservedRequest, before: ObservedRequest) -> Break | None:
         return None
     if found.turn >= 0 and not found.volatile and found.cause == HISTORY_REWRITTEN:
         return _in_history(now, before, found)
-    loose, same = _loosely_common(now, before), _same_conversation(now, before)
+    loose, same = _common_turns(now, before), _same_conversation(now, before)
     if found.volatile or found.cause == TOOLS_REORDERED:
         if found.turn >= max(now.lead, before.lead):
             behind = sum([each.size for each in now.turns[found.turn + 1 : loose]])
-            if _strangers(now, before) or behind < MIN_SHARED:
+            if _other_sessions(now, before) or behind < MIN_SHARED:
                 return None
         if loose >= 0:
             return Break(before, found, now.end_of(loose))
     return Break(before, found, now.end_of(now.lead + same)) if same else None
 
 
-def _strangers(now: ObservedRequest, before: ObservedRequest) -> bool:
-    """Whether they name different sessions."""
+def _other_sessions(now: ObservedRequest, before: ObservedRequest) -> bool:
+    """True if they name different sessions."""
     return bool(now.session and before.session) and now.session != before.session
 
 
-def _loosely_common(now: ObservedRequest, before: ObservedRequest) -> int:
-    """How many turns both begin with, volatile texts aside; -1: not even their heads are the same."""
+def _common_turns(now: ObservedRequest, before: ObservedRequest) -> int:
+    """Number of common first turns, ignoring volatile texts; -1: even the heads differ."""
     if sorted(each.loose for each in now.tools) != sorted(each.loose for each in before.tools):
         return -1
     if [each.loose for each in now.fields] != [each.loose for each in before.fields]:
@@ -104,8 +104,8 @@ def _equal(now: Sequence[Segment], before: Sequence[Segment]) -> int:
 
 
 def _same_conversation(now: ObservedRequest, before: ObservedRequest) -> int:
-    """How many turns behind the system prompt both begin with, if that makes them one conversation; else 0."""
-    if _strangers(now, before):
+    """Number of common first turns after the system prompt, if these show one conversation; otherwise 0."""
+    if _other_sessions(now, before):
         return 0
     same = _equal(now.body, before.body)
     grown = same == len(before.body) < len(now.body)
@@ -117,7 +117,7 @@ def _same_conversation(now: ObservedRequest, before: ObservedRequest) -> int:
 
 
 def _in_history(now: ObservedRequest, before: ObservedRequest, found: Difference) -> Break | None:
-    if _strangers(now, before):
+    if _other_sessions(now, before):
         return None
     first = found.turn
     later = {each.digest: place for place, each in enumerate(before.turns) if place >= first and each.size >= MIN_TURN}
@@ -129,14 +129,14 @@ def _in_history(now: ObservedRequest, before: ObservedRequest, found: Difference
     if shared < MIN_SHARED or not (named or len(kept) > 1 or shared >= MIN_CONVERSATION):
         return None
     if not any(each.name in (ASSISTANT, TEXT) for each in kept) and not named:
-        return None  # what users paste is in several conversations
+        return None  # text pasted by users occurs in several conversations
     if _moved_up(now, kept, first):
         return Break(before, found._replace(cause=HISTORY_TRUNCATED), start + shared)
     return Break(before, found, start + shared)
 
 
 def _is_compacted(now: ObservedRequest, before: ObservedRequest, first: int, *, named: bool, shared: int, moved: bool) -> bool:
-    """first: the turn of the first difference. shared: bytes of later turns that both have. moved: see `_moved_up`."""
+    """first: the turn of the first difference. shared: bytes of later turns in both. moved: see `_moved_up`."""
     size, earlier = (sum([each.size for each in one.body]) for one in (now, before))
     if size >= earlier or len(before.body) < MIN_COMPACTED:
         return False
@@ -146,7 +146,7 @@ def _is_compacted(now: ObservedRequest, before: ObservedRequest, first: int, *, 
 
 
 def _moved_up(now: ObservedRequest, kept: Sequence[Segment], first: int) -> bool:
-    """Whether what stands at the difference now stood behind it: turns before it were dropped."""
+    """True if the turn at the difference was later in the earlier prompt: turns before it were dropped."""
     return bool(kept) and now.turns[first].digest == kept[0].digest
 
 
@@ -156,7 +156,7 @@ def _same_thread(now: ObservedRequest, before: ObservedRequest) -> bool:
 
 
 def _by_keys(now: ObservedRequest, before: ObservedRequest) -> Break | None:
-    """Only lengths are known: a prompt of the same thread that does not begin with the earlier one has left it."""
+    """Only lengths are known: a prompt of the same thread that does not begin with the earlier one has diverged."""
     if not _same_thread(now, before):
         return None
     same = common_blocks(now, before)

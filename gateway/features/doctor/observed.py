@@ -1,4 +1,4 @@
-"""A request as the doctor sees it: digests of its prompt, and what became of it."""
+"""A request in the form that the doctor examines: digests of its prompt, and its outcome."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from gateway.dialects.prompt.segments import FIELDS, TEXT, TOOL, TURNS, Outline,
 from router import DEFAULT_UNITS_PER_TOKEN
 
 KEY: Final = 8  # bytes of a block key
-MAX_KEYS: Final = 1 << 17  # bytes of block keys that are kept of a prompt: 4 MiB of text
+MAX_KEYS: Final = 1 << 17  # bytes of block keys per prompt: 4 MiB of text
 SYSTEM: Final = ("system", "developer")
 ASSISTANT: Final = "assistant"
-_FEWEST_UNITS: Final = 1.0  # bytes per token
-_MOST_UNITS: Final = 20.0
-_SEGMENT_BYTES: Final = 250  # of memory, more or less
+_MIN_UNITS: Final = 1.0  # bytes per token
+_MAX_UNITS: Final = 20.0
+_SEGMENT_BYTES: Final = 250  # estimated memory
 _VOLATILE_BYTES: Final = 150
 
 
 class ObservedOutcome(NamedTuple):
-    """What became of a request, as far as is known. Tokens: None: not reported.
+    """The outcome of a request, as far as known. Tokens: None: not reported.
 
-    available: tokens of the longest match of all replicas, None: not known. up: names of the replicas that took requests,
-    None: not known. first_byte: when the answer began, None: it did not, or that is not known.
+    available: tokens of the longest match on any replica; None: unknown. up: names of the replicas that accepted requests;
+    None: unknown. first_byte: beginning of the answer; None: unknown, or no answer.
     """
 
     replica: str
@@ -35,12 +35,11 @@ class ObservedOutcome(NamedTuple):
 
 
 class ObservedRequest:
-    """A request. number: its place in the stream, from 1. place: where it was read ("line 7"), "": nowhere.
+    """A request. number: its position in the stream, from 1. place: where it was read ("line 7"), or "".
 
-    thread: the part of a session that goes on by itself (recorded sub-agents), "" for the others. keys: the block keys of its
-    prompt, units and block: its length and that of a block, in bytes of text or in tokens (exact). outline: () where only keys
-    are known; text: the prompt itself, where it may be shown.
-    price: USD per million tokens, uncached and cached; None: not known.
+    thread: an independent part of a session (recorded sub-agents), or "". keys: the block keys of its prompt. units, block:
+    lengths of the prompt and of a block, in bytes of text or in tokens (exact). outline: () if only keys are known. text: the
+    prompt, if it may be shown. price: USD per million tokens, uncached and cached; None: unknown.
     """
 
     __slots__ = (
@@ -85,55 +84,55 @@ class ObservedRequest:
         self.outline = outline
         self.tools = tuple([each for each in outline if each.kind == TOOL])
         self.turns = tuple([each for each in outline if each.kind in (TURNS, TEXT)])
-        self.lead = 0  # turns of the system prompt that it begins with
+        self.lead = 0  # number of leading system turns
         while self.lead < len(self.turns) and self.turns[self.lead].name in SYSTEM:
             self.lead += 1
         self.body = self.turns[self.lead :]
 
     @property
     def blocks(self) -> int:
-        """Whose keys are known."""
+        """Number of known block keys."""
         return len(self.keys) // KEY
 
     @property
     def fields(self) -> tuple[Segment, ...]:
-        """What the head has beside tools."""
+        """The fields in the head."""
         return tuple([each for each in self.outline if each.kind == FIELDS])
 
     @property
     def head_bytes(self) -> int:
-        """Of tools and fields."""
+        """Size of tools and fields."""
         return sum([each.size for each in self.outline if each.kind in (TOOL, FIELDS)])
 
     def end_of(self, turns: int) -> int:
-        """The offset of the end of so many turns, in units."""
+        """The offset of the end of this many turns, in units."""
         return self.head_bytes + sum([each.size for each in self.turns[:turns]])
 
     @property
     def units_per_token(self) -> float:
-        """By the engine's count, if it has one that can be true."""
+        """By the engine's count, if that is plausible."""
         if self.exact:
             return 1.0
-        told = self.outcome.prompt_tokens if self.outcome else None
-        found = self.units / told if told else 0.0
-        return found if _FEWEST_UNITS <= found <= _MOST_UNITS else DEFAULT_UNITS_PER_TOKEN
+        counted = self.outcome.prompt_tokens if self.outcome else None
+        found = self.units / counted if counted else 0.0
+        return found if _MIN_UNITS <= found <= _MAX_UNITS else DEFAULT_UNITS_PER_TOKEN
 
     def tokens(self, units: float) -> int:
-        """An estimate where no engine has counted."""
+        """Estimated if no engine has counted."""
         return int(units / self.units_per_token + 0.5)
 
     @property
     def size(self) -> int:
-        """Bytes of memory, more or less; segments are shared among the prompts of a conversation, but count for each."""
+        """Estimated memory in bytes. Segments are shared among the prompts of a conversation, but counted for each."""
         listed = sum([len(each.volatile) for each in self.outline])
         return 1000 + len(self.keys) + len(self.text) + _SEGMENT_BYTES * len(self.outline) + _VOLATILE_BYTES * listed
 
     def __repr__(self) -> str:
-        return f"<Observed {self.number}, {self.model!r}, {self.units} units, {len(self.turns)} turns>"
+        return f"<ObservedRequest {self.number}, {self.model!r}, {self.units} units, {len(self.turns)} turns>"
 
 
 def common_blocks(one: ObservedRequest, other: ObservedRequest) -> int:
-    """How many blocks both begin with. Keys are chained: where one is the same, so are all before it. O(log)."""
+    """Number of common first blocks. Keys are chained: an equal key implies equal keys before it. O(log)."""
     low, high = 0, min(one.blocks, other.blocks)
     while low < high:
         middle = (low + high + 1) // 2

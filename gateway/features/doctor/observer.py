@@ -1,4 +1,4 @@
-"""Requests that the prefix doctor looks at, while an operator is interested."""
+"""Passes requests to the prefix doctor during a watch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gateway.request.record import SettledRequest
 from gateway.request.settle import Observer
 from gateway.request.slots import Slot
 
-_PROMPT: Final = Slot[tuple[Outline, str]]("doctor")  # its outline, its salt
+_PROMPT: Final = Slot[tuple[Outline, str]]("doctor")  # outline and salt of the prompt
 
 
 class DoctorObserver:
-    """Remembers requests for the prefix doctor, while an operator is interested."""
+    """Records requests for the prefix doctor during a watch."""
 
     def __init__(self, fleet: Fleet, watch: DoctorWatch, extensions: Extensions, observers: list[Observer]) -> None:
-        """extensions, observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
+        """extensions, observers: of the gateway; this object is in both during a watch."""
         self._fleet = fleet
         self._watch = watch
         self._extensions = extensions
@@ -37,17 +37,17 @@ class DoctorObserver:
         self._observers.remove(self)
 
     def _chosen(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
-        """Keep of the request what its record lacks."""
+        """Stores the values that the request's record lacks."""
         _PROMPT.set(exchange.record, (exchange.api.outline, exchange.api.salt))
 
     def __call__(self, request: SettledRequest) -> None:
-        booking, prompted = request.booking, _PROMPT.get(request)
-        if booking is None or prompted is None or not request.subject.metered or request.answer.answered != 200:
+        booking, prompt_values = request.booking, _PROMPT.get(request)
+        if booking is None or prompt_values is None or not request.subject.metered or request.answer.answered != 200:
             return
         prompt, decision, usage = booking.prompt, booking.decision, request.spent.usage
         counted = usage if request.subject.countable else None
-        outline, salt = prompted
-        self._watch.saw(
+        outline, salt = prompt_values
+        self._watch.record(
             SeenRequest(
                 time=request.begun,
                 model=request.subject.model,
@@ -64,7 +64,7 @@ class DoctorObserver:
                 cached_tokens=counted.cached if counted else None,
                 available_tokens=decision.available_tokens,
                 reason=decision.reason,
-                ups=tuple([state.name for state in self._fleet.replicas if state.live]),
+                live_replicas=tuple([state.name for state in self._fleet.replicas if state.live]),
                 first_byte=request.answer.first_byte,
             )
         )

@@ -1,4 +1,4 @@
-"""What an uncached and a cached token cost."""
+"""Prices of uncached and cached tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Price = tuple[float, float]
 
 
 class DoctorPrices:
-    """By model, moment and length of the prompt, as they are configured. fixed: instead, for all."""
+    """The configured prices by model, time and length of the prompt. fixed: one price for all instead."""
 
     def __init__(self, prices: Mapping[str, Sequence[PriceConfig]] | None = None, fixed: Price | None = None) -> None:
         self._book = PriceBook(prices) if prices else None

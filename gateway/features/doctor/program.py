@@ -1,7 +1,7 @@
 """The main program of an examination's process (`examiner.py`): reads a job and its records, writes the report.
 
-The last MAX_EXAMINED records of all workers together, MAX_EXAMINED_BYTES at most, are examined in the order of time. Requests
-go first: the process is nice, and the OOM killer takes it before one that serves.
+The latest MAX_EXAMINED records of all workers together, at most MAX_EXAMINED_BYTES, are examined in the order of time. Serving
+has priority: the process runs at a low priority, and the OOM killer prefers it to a serving process.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _Head = tuple[dict[str, Any], dict[str, tuple[PriceConfig, ...]], float]
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a draining gateway still answers; it ends this process itself
+        signal.signal(number, signal.SIG_IGN)  # a draining gateway still answers, and ends this process itself
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
-    with contextlib.suppress(OSError):  # a filter of system calls may deny it
+    with contextlib.suppress(OSError):  # a system call filter may forbid it
         os.nice(NICE)
     report = examine(sys.stdin.buffer)
     sys.stdout.buffer.write(report)
@@ -54,25 +54,25 @@ def examine(stream: BinaryIO) -> bytes:
     return encoded(about, examination)
 
 
-def latest(records: Iterable[Timed], most: int = MAX_EXAMINED, most_bytes: int = MAX_EXAMINED_BYTES) -> list[bytes]:
-    """The last ones, in the order of time. Never holds more than twice the bounds, and one record."""
-    kept, size = list[Timed](), 0
-    dropped = -math.inf, b""  # the last one of them
+def latest(records: Iterable[Timed], max_records: int = MAX_EXAMINED, max_bytes: int = MAX_EXAMINED_BYTES) -> list[bytes]:
+    """The latest records, in the order of time. Holds at most twice the bounds, plus one record."""
+    pending, size = list[Timed](), 0
+    dropped = -math.inf, b""  # the latest dropped record
     for each in records:
         if each <= dropped:
             continue
-        kept.append(each)
+        pending.append(each)
         size += len(each[1])
-        if len(kept) > 2 * most or size > 2 * most_bytes:
-            kept, size, dropped = _last(kept, most, most_bytes, dropped)
-    return [record for _, record in _last(kept, most, most_bytes, dropped)[0]]
+        if len(pending) > 2 * max_records or size > 2 * max_bytes:
+            pending, size, dropped = _last(pending, max_records, max_bytes, dropped)
+    return [record for _, record in _last(pending, max_records, max_bytes, dropped)[0]]
 
 
-def _last(records: list[Timed], most: int, most_bytes: int, dropped: Timed) -> tuple[list[Timed], int, Timed]:
-    """(the last ones, in order; their bytes; the last that is dropped)"""
+def _last(records: list[Timed], max_records: int, max_bytes: int, dropped: Timed) -> tuple[list[Timed], int, Timed]:
+    """(the latest records, sorted; their bytes; the latest dropped record)"""
     records.sort()
     first, size = len(records), 0
-    while first and len(records) - first < most and size + len(records[first - 1][1]) <= most_bytes:
+    while first and len(records) - first < max_records and size + len(records[first - 1][1]) <= max_bytes:
         first -= 1
         size += len(records[first][1])
     return records[first:], size, records[first - 1] if first else dropped

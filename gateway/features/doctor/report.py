@@ -1,4 +1,4 @@
-"""What an examination has found, as plain values: the same for a file and for a running gateway."""
+"""The results of an examination as plain values, equal for a file and for a running gateway."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.features.doctor.causes import OF_OUTCOMES, REMEDIES
+from gateway.features.doctor.causes import DELIVERY_CAUSES, REMEDIES
 from gateway.features.doctor.examination import Examination, Finding
 
 MAX_SHOWN: Final = 200  # characters of a name or an excerpt
 _NO_SESSIONS: Final = (
-    "{} requests have block ids and no session: what of them is reusable is counted, but where a prefix breaks cannot be told."
+    "{} requests have block ids and no session: their reusable tokens are counted, but broken prefixes cannot be found."
 )
 _KEYS_ONLY: Final = (
-    "{} requests have block ids and no text: causes are told by where and how far prompts differ, not by what has changed."
+    "{} requests have block ids and no text: causes are derived from positions and lengths of differences, not from texts."
 )
 
 
 def report(examination: Examination, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """notes: what a reader should know beside."""
+    """notes: additional remarks for the reader."""
     found, remarks = examination, list(notes)
     if found.by_keys_alone:
         remarks.append(_NO_SESSIONS.format(found.by_keys_alone))
@@ -44,7 +44,7 @@ def report(examination: Examination, notes: Sequence[str] = ()) -> dict[str, Any
 
 
 def encoded(about: Mapping[str, Any], examination: Examination) -> bytes:
-    """As an operator gets it. about: what it begins with."""
+    """The report for an operator, which begins with `about`."""
     return orjson.dumps({**about, **report(examination)}, option=orjson.OPT_INDENT_2)
 
 
@@ -52,7 +52,7 @@ def _cause(examination: Examination, cause: str) -> dict[str, Any]:
     found = examination.sums[cause]
     return {
         "cause": cause,
-        "delivery": cause in OF_OUTCOMES,
+        "delivery": cause in DELIVERY_CAUSES,
         "requests": found.count,
         "lost_tokens": found.tokens,
         "lost_usd": _rounded(found.usd) if examination.priced else None,

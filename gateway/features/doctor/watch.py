@@ -1,13 +1,13 @@
-"""What a running gateway remembers of its requests for the doctor, while an operator is interested, and nothing otherwise.
+"""Records requests of a running gateway for the doctor, while an operator is interested.
 
-    an operator asks ──► begin: for WATCH_S from now ──► requests get outlines ──► seen: one record each, no text
-                         asked again: longer                                        expire: the records are dropped
+    an operator asks ──► begin: for WATCH_S from now ──► requests get outlines ──► record: one record each, no text
+                         asked again: longer                                      expire: the records are dropped
 
-While nobody has asked, a request costs one look at `Outliner.on`. Requests are examined when the operator asks, not when they
-come: each worker gives its records, and they are put in the order of time (`program.py`), for a conversation's requests may
-have gone to different workers. Salts leave their worker as digests.
+Without a watch, a request costs one check of `Outliner.on`. Requests are examined when the operator asks, not on arrival: each
+worker sends its records, and they are sorted by time (`program.py`), because a conversation's requests may be at different
+workers. Salts leave their worker as digests.
 
-Bounds: MAX_RECORDS, MAX_BYTES, of the last ones. Synchronous; time is an argument.
+Bounds: the latest MAX_RECORDS, with MAX_BYTES. Synchronous; time is an argument.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gateway.features.doctor.differences import digest_of
 from gateway.features.doctor.observed import MAX_KEYS, ObservedOutcome, ObservedRequest
 
 TOPIC: Final = "doctor"
-WATCH_S: Final = 600.0  # after the last question
+WATCH_S: Final = 600.0  # duration of a watch after the last question
 MAX_RECORDS: Final = 4000
 MAX_BYTES: Final = 16 << 20
 _WATCHED: Final = msgspec.msgpack.Decoder(tuple[float | None, tuple[tuple[float, bytes], ...]])
 
 
 class SeenRequest(NamedTuple):
-    """A request that has ended. time: when it came. ups: the replicas that took requests, in any order."""
+    """A finished request. time: its arrival. live_replicas: the replicas that accepted requests, in any order."""
 
     time: float
     model: str
@@ -50,32 +50,29 @@ class SeenRequest(NamedTuple):
     cached_tokens: int | None
     available_tokens: int
     reason: str
-    ups: Sequence[str]
+    live_replicas: Sequence[str]
     first_byte: float | None
 
 
 class WatchedRequests(NamedTuple):
-    """What one worker has seen. since: when its watch began, None: there is none. records: of each request, when it came and
-    its record.
-    """
+    """The records of one worker. since: start of its watch; None: no watch. records: (arrival, record) of each request."""
 
     since: float | None
     records: Sequence[tuple[float, bytes]]
 
 
 class RecordsError(ValueError):
-    """These bytes are no records."""
+    """The bytes are not valid records."""
 
 
 class DoctorWatch:
-    """See the top of this file; one in each worker. outliner: that of its parsing. `begins` and `ends`: called when
-    it does."""
+    """The watch in one worker. outliner: of its parser. `begins` and `ends`: called when it starts and ends."""
 
-    def __init__(self, outliner: Outliner, most: int = MAX_RECORDS, most_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, outliner: Outliner, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self.outliner = outliner
-        self._most = most
-        self._most_bytes = most_bytes
-        self._records = deque[tuple[float, bytes]]()  # when each came
+        self._max_records = max_records
+        self._max_bytes = max_bytes
+        self._records = deque[tuple[float, bytes]]()  # (arrival, record)
         self._bytes = 0
         self._until = 0.0
         self.since: float | None = None
@@ -87,7 +84,7 @@ class DoctorWatch:
         return self.outliner.on
 
     def begin(self, now: float) -> None:
-        """An operator is interested."""
+        """Starts or prolongs the watch."""
         if self.since is None:
             self.since = now
             self.begins()
@@ -95,7 +92,7 @@ class DoctorWatch:
         self.outliner.on = True
 
     def expire(self, now: float) -> None:
-        """Nobody has asked for too long: forget all."""
+        """Ends the watch, and drops all records, if no operator has asked for WATCH_S."""
         if self.since is not None and now >= self._until:
             self.since = None
             self.ends()
@@ -104,8 +101,8 @@ class DoctorWatch:
             self._records.clear()
             self._bytes = 0
 
-    def saw(self, seen: SeenRequest) -> None:
-        """A request has ended. O(segments)."""
+    def record(self, seen: SeenRequest) -> None:
+        """Records a finished request. O(segments)."""
         own, head = parts_of_salt(seen.salt)
         fields = seen._replace(
             model=_valid(seen.model),
@@ -117,24 +114,24 @@ class DoctorWatch:
         record = msgspec.msgpack.encode((*fields[:9], packed(seen.outline), *fields[10:]))
         self._records.append((seen.time, record))
         self._bytes += len(record)
-        while len(self._records) > self._most or (self._bytes > self._most_bytes and self._records):
+        while len(self._records) > self._max_records or (self._bytes > self._max_bytes and self._records):
             self._bytes -= len(self._records.popleft()[1])
 
     def watched(self) -> WatchedRequests:
-        """All that it has. O(records): they are not copied."""
+        """All records. O(records), which are not copied."""
         return WatchedRequests(self.since, list(self._records))
 
     def answer(self, now: float) -> bytes:
-        """All that it has, for the process that examines it; the watch goes on, or begins now."""
+        """All encoded records, for the examination. Starts or prolongs the watch."""
         self.expire(now)
         self.begin(now)
         return msgspec.msgpack.encode(self.watched())
 
     def check(self) -> None:
-        """For tests: raises AssertionError if its books are wrong."""
+        """For tests. Raises AssertionError if an invariant is broken."""
         assert self._bytes == sum(len(record) for _, record in self._records)
-        assert len(self._records) <= self._most
-        assert self._bytes <= self._most_bytes
+        assert len(self._records) <= self._max_records
+        assert self._bytes <= self._max_bytes
 
     def __len__(self) -> int:
         return len(self._records)
@@ -144,12 +141,12 @@ class DoctorWatch:
 
 
 def decode_watched(answer: bytes) -> WatchedRequests:
-    """Of `DoctorWatch.answer`. Raises MessageError."""
+    """Decodes an answer of `DoctorWatch.answer`. Raises MessageError."""
     return WatchedRequests(*decode(_WATCHED, answer))
 
 
 def _valid(name: str) -> str:
-    """A header's bytes that are no text are lone surrogates, which no encoding has."""
+    """Header bytes that are not text are lone surrogates, which cannot be encoded; they are replaced."""
     return name if name.isascii() else name.encode("utf-8", "replace").decode()
 
 
@@ -164,7 +161,7 @@ def observed(record: bytes) -> ObservedRequest:
     found = ObservedRequest(seen.model, seen.keys, seen.units, seen.block, exact=seen.exact, outline=seen.outline)
     found.time, found.salt, found.tenant, found.session = seen.time, seen.salt, seen.tenant, seen.session
     tokens = seen.prompt_tokens, seen.cached_tokens, seen.available_tokens
-    found.outcome = ObservedOutcome(seen.replica, *tokens, seen.reason, frozenset(seen.ups), seen.first_byte)
+    found.outcome = ObservedOutcome(seen.replica, *tokens, seen.reason, frozenset(seen.live_replicas), seen.first_byte)
     return found
 
 

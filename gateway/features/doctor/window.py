@@ -1,12 +1,12 @@
-"""The last prompts of a stream, and which of them a new one may have to do with.
+"""The latest prompts of a stream, and the search for prompts related to a new one.
 
-    keys        block key -> the first prompt that had it: how much of a prompt any earlier one has computed (`reusable`)
-    kin         by what a later prompt of the same conversation keeps whatever breaks: the last prompts of its session, of equal
-                heads and turns but for volatile texts (chains of loose digests, from the first token and from the first turn
-                behind the system prompt), and of equal turns anywhere
+    keys        block key -> the first prompt with it: the part of a prompt that an earlier one has computed (`reusable`)
+    kin         related prompts: the latest prompts of the session; prompts whose heads and turns are equal except for volatile
+                texts (chains of loose digests, from the first token, and from the first turn after the system prompt); prompts
+                with an equal turn anywhere
 
-A chain's digest at a turn stands for all turns up to there, so the deepest one that is known is the best match. A prompt that
-leaves the window takes its entries along. Bounds: prompts, and bytes of all of them. Synchronous, pure.
+A chain's digest at a turn represents all turns up to it, so the last known digest is the best match. A prompt's entries are
+removed with it. Bounds: prompts, and their bytes. Synchronous, pure.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from gateway.features.doctor.observed import KEY, ObservedRequest
 
 MAX_PROMPTS: Final = 20_000
 MAX_BYTES: Final = 128 << 20
-_ENTRY_BYTES: Final = 150  # of memory, for a new key
-OF_SESSION: Final = 8  # last prompts of a session that are looked at
-OF_TURNS: Final = 3  # prompts with an equal turn
-_MIN_TURN: Final = 200  # bytes of a turn that is found again
+_ENTRY_BYTES: Final = 150  # memory of a new key
+PROMPTS_PER_SESSION: Final = 8  # latest prompts of a session that are compared
+PROMPTS_PER_TURN: Final = 3  # compared prompts with an equal turn
+_MIN_TURN: Final = 200  # bytes of a turn that is indexed
 _LAST_TURNS: Final = 64
 
 
 class Window:
-    """See the top of this file."""
+    """The index of the latest prompts."""
 
-    def __init__(self, most: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
+    def __init__(self, max_prompts: int = MAX_PROMPTS, max_bytes: int = MAX_BYTES) -> None:
+        self._max_prompts = max_prompts
+        self._max_bytes = max_bytes
         self._bytes = 0
-        self._sizes = dict[int, int]()  # of each with its entries, in bytes, more or less
+        self._sizes = dict[int, int]()  # estimated bytes of each prompt with its entries
         self._prompts = OrderedDict[int, ObservedRequest]()
         self._keys = dict[bytes, int]()
         self._chains = dict[int, int]()
@@ -44,7 +44,7 @@ class Window:
         self._sessions = dict[tuple[str, str, str], deque[int]]()
 
     def longest(self, prompt: ObservedRequest) -> tuple[int, ObservedRequest | None]:
-        """(blocks, whose): how many of its blocks an earlier prompt has, and the first that had the last of them. O(blocks)."""
+        """(number of its blocks that an earlier prompt has, the first prompt with the last of them). O(blocks)."""
         keys = prompt.keys
         for at in range(len(keys) - KEY, -1, -KEY):
             number = self._keys.get(keys[at : at + KEY])
@@ -53,7 +53,7 @@ class Window:
         return 0, None
 
     def kin(self, prompt: ObservedRequest) -> list[ObservedRequest]:
-        """Those that it may have to do with, the last first; a bounded number. O(segments)."""
+        """The related prompts, the latest first; a bounded number. O(segments)."""
         numbers = set(self._sessions.get(_session(prompt), ()))
         for chain in _chains(prompt):
             for digest in reversed(chain):
@@ -68,18 +68,18 @@ class Window:
                 if number is not None and number not in numbers:
                     numbers.add(number)
                     found += 1
-                    if found == OF_TURNS:
+                    if found == PROMPTS_PER_TURN:
                         break
         return [self._prompts[number] for number in sorted(numbers, reverse=True)]
 
     def add(self, prompt: ObservedRequest) -> None:
-        """prompt.number: greater than that of all before."""
+        """prompt.number: greater than all earlier numbers."""
         number, keys = prompt.number, prompt.keys
         self._prompts[number] = prompt
         new = 0
         for at in range(len(keys) - KEY, -1, -KEY):
             if self._keys.setdefault(keys[at : at + KEY], number) != number:
-                break  # those before it are known, too, or their prompts have left the window
+                break  # earlier keys are known, too, or their prompts have left the window
             new += 1
         self._sizes[number] = prompt.size + _ENTRY_BYTES * new
         self._bytes += self._sizes[number]
@@ -90,8 +90,8 @@ class Window:
             if turn.size >= _MIN_TURN:
                 self._turns[_turn(prompt, turn)] = number
         if prompt.session:
-            self._sessions.setdefault(_session(prompt), deque[int](maxlen=OF_SESSION)).append(number)
-        while len(self._prompts) > self._most or (self._bytes > self._most_bytes and len(self._prompts) > 1):
+            self._sessions.setdefault(_session(prompt), deque[int](maxlen=PROMPTS_PER_SESSION)).append(number)
+        while len(self._prompts) > self._max_prompts or (self._bytes > self._max_bytes and len(self._prompts) > 1):
             self._forget()
 
     def _forget(self) -> None:
@@ -109,15 +109,15 @@ class Window:
             if self._turns.get(_turn(prompt, turn)) == number:
                 del self._turns[_turn(prompt, turn)]
         name = _session(prompt)
-        of_session = self._sessions.get(name)
-        if of_session is not None:
-            if of_session and of_session[0] == number:
-                of_session.popleft()
-            if not of_session:
+        session_prompts = self._sessions.get(name)
+        if session_prompts is not None:
+            if session_prompts and session_prompts[0] == number:
+                session_prompts.popleft()
+            if not session_prompts:
                 del self._sessions[name]
 
     def check(self) -> None:
-        """For tests: raises AssertionError if its books are wrong."""
+        """For tests. Raises AssertionError if an invariant is broken."""
         assert self._bytes == sum(self._sizes.values())
         assert self._sizes.keys() == self._prompts.keys()
         known = self._prompts.keys()
@@ -125,7 +125,7 @@ class Window:
             assert set(index.values()) <= known
         assert {number for numbers in self._sessions.values() for number in numbers} <= known
         assert all(self._sessions.values())
-        assert len(self._prompts) <= self._most
+        assert len(self._prompts) <= self._max_prompts
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -147,17 +147,17 @@ def _chained(digest: int, before: int) -> int:
 
 
 def _chains(prompt: ObservedRequest) -> Iterator[list[int]]:
-    """Loose digests, each with all before it: from the first token, whatever the order of tools; from the first turn."""
+    """Chained loose digests: from the first token, independent of the order of tools; and from the first turn."""
     if not prompt.outline:
         return
     tenant = prompt.tenant.encode("utf-8", "surrogatepass")
     at = xxhash.xxh3_64_intdigest(tenant, 1)
     for loose in [*sorted(each.loose for each in prompt.tools), *(each.loose for each in prompt.fields)]:
         at = _chained(loose, at)
-    whole = [at]
+    chain = [at]
     for turn in prompt.turns:
-        whole.append(_chained(turn.loose, whole[-1]))
-    yield whole
+        chain.append(_chained(turn.loose, chain[-1]))
+    yield chain
     body, at = list[int](), xxhash.xxh3_64_intdigest(tenant, 2)
     for turn in prompt.body:
         at = _chained(turn.loose, at)

@@ -1,1 +1,1 @@
-"""Requests that their own pool cannot serve go to another one."""
+"""Fallback pools: requests that their own pool cannot serve go to another one."""

@@ -1,4 +1,4 @@
-"""Fallbacks that ask a pool for a model which it probably does not serve."""
+"""Problems of fallbacks: models that the fallback pool probably does not serve."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gateway.features.declaring import Advice
 
 
 class FallbackAdvice(Advice):
-    """See the top of this file."""
+    """Advice on `fallback` of pools."""
 
     def warnings(self, config: Config) -> Iterator[Problem]:
-        """Pools that are asked for a model that they probably do not serve: their replicas would answer 404."""
+        """Models that a fallback pool probably does not serve: its replicas would answer 404."""
         by_name = {pool.name: pool for pool in config.pools}
         for number, pool in enumerate(config.pools):
             fallback = pool.fallback

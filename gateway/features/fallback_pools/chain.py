@@ -1,7 +1,7 @@
-"""Which pool comes next: the chain of fallbacks as it is configured now, each pool at most once.
+"""The chain of fallback pools, by the current configuration, each pool at most once.
 
 big ── fallback ──► small ── fallback ──► outside
-         the first one that has a replica to be used; those between are passed over
+         the first pool with a usable replica is chosen; earlier ones are skipped
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from gateway.fleet.directory import Fleet, Target
 
 
 def next_pool(fleet: Fleet, target: Target, passed: Iterable[str], now: float, *, well: bool = False) -> Target | None:
-    """Where a request can go that this target's pool cannot serve; None: nowhere.
+    """The next pool for a request that the target's pool cannot serve. None: there is none.
 
-    passed: the pools before it. well: only where a replica is live with a closed circuit; else such a pool is preferred to one
-    whose replicas are in doubt. O(length of the chain).
+    passed: the pools before it. well: require a live replica with a closed circuit; otherwise such a pool is preferred to a
+    pool whose replicas are doubtful. O(length of the chain).
     """
     seen, here, doubtful = {*passed, target.pool}, target, None
     while (fallback := here.fallback) is not None and fallback.pool not in seen:
         further = fleet.target_in(fallback.pool, fallback.model or here.model, fallback.model or here.label)
-        if further is None:  # a reload has taken it away
+        if further is None:  # removed by a reload
             break
         seen.add(further.pool)
         here = further
@@ -32,7 +32,9 @@ def next_pool(fleet: Fleet, target: Target, passed: Iterable[str], now: float, *
 
 
 def foreseen(fleet: Fleet, target: Target, now: float) -> tuple[str, Target]:
-    """The pool that would take a request now, and the way there ("big -> small"; "": it is the target's own)."""
+    """(path, target): the pool that would serve a request now, and the path to it ("big -> small"; "": the target's own
+    pool).
+    """
     way, here = [target.pool], target
     while not fleet.is_well(here, now) or here.admission.refuses:
         well = bool(here.replicas) and not here.admission.refuses

@@ -1,13 +1,11 @@
-"""What becomes of a request that its pool cannot serve: it goes on in the pool of the fallback, before the client has seen
-anything.
+"""Moves a request that its pool cannot serve to the fallback pool, before the client has received anything.
 
-    admit, choose, attempt ── error ──► `after`: is it the pool's failure? is there another one? ──► renamed ──► admit, ...
+    admit, choose, attempt ── error ──► `after`: a failure of the pool, and another pool? ──► renamed ──► admit, ...
                                              └── no ──► the error is the answer
 
-Failures of a pool are: no replica that can be used, a full queue, a wait in the queue that took too long, and attempts that all
-failed or were refused. A client's error is none, nor is a lack of the gateway's own. After failed attempts it is `attempts.py`
-that looks for another pool, for then no refusal goes to the client, and the retry budget is asked. A request about an object
-that only one replica has stays.
+Failures of a pool are: no usable replica, a full queue, a time-out in the queue, and attempts that all failed or were refused.
+Errors of the client or of the gateway are not. After failed attempts, `attempts.py` looks for another pool, so that no refusal
+reaches the client and the retry budget is respected. A request for an object that only one replica has stays in its pool.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ _REASONS: Final[Mapping[str, str]] = {
     "queue_timeout": "queue_timeout",
     REPLICA_FAILED: "failed",
 }
-"""Of a GatewayError's code: the reason of a fallback."""
-_STAYS: Final = Slot[bool]("fallback pools")  # it could not be given the name that another pool has for its model
+"""The code of a GatewayError -> the reason of the fallback, for the metric."""
+_STAYS: Final = Slot[bool]("fallback pools")  # the request could not be renamed to the other pool's model
 
 
 class Fallbacks(FallbackRoute):
-    """See the top of this file. clock: monotonic seconds."""
+    """clock: monotonic seconds."""
 
     def __init__(
         self, *, live: Live, fleet: Fleet, parsing: Parsing, metrics: FallbackMetrics, clock: Callable[[], float]
@@ -53,7 +51,7 @@ class Fallbacks(FallbackRoute):
         self._clock = clock
 
     def require_well(self, exchange: Exchange) -> None:
-        if _STAYS.get(exchange.record):  # there is no better place for it
+        if _STAYS.get(exchange.record):  # a fallback has been tried
             return
         target, now = exchange.target, self._clock()
         if not self._fleet.is_well(target, now) and self._next(exchange, target, well=True):
@@ -63,8 +61,8 @@ class Fallbacks(FallbackRoute):
         return self._next(exchange, exchange.target)
 
     async def after(self, exchange: Exchange, failed: GatewayError) -> Target | None:
-        """It names the model of that pool now, and its former booking is closed; or where it was, on replicas in doubt, if it
-        cannot be given that name.
+        """The pool for the request after a failure. The request then names that pool's model, and its booking is closed. If it
+        cannot be renamed, its own pool, with doubtful replicas. None: the failure is the answer.
         """
         api, record, reason = exchange.api, exchange.record, _REASONS.get(failed.code)
         if reason is None or api.refers or _STAYS.get(record):
@@ -73,31 +71,31 @@ class Fallbacks(FallbackRoute):
         if target is None or target.fallback is None:
             return None
         failing = reason == _REASONS[REPLICA_FAILED]
-        further = exchange.attempts.next_target if failing else self._next(exchange, target)
-        if further is None:
+        next_target = exchange.attempts.next_target if failing else self._next(exchange, target)
+        if next_target is None:
             return None
         exchange.give_up()
-        if not await self._renamed(exchange, further):
+        if not await self._rename(exchange, next_target):
             _STAYS.set(record, value=True)
             return target if failed.code == NO_REPLICA and target.replicas else None
         exchange.attempts.next_target = None
         exchange.attempts.drop_refusal()
         if exchange.booked:
             exchange.booking.close(Outcome(False, None, None), self._clock())
-        self._metrics.fallbacks.add((target.pool, further.pool, reason))
+        self._metrics.fallbacks.add((target.pool, next_target.pool, reason))
         record.placement.passed += (target.pool,)
-        record.placement.pool = further.pool
-        return further
+        record.placement.pool = next_target.pool
+        return next_target
 
     async def foreseen(self, exchange: Exchange, target: Target) -> tuple[str, Target]:
-        way, further = foreseen(self._fleet, target, self._clock())
-        return (way, further) if await self._named(exchange, further) else ("", target)
+        way, next_target = foreseen(self._fleet, target, self._clock())
+        return (way, next_target) if await self._set_model(exchange, next_target) else ("", target)
 
     def taker(self, target: Target) -> Target:
         return foreseen(self._fleet, target, self._clock())[1]
 
     def _next(self, exchange: Exchange, target: Target, *, well: bool = False) -> Target | None:
-        """The pool after that of `target` which the caller may use."""
+        """The pool after `target` that the caller may use."""
         passed, grant = exchange.record.placement.passed, exchange.caller.grant
         if grant is not None and grant.pools:
             passed += tuple([pool.name for pool in self._fleet.pools if not grant.allows_pool(pool.name)])
@@ -113,22 +111,22 @@ class Fallbacks(FallbackRoute):
         except GatewayError:  # no pool serves this model
             return None
 
-    async def _renamed(self, exchange: Exchange, further: Target) -> bool:
-        """Whether the request names the model of that pool."""
-        former, record = exchange.api.model, exchange.record
+    async def _rename(self, exchange: Exchange, next_target: Target) -> bool:
+        """Renames the request to the model of that pool. False: it could not be renamed."""
+        model, record = exchange.api.model, exchange.record
         try:
-            if not await self._named(exchange, further):
+            if not await self._set_model(exchange, next_target):
                 return False
-        except GatewayError:  # no room to parse it again, say: the failure that it was is the better answer
+        except GatewayError:  # for example no memory to parse it again; the original failure is the better answer
             return False
-        if former != further.model:
-            record.subject.alias = record.subject.alias or former
+        if model != next_target.model:
+            record.subject.alias = record.subject.alias or model
         return True
 
-    async def _named(self, exchange: Exchange, further: Target) -> bool:
-        """The same, without a trace of it in the record. Raises GatewayError."""
+    async def _set_model(self, exchange: Exchange, next_target: Target) -> bool:
+        """The same, without a change of the record. Raises GatewayError."""
         api = exchange.api
-        if further.model == api.model:
+        if next_target.model == api.model:
             return True
         scope = scope_of(self._live, exchange.caller)
-        return await rename(self._parsing, exchange.dialect, exchange.request, api, further.model, scope)
+        return await rename(self._parsing, exchange.dialect, exchange.request, api, next_target.model, scope)

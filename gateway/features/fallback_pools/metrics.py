@@ -6,7 +6,7 @@ from gateway.telemetry.metrics import MetricFamily
 
 
 class FallbackMetrics:
-    """Requests that were handed on to another pool."""
+    """Requests that moved to another pool."""
 
     def __init__(self, make: MetricFamily) -> None:
         self.fallbacks = make.counter(

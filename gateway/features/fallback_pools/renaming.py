@@ -1,10 +1,8 @@
-"""A request that goes to another model than it names: that model's name is put into it, and all that depends on the name is
-made again, as if the client had written it.
+"""Replaces the model's name in a request, and recomputes all derived values, as if the client had sent that name.
 
-The prompt's block keys are seeded with the model's name, and the canonical prompt is dropped once they are made. So the body is
-parsed again, as it was the first time: a large one in the parser process. What the first parsing has found and no longer stands
-in the body (that the client did not ask for usage, the object that the request goes on with) stays.
-A name in a form or in a query is not replaced.
+The prompt's block keys are seeded with the model's name, and the canonical prompt is dropped when they are made. So the body is
+parsed again like the first time: a large one in the parser process. Results of the first parse that the body no longer contains
+(that the client did not ask for usage, the continued object) stay. A name in a form or in a query is not replaced.
 """
 
 from __future__ import annotations
@@ -20,22 +18,24 @@ from gateway.request.client import ClientRequest
 async def rename(
     parsing_: Parsing, dialect: Dialect, request: ClientRequest, api: ApiRequest, model: str, scope: tuple[str, ...]
 ) -> bool:
-    """Whether the request names that model now; else it is as it was. scope: seeds the block keys. Raises GatewayError."""
+    """Renames the model. False: the request does not contain the name, and is unchanged. scope: seeds the block keys. Raises
+    GatewayError.
+    """
     aliases = Aliases({api.model: model})
-    again = await parsed_again(parsing_, dialect, request.lease, api.body, scope, aliases)
-    if again.model != model:
+    reparsed = await parse_again(parsing_, dialect, request.lease, api.body, scope, aliases)
+    if reparsed.model != model:
         return False
-    api.model, api.body, api.billing = again.model, again.body, again.billing
-    api.prewarm, api.diagnosis = again.prewarm, again.diagnosis
-    api.outline = again.outline
-    api.prompt, api.made, api.breakpoints = again.prompt, again.made, again.breakpoints
+    api.model, api.body, api.billing = reparsed.model, reparsed.body, reparsed.billing
+    api.prewarm, api.diagnosis = reparsed.prewarm, reparsed.diagnosis
+    api.outline = reparsed.outline
+    api.prompt, api.made, api.breakpoints = reparsed.prompt, reparsed.made, reparsed.breakpoints
     return True
 
 
-async def parsed_again(
+async def parse_again(
     parsing_: Parsing, dialect: Dialect, lease: MemoryLease, body: bytes, scope: tuple[str, ...], aliases: Aliases
 ) -> ApiRequest:
-    """The body, with the names that these aliases stand for. Raises GatewayError."""
+    """Parses the body again, with these aliases replaced. Raises GatewayError."""
     api = await parsing_.in_turn(dialect, body, aliases)
     if api is not None:
         return api

@@ -1,1 +1,1 @@
-"""Responses and conversations that the gateway keeps for its clients."""
+"""Responses and conversations that the gateway stores for its clients."""

@@ -25,11 +25,11 @@ from gateway.features.histories.records import (
 )
 from gateway.features.histories.tables import conversations, items
 
-MAX_ITEMS: Final = 100_000  # of a conversation
+MAX_ITEMS: Final = 100_000  # per conversation
 
 
 class ConversationStore:
-    """See the top of this file. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
+    """Reads and writes conversations. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
 
     def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -67,7 +67,7 @@ class ConversationStore:
         self._require(row, id_)
         return StoredConversation(owner=owner, id=id_, created_at=row.created_at, metadata=row.metadata)
 
-    async def describe(self, owner: str, id_: str, metadata: bytes) -> None:
+    async def set_metadata(self, owner: str, id_: str, metadata: bytes) -> None:
         """Set the metadata of a conversation. Raises UnknownObjectError or ExpiredObjectError."""
 
         def work(connection: Connection) -> None:
@@ -101,30 +101,33 @@ class ConversationStore:
 
         await self._database.write(work)
 
-    async def items(self, owner: str, id_: str, part: ItemRange, most: int, charge: Charge = free) -> tuple[list[Item], bool]:
-        """(items, whether there are more). most: bytes; one item may have more. charge: called with the bytes before they are
-        read. Raises UnknownObjectError (also for `after`), ExpiredObjectError, and what `charge` raises.
+    async def items(
+        self, owner: str, id_: str, range_: ItemRange, max_bytes: int, charge: Charge = free
+    ) -> tuple[list[Item], bool]:
+        """A page of items, and whether more follow. max_bytes: of the page, except for a single larger item. charge: called
+        with the size before the items are read. Raises UnknownObjectError (also for `after`), ExpiredObjectError, and the
+        errors of `charge`.
         """
         position, mine = items.c.position, and_(items.c.owner == owner, items.c.conversation == id_)
-        order = position.desc() if part.descending else position
+        order = position.desc() if range_.descending else position
 
         def sizes(connection: Connection) -> tuple[Any, Sequence[Any] | None]:
             found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
             query = select(position, func.length(items.c.item).label("size")).where(mine)
-            if part.after:
-                # If an id occurs twice, the page begins after the last one: else paging would not end.
-                beyond = func.min(position) if part.descending else func.max(position)
-                start = connection.execute(select(beyond).where(_item(owner, id_, part.after))).scalar()
+            if range_.after:
+                # If an id occurs twice, the page begins after the last one. Otherwise paging would not end.
+                beyond = func.min(position) if range_.descending else func.max(position)
+                start = connection.execute(select(beyond).where(_item(owner, id_, range_.after))).scalar()
                 if start is None:
                     return found, None
-                query = query.where(position < start if part.descending else position > start)
-            return found, connection.execute(query.order_by(order).limit(part.limit + 1)).all()
+                query = query.where(position < start if range_.descending else position > start)
+            return found, connection.execute(query.order_by(order).limit(range_.limit + 1)).all()
 
         found, rows = await self._database.read(sizes)
         self._require(found, id_)
         if rows is None:
-            raise UnknownObjectError(part.after)
-        fit = [size for size in accumulate(row.size for row in rows[: part.limit]) if size <= most]
+            raise UnknownObjectError(range_.after)
+        fit = [size for size in accumulate(row.size for row in rows[: range_.limit]) if size <= max_bytes]
         count = max(1, len(fit)) if rows else 0
         if not count:
             return [], False
@@ -135,7 +138,7 @@ class ConversationStore:
         return [Item(row.id, row.item) for row in read], len(rows) > count
 
     async def item(self, owner: str, id_: str, item_id: str, charge: Charge = free) -> Item:
-        """Raises UnknownObjectError or ExpiredObjectError, and what `charge` raises."""
+        """Raises UnknownObjectError, ExpiredObjectError, and the errors of `charge`."""
         one = _item(owner, id_, item_id)
 
         def size_of(connection: Connection) -> tuple[Any, int | None]:
@@ -163,8 +166,10 @@ class ConversationStore:
 
         await self._database.write(work)
 
-    async def conversation_input(self, owner: str, id_: str, most: int) -> list[bytes]:
-        """All items, the oldest first. most: bytes. Raises UnknownObjectError, ExpiredObjectError or HistoryTooLargeError."""
+    async def conversation_input(self, owner: str, id_: str, max_bytes: int) -> list[bytes]:
+        """All items, the oldest first. Raises UnknownObjectError, ExpiredObjectError, or HistoryTooLargeError beyond
+        max_bytes.
+        """
         mine = and_(items.c.owner == owner, items.c.conversation == id_)
         sizes = select(func.count(), func.coalesce(func.sum(func.length(items.c.item)), 0)).where(mine)
         query = select(items.c.item).where(mine).order_by(items.c.position)
@@ -172,18 +177,18 @@ class ConversationStore:
         def work(connection: Connection) -> tuple[Any, int, int, Sequence[bytes]]:
             found = connection.execute(select(conversations).where(_of(owner, id_))).one_or_none()
             count, size = connection.execute(sizes).one()
-            if size > most:
+            if size > max_bytes:
                 return found, count, size, ()
             return found, count, size, connection.execute(query).scalars().all()
 
         found, count, size, rows = await self._database.read(work)
         self._require(found, id_)
-        if size > most:
+        if size > max_bytes:
             raise HistoryTooLargeError(size, count)
         return list(rows)
 
     def _require(self, row: Any, id_: str) -> None:
-        """Check a row with expires_at and emptied. Raises UnknownObjectError or ExpiredObjectError."""
+        """Checks a row with expires_at and emptied. Raises UnknownObjectError or ExpiredObjectError."""
         if row is None:
             raise UnknownObjectError(id_)
         if row.emptied or row.expires_at <= self._clock():

@@ -1,7 +1,7 @@
-"""Histories of requests in the store: reads the items before a request, and stores its answer.
+"""The histories of requests: reads the items before a request from the store, and stores its answer.
 
     a body with previous_response_id or conversation ── begin ──► Turn: the items before it
-    the complete answer ── Turn.keep ──► stored, before the client has its end
+    the complete answer ── Turn.keep ──► stored, before the client gets its end
 
 A replica stores nothing for such a request, so any replica can answer the next one.
 """
@@ -38,38 +38,38 @@ if TYPE_CHECKING:
 
 Charge = Callable[[int], None]
 Finish = Callable[[RunEnd, Sequence[Item], str], Awaitable[bool]]
-"""(the end, items for the conversation, its id) -> False: the run has ended before. Raises StoreError."""
+"""(end, items for the conversation, its id) -> False: the run had already ended. Raises StoreError."""
 
 log = logging.getLogger("warmroute.state")
 
 RETRY_S: Final = 5
-_WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials: send the whole input."
-KEPT_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
+_WHY_UNKNOWN: Final = "It was not stored, has expired, or belongs to other credentials. Send the whole input."
+STORE_RESULTS: Final = ("kept", "failed", "unfit", "repeated")
 MAX_TURN: Final = 10_000  # items that one turn adds to a conversation
 
 
 class Turn(AnswerTap):
-    """A request's turn in a history.
+    """The turn of one request in a history.
 
-    before: earlier items, the oldest first, in pieces joined by commas. told: edits of the answer for the client. own: the
-    request's items; None: the answer is not stored. parent: the stored response before it, "" without one. remember: called
-    with the complete answer of a stream that is not stored, for the client's connection. keeping: `keep` was called; stored:
-    the answer is in the store. client: the unit of fairness. finish: stores the answer of a response that was stored before it
-    had one (a run); None: it was not. unwritten: what `finish` gets, until it has succeeded.
+    before: earlier items, the oldest first, as pieces to join by commas. client_history: how the answer is edited for the
+    client. input: the items of the request; None: the answer is not stored. parent: the previous stored response, or "".
+    remember: called with the complete answer of a stream that is not stored, for the client's connection. attempted: `keep` was
+    called. stored: the answer is in the store. client: the unit of fairness. finish: stores the answer of a background run,
+    whose response is already stored; None: not a run. unwritten: the arguments of `finish`, until it has succeeded.
     """
 
     __slots__ = (
         "_histories",
         "_owner",
+        "attempted",
         "before",
         "client",
+        "client_history",
         "finish",
-        "keeping",
-        "own",
         "parent",
         "remember",
+        "request_items",
         "stored",
-        "told",
         "unwritten",
     )
 
@@ -77,25 +77,27 @@ class Turn(AnswerTap):
         self._histories = histories
         self._owner = owner
         self.before = before
-        self.told = ClientHistory(history.previous, history.conversation, store=history.store)
-        self.own: bytes | None = history.own if history.store else None
+        self.client_history = ClientHistory(history.previous, history.conversation, store=history.store)
+        self.request_items: bytes | None = history.own if history.store else None
         self.parent = history.previous
         self.client = ""
         self.remember: Callable[[bytes], None] | None = None
-        self.keeping = self.stored = False
+        self.attempted = self.stored = False
         self.finish: Finish | None = None
         self.unwritten: tuple[RunEnd, list[Item]] | None = None
 
-    def passing(self) -> None:
+    def disable(self) -> None:
         """Store nothing of this answer, and leave the client's `store` to the replica."""
-        self.told.store, self.own = None, None
+        self.client_history.store, self.request_items = None, None
 
     def reader(self, inner: StreamReader) -> KeptReader:
-        """Make the reader that finds the answer in its stream. It holds back the end of an answer to store, until `ended`."""
-        return KeptReader(inner, self.told, None if self.own is not None else self.remember)
+        """Make the reader that extracts the answer from its stream. It holds back the end of an answer to store, until
+        `ended`.
+        """
+        return KeptReader(inner, self.client_history, None if self.request_items is not None else self.remember)
 
     async def ended(self, reader: StreamReader) -> bytes:
-        """Store a stream's answer; returns the end that was held back."""
+        """Store a stream's answer. Returns the end that was held back."""
         assert isinstance(reader, KeptReader)
         stored = await self.keep(reader.response)
         if not stored and self.remember:
@@ -104,15 +106,15 @@ class Turn(AnswerTap):
 
     async def keep(self, response: bytes) -> bool:
         """Store an answer; True: it is durable. response: the replica's object (JSON). Raises nothing."""
-        self.keeping = True
+        self.attempted = True
         self.stored = await self._histories.keep(self._owner, self, response)
         return self.stored
 
     async def whole(self, body: bytes) -> bytes:
-        """Store an answer that is not a stream; returns the client's answer. Other bodies are returned unchanged."""
+        """Store an answer that is not a stream. Returns the client's answer; other bodies are returned unchanged."""
         stored = await self.keep(body)
         try:
-            return self.told.edited(body, stored=stored)
+            return self.client_history.edited(body, stored=stored)
         except (ValueError, IndexError):
             return body
 
@@ -121,8 +123,8 @@ class Turn(AnswerTap):
 
 
 class Histories:
-    """See the top of this file. store: None: the store is off. reader: of items. kept, replayed: counters by result. clock:
-    Unix seconds.
+    """The histories in one store. store: None: the store is off. reader: reads items. kept, replayed: counters by result.
+    clock: Unix seconds.
     """
 
     def __init__(
@@ -138,13 +140,13 @@ class Histories:
         self._kept = kept
         self._replayed = replayed
         self._clock = clock
-        self._repeats = False  # an engine has repeated an id
-        for result in KEPT_RESULTS if store else ():
+        self._repeat_logged = False  # an engine has repeated an id
+        for result in STORE_RESULTS if store else ():
             kept.add((result,), 0)
 
-    async def begin(self, owner: str, history: History, most: int, *, elsewhere: bool) -> Turn | None:
-        """Start the turn of a request; None: a replica may have the history. most: bytes of a history. elsewhere: a replica may
-        have an unknown object.
+    async def begin(self, owner: str, history: History, max_bytes: int, *, maybe_at_replica: bool) -> Turn | None:
+        """Start the turn of a request; None: the history may be at a replica. max_bytes: of a history. maybe_at_replica: a
+        replica may have an object that the store does not have.
 
         Raises GatewayError: 400, 404, 410, 413, 503.
         """
@@ -152,27 +154,27 @@ class Histories:
             return self.fresh(owner, history)
         named = history.previous or history.conversation
         try:
-            store = await self.opened()
+            store = await self.open()
             if history.previous:
                 before = list[bytes]()
-                chain = await store.chain(owner, history.previous, most)
+                chain = await store.chain(owner, history.previous, max_bytes)
                 _require_answer(chain[-1])
                 for each in chain:
                     before += (each.input, each.output)
             else:
-                before = await store.conversation_input(owner, history.conversation, most)
+                before = await store.conversation_input(owner, history.conversation, max_bytes)
         except UnknownObjectError as unknown:
-            if elsewhere and unknown.id == named:
+            if maybe_at_replica and unknown.id == named:
                 return None
             self._replayed.add(("unknown",))
             raise _unknown(named, unknown.id, conversation=not history.previous) from None
         except ExpiredObjectError as expired:
             self._replayed.add(("expired",))
-            raise gone(expired, PREVIOUS if history.previous else CONVERSATION) from None
+            raise expired_error(expired, PREVIOUS if history.previous else CONVERSATION) from None
         except HistoryTooLargeError as large:
             self._replayed.add(("too_large",))
             text = f"The history of {named[:100]!r} is too long to be replayed: {large.turns:,} turns, {large.size:,} bytes."
-            raise GatewayError(413, "history_too_large", f"{text} Begin a new one, with a summary.") from None
+            raise GatewayError(413, "history_too_large", f"{text} Start a new one, with a summary.") from None
         except StoreFailed as failure:
             self._replayed.add(("failed",))
             raise unavailable(failure) from None
@@ -184,104 +186,109 @@ class Histories:
         return Turn(self, owner, history, [])
 
     def after(self, owner: str, history: History, items: bytes) -> Turn:
-        """A turn after items that are not in the store: if its answer is stored, they are stored as its own."""
+        """A turn after items that are not in the store. If its answer is stored, these items are stored as part of its
+        input.
+        """
         self._replayed.add(("connection",))
         turn = Turn(self, owner, history, [items])
         turn.parent = ""
-        if turn.own is not None:
-            turn.own = _joined(items, turn.own)
+        if turn.request_items is not None:
+            turn.request_items = _joined(items, turn.request_items)
         return turn
 
-    async def items(self, owner: str, ids: Sequence[str], most: int, charge: Charge, client: str) -> dict[str, bytes]:
+    async def items(self, owner: str, ids: Sequence[str], max_bytes: int, charge: Charge, client: str) -> dict[str, bytes]:
         """All items (JSON) with these ids.
 
-        most: bytes to read for it, at most. charge: called with the bytes first. Raises GatewayError 404, 413, 500 or 503.
+        max_bytes: of the responses and conversations to read. charge: called with the size first. Raises GatewayError 404, 413,
+        500 or 503.
         """
         pick = partial(self.reader.picked, client=client)
         try:
-            found = await (await self.opened()).named(owner, ids, most, charge, pick)
+            found = await (await self.open()).items_by_id(owner, ids, max_bytes, charge, pick)
         except HistoryTooLargeError as large:
-            text = f"The items that 'input' refers to are in responses of {large.size:,} bytes: send some of them themselves."
+            text = f"The items referenced by 'input' are in responses of {large.size:,} bytes: send the items themselves."
             raise too_large(text, "input") from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
         for id_ in ids:
             if id_ not in found:
-                text = f"Item with id {id_[:100]!r} not found. Items are not kept when 'store' is false: send the item itself."
+                text = (
+                    f"Item with id {id_[:100]!r} not found. Items are not stored when 'store' is false: send the item itself."
+                )
                 raise GatewayError(404, "item_not_found", text, param="input")
         return found
 
     async def keep(self, owner: str, turn: Turn, response: bytes) -> bool:
         """See `Turn.keep`."""
-        if turn.own is None:
+        if turn.request_items is None:
             return False
         found = stored_answer(response)
         if found is None:
             self._kept.add(("unfit",))
             return False
-        told = turn.told
+        client_history = turn.client_history
         items: list[Item] | None = []
-        if told.conversation:
-            joined = _joined(turn.own, found.output)
+        if client_history.conversation:
+            joined = _joined(turn.request_items, found.output)
             try:
                 found_items = await self.reader.listed(joined, MAX_TURN, turn.client)
             except GatewayError as failure:
-                return self._not_kept(told.id or found.id, failure.message)
+                return self._log_failure(client_history.id or found.id, failure.message)
             items = None if found_items is None else [Item(*each) for each in found_items]
         if items is None:
             self._kept.add(("unfit",))
             return False
         try:
-            kept = await self._put(owner, turn, turn.own, found, items)
+            kept = await self._write(owner, turn, turn.request_items, found, items)
         except StoreError as error:
             if not isinstance(error, StoreFailed):
-                turn.unwritten = None  # a repetition would fail as well
-            return self._not_kept(told.id or found.id, str(error))
+                turn.unwritten = None  # a retry would fail, too
+            return self._log_failure(client_history.id or found.id, str(error))
         if kept:
             self._kept.add(("kept",))
         return kept
 
-    def _not_kept(self, id_: str, reason: str) -> bool:
+    def _log_failure(self, id_: str, reason: str) -> bool:
         self._kept.add(("failed",))
-        log.warning("a response was not kept", extra={"response": id_, "reason": reason})
+        log.warning("a response was not stored", extra={"response": id_, "reason": reason})
         return False
 
-    def _repeated(self, id_: str) -> None:
-        """Count a response whose id an earlier stored response has; later turns refer to that one. Logged once."""
+    def _count_repeated_id(self, id_: str) -> None:
+        """Count a response with the id of an earlier stored response; later turns refer to the earlier one. Logged once."""
         self._kept.add(("repeated",))
-        if not self._repeats:
-            self._repeats = True
-            text = "a response was not kept: its id is that of an earlier one; the engine gives ids twice (this is logged once)"
+        if not self._repeat_logged:
+            self._repeat_logged = True
+            text = "a response was not stored: the engine gave it the id of an earlier response (logged once)"
             log.warning(text, extra={"response": id_})
 
-    async def _put(self, owner: str, turn: Turn, own: bytes, found: StoredAnswer, items: list[Item]) -> bool:
-        """Write the answer; False: its run has ended, or its id exists. Raises StoreError."""
-        told = turn.told
-        response = told.edited(found.response, stored=True)
+    async def _write(self, owner: str, turn: Turn, request_items: bytes, found: StoredAnswer, items: list[Item]) -> bool:
+        """Write the answer. False: its run has ended, or its id exists. Raises StoreError."""
+        client_history = turn.client_history
+        response = client_history.edited(found.response, stored=True)
         if turn.finish is not None:
             end = RunEnd(found.status, found.output, response, found.names)
             turn.unwritten = end, items
-            kept = await turn.finish(end, items, told.conversation)
+            kept = await turn.finish(end, items, client_history.conversation)
             turn.unwritten = None
             return kept
         stored = StoredResponse(
             owner=owner,
             id=found.id,
             parent=turn.parent,
-            conversation=told.conversation,
+            conversation=client_history.conversation,
             created_at=self._clock(),
             status=found.status,
-            input=own,
+            input=request_items,
             output=found.output,
             names=found.names,
             response=response,
         )
-        kept = await (await self.opened()).put(stored, items)
+        kept = await (await self.open()).put(stored, items)
         if not kept:
-            self._repeated(found.id)
+            self._count_repeated_id(found.id)
         return kept
 
-    async def opened(self) -> HistoryStore:
+    async def open(self) -> HistoryStore:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()
@@ -292,28 +299,28 @@ def too_large(text: str, param: str) -> GatewayError:
 
 
 def unavailable(failure: StoreFailed) -> GatewayError:
-    text = f"What the gateway keeps cannot be read or written: {failure}. Retry; see the log, and state.url."
+    text = f"Stored responses cannot be read or written: {failure}. Retry; see the log, and state.url."
     return GatewayError(
         503, "state_unavailable", text, retry_after_s=RETRY_S, public="The gateway's store does not answer. Retry."
     )
 
 
-def gone(expired: ExpiredObjectError, param: str | None = None) -> GatewayError:
-    days = expired.kept_s / 86_400
-    kept = f"{days:g} days" if days >= 1 else f"{expired.kept_s:g} s"
-    text = f"{expired.id[:100]!r} has expired: it was kept for {kept} after its last use (state.ttl_s)."
+def expired_error(expired: ExpiredObjectError, param: str | None = None) -> GatewayError:
+    days = expired.ttl_s / 86_400
+    lifetime = f"{days:g} days" if days >= 1 else f"{expired.ttl_s:g} s"
+    text = f"{expired.id[:100]!r} has expired: it was stored for {lifetime} after its last use (state.ttl_s)."
     return GatewayError(410, "expired", text, param=param)
 
 
 def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
-    """The error of OpenAI's servers. missing: the missing response of the history."""
+    """The error in OpenAI's words. missing: the first missing response of the history."""
     if conversation:
         return GatewayError(
             404, "conversation_not_found", f"Conversation with id {named[:100]!r} not found.", param=CONVERSATION
         )
     why = f"not found. {_WHY_UNKNOWN}"
     if missing != named:
-        why = f"has lost its history: {missing[:100]!r}, before it, was deleted. Send the whole input."
+        why = f"has lost its history: the earlier response {missing[:100]!r} was deleted. Send the whole input."
     text = f"Previous response with id {named[:100]!r} {why}"
     return GatewayError(400, "previous_response_not_found", text, param=PREVIOUS)
 
@@ -321,7 +328,7 @@ def _unknown(named: str, missing: str, *, conversation: bool) -> GatewayError:
 def _require_answer(response: StoredResponse) -> None:
     """Check that a response has an answer to continue. Raises GatewayError 400 (a background run may have none yet)."""
     if response.status in UNANSWERED:
-        text = f"Previous response with id {response.id!r} has no output to go on with: its status is {response.status!r}."
+        text = f"Previous response with id {response.id!r} has no output to continue: its status is {response.status!r}."
         raise GatewayError(400, "previous_response_not_completed", text, param=PREVIOUS)
 
 

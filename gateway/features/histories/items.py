@@ -1,8 +1,8 @@
-"""Items of what the gateway keeps, read where that does not hold up the loop: at once if it is quick, else in the parser
-process. (A thread would not do: the JSON library holds the interpreter while it reads.)
+"""Reads stored items without blocking the event loop: short ones at once, long ones in the parser process. A thread would not
+help, because the JSON library holds the interpreter lock.
 
-What is kept was parsed before, with its bounds; several turns together have a bound of their own (`helper.py`). So have the
-bodies by which items come into conversations.
+Stored items were parsed before, within the parser's bounds. Several turns together have their own bound (`helper.py`), and so
+have the bodies that add items to conversations.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from gateway.parser import wire
 from gateway.parser.parsing import Parsing
 
 
-class KeptItems:
-    """See the top of this file. client: the unit of fairness in the parser process. Raises GatewayError 413, 500 or 503."""
+class StoredItems:
+    """client: the unit of fairness in the parser process. All methods raise GatewayError 413, 500 or 503."""
 
     def __init__(self, parsing: Parsing) -> None:
         self._parsing = parsing
 
     async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]:
-        """Some items, JSON, by id (`responses/items.py`)."""
+        """The items (JSON) with these ids (`responses/items.py`)."""
         if is_quick(joined):
             return await self._parsing.turns.take(partial(picked, joined, ids, places))
         (found,) = await self._parsing.process.run((wire.PICK, list(ids), dict(places)), joined, client)
         return dict(found)
 
-    async def given(self, body: bytes, client: str) -> ConversationFields:
-        """What a request to `/v1/conversations` says. Raises GatewayError 400 as well."""
+    async def conversation_fields(self, body: bytes, client: str) -> ConversationFields:
+        """The fields of a request to `/v1/conversations`. Also raises GatewayError 400."""
         if is_quick(body):
             return await self._parsing.turns.take(partial(parse_fields, body))
         return ConversationFields(*await self._parsing.process.run((wire.GIVEN,), body, client))
 
-    async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None:
-        """Each item's id, and the item as it is listed, JSON. None: more than `most`, or nested too deeply."""
+    async def listed(self, joined: bytes, max_items: int, client: str) -> list[tuple[str, bytes]] | None:
+        """The id of each item, and the item in the form of lists (JSON). None: more than max_items, or nested too deeply."""
         if is_quick(joined):
-            return await self._parsing.turns.take(partial(listed, joined, most))
-        found: list[tuple[str, bytes]] | None = (await self._parsing.process.run((wire.LIST, most), joined, client))[0]
+            return await self._parsing.turns.take(partial(listed, joined, max_items))
+        found: list[tuple[str, bytes]] | None = (await self._parsing.process.run((wire.LIST, max_items), joined, client))[0]
         return found
 
     async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes:
-        """A page of what the model has read for the last of these turns: (id, input, output) each, the oldest first.
+        """A page of the input of the model in the last of these turns: (id, input, output) each, the oldest first.
 
-        query: limit, order, after. Raises GatewayError 400 as well.
+        query: limit, order, after. Also raises GatewayError 400.
         """
-        pieces = [piece for _, given, made in turns for piece in (given, made)]
-        pieces[-1] = b""  # what it has answered
+        pieces = [piece for _, given_items, made in turns for piece in (given_items, made)]
+        pieces[-1] = b""  # the answer of the last turn is no input
         joined, ids, sizes = b"".join(pieces), [id_ for id_, _, _ in turns], list(map(len, pieces))
         if is_quick(joined):
             return await self._parsing.turns.take(partial(input_items, joined, ids, sizes, query))
@@ -57,4 +57,4 @@ class KeptItems:
         return bytes(page)
 
     def __repr__(self) -> str:
-        return f"<KeptItems by {self._parsing.process!r}>"
+        return f"<StoredItems by {self._parsing.process!r}>"

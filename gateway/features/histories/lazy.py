@@ -1,6 +1,6 @@
-"""The store, opened at its first use: its libraries take half a second and 35 MB, and most gateways never need it.
+"""A store that is opened at its first use, because its libraries take half a second and 35 MB, and most gateways never need it.
 
-If the database cannot be opened, requests are refused or served without it at once, and the next attempt is made after RETRY_S.
+If the database cannot be opened, requests are refused or served without it at once. The next attempt is made after RETRY_S.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 
 
 class LazyStore(Generic[S_co]):
-    """See the top of this file. load: imports the store, in a thread, and returns what makes it of a database, ttl_s and a
-    clock. url: of the configuration. lost: called once if SQLite's file was deleted or replaced. clock:
-    Unix seconds. pause_clock: monotonic seconds.
+    """load: imports the store, in a thread, and returns its constructor: (database, ttl_s, clock). url: from the configuration.
+    lost: called once if SQLite's file was deleted or replaced. clock: Unix seconds. pause_clock: monotonic seconds.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class LazyStore(Generic[S_co]):
                     self._store = await self._open()
                 except StoreFailed as failure:
                     self._failure = self._pause_clock(), str(failure)
-                    log.error("responses cannot be kept", extra={"reason": str(failure)})
+                    log.error("responses cannot be stored", extra={"reason": str(failure)})
                     raise
             return self._store
 

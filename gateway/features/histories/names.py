@@ -2,7 +2,7 @@
 
     an id from an engine ──► the table of names ──► its response, if it is still stored ──► the item in its output
     an id from the list of input items ──► contains the response and the position in it
-    another id ──► the conversations
+    any other id ──► the conversations
 
 The table has only items of outputs: clients repeat their whole history with every turn, so a row for each item of each turn
 would be a quadratic number of rows.
@@ -21,14 +21,14 @@ from gateway.dialects.responses.items import place_of
 from gateway.features.histories.records import HistoryTooLargeError
 from gateway.features.histories.tables import conversations, items, names, responses
 
-_AT_ONCE: Final = 500  # ids in a statement
+_IDS_PER_STATEMENT: Final = 500
 
 Pick = Callable[[bytes, Collection[str], Mapping[str, int]], Awaitable[dict[str, bytes]]]
-"""`responses/items.py: picked`, here or in the parser process: `Parsing.picked` moves long work there."""
+"""`responses/items.py: picked`, in this process or, for long contents, in the parser process."""
 
 
-async def at_once(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
-    """Pick items in this process; it blocks the event loop."""
+async def pick_in_process(joined: bytes, ids: Collection[str], places: Mapping[str, int]) -> dict[str, bytes]:
+    """Picks items in this process. Blocks the event loop."""
     return picked_of(joined, ids, places)
 
 
@@ -42,22 +42,24 @@ _ADD_POSTGRES: Final = _add(postgresql)
 _ITS_RESPONSE: Final = and_(responses.c.owner == names.c.owner, responses.c.id == names.c.response)
 _ITS_CONVERSATION: Final = and_(conversations.c.owner == items.c.owner, conversations.c.id == items.c.conversation)
 
-Sought = dict[str, str]
-"""The response of each item's id."""
+ResponseIds = dict[str, str]
+"""The id of an item -> the id of its response."""
 Contents = dict[str, tuple[bytes, bytes]]
-"""Input and output of each response."""
+"""The id of a response -> its input and output."""
 
 
 class ItemLocations(NamedTuple):
-    """Locations of items. others: ids that may be in conversations. size: bytes of the responses and conversations' items."""
+    """Locations of items. response_ids: the response of each item. conversation_ids: ids of items that may be in conversations.
+    size: of the responses and conversation items, in bytes.
+    """
 
-    sought: Sought
-    others: list[str]
+    response_ids: ResponseIds
+    conversation_ids: list[str]
     size: int
 
 
 def add(connection: Connection, owner: str, response: str, ids: Iterable[str]) -> None:
-    """Add the ids of the items in a response. response: its id."""
+    """Adds the ids of the items in a response."""
     rows = [{"owner": owner, "id": id_, "response": response} for id_ in sorted(ids)]
     if not rows:
         return
@@ -65,45 +67,45 @@ def add(connection: Connection, owner: str, response: str, ids: Iterable[str]) -
 
 
 def remove(connection: Connection, owner: str, response: str) -> None:
-    """Remove the ids of the items in a response. response: its id."""
+    """Removes the ids of the items in a response."""
     connection.execute(delete(names).where(names.c.owner == owner, names.c.response == response))
 
 
-def found(connection: Connection, owner: str, ids: Sequence[str], now: float, most: int) -> ItemLocations:
-    """Find the locations of items. Raises HistoryTooLargeError if they have more than `most` bytes. O(ids)."""
-    sought = {id_: place[0] for id_ in ids if (place := place_of(id_))}
+def locate(connection: Connection, owner: str, ids: Sequence[str], now: float, max_bytes: int) -> ItemLocations:
+    """Finds the locations of items. Raises HistoryTooLargeError if they have more than max_bytes. O(ids)."""
+    response_ids = {id_: place[0] for id_ in ids if (place := place_of(id_))}
     for part in _parts(ids):
         query = select(names.c.id, names.c.response).join(responses, _ITS_RESPONSE)
         kept = and_(names.c.owner == owner, names.c.id.in_(part), responses.c.emptied == 0, responses.c.expires_at > now)
-        sought |= {row.id: row.response for row in connection.execute(query.where(kept))}
-    others, size = [id_ for id_ in ids if id_ not in sought], 0
+        response_ids |= {row.id: row.response for row in connection.execute(query.where(kept))}
+    conversation_ids, size = [id_ for id_ in ids if id_ not in response_ids], 0
     items_size = select(func.coalesce(func.sum(func.length(items.c.item)), 0)).join(conversations, _ITS_CONVERSATION)
     content_size = select(func.coalesce(func.sum(func.length(responses.c.input) + func.length(responses.c.output)), 0))
-    sums = [items_size.where(_kept_items(owner, part, now)) for part in _parts(others)]
-    sums += [content_size.where(_kept_responses(owner, part, now)) for part in _parts(_once(sought))]
+    sums = [items_size.where(_stored_items(owner, part, now)) for part in _parts(conversation_ids)]
+    sums += [content_size.where(_stored_responses(owner, part, now)) for part in _parts(_distinct_responses(response_ids))]
     for query in sums:
         size += connection.execute(query).scalar_one()
-        if size > most:
+        if size > max_bytes:
             raise HistoryTooLargeError(size, len(ids))
-    return ItemLocations(sought, others, size)
+    return ItemLocations(response_ids, conversation_ids, size)
 
 
 def read(connection: Connection, owner: str, places: ItemLocations, now: float) -> tuple[dict[str, bytes], Contents]:
-    """Read the items of conversations by id, and the contents of responses. O(bytes)."""
+    """Reads the items of conversations by id, and the contents of responses. O(bytes)."""
     own, contents = dict[str, bytes](), Contents()
-    for part in _parts(places.others):
+    for part in _parts(places.conversation_ids):
         query = select(items.c.id, items.c.item).join(conversations, _ITS_CONVERSATION)
-        own |= {row.id: row.item for row in connection.execute(query.where(_kept_items(owner, part, now)))}
-    for part in _parts(_once(places.sought)):
-        query = select(responses.c.id, responses.c.input, responses.c.output).where(_kept_responses(owner, part, now))
+        own |= {row.id: row.item for row in connection.execute(query.where(_stored_items(owner, part, now)))}
+    for part in _parts(_distinct_responses(places.response_ids)):
+        query = select(responses.c.id, responses.c.input, responses.c.output).where(_stored_responses(owner, part, now))
         contents |= {row.id: (row.input, row.output) for row in connection.execute(query)}
     return own, contents
 
 
-async def picked(sought: Sought, contents: Contents, pick: Pick) -> dict[str, bytes]:
-    """Pick the items (JSON) by id, without missing ones. O(length of the contents)."""
+async def picked(response_ids: ResponseIds, contents: Contents, pick: Pick) -> dict[str, bytes]:
+    """Picks the items (JSON) by id, without missing ones. O(length of the contents)."""
     by_response = dict[str, list[str]]()
-    for id_, response in sought.items():
+    for id_, response in response_ids.items():
         by_response.setdefault(response, []).append(id_)
     out = dict[str, bytes]()
     for response, ids in by_response.items():
@@ -117,18 +119,18 @@ async def picked(sought: Sought, contents: Contents, pick: Pick) -> dict[str, by
     return out
 
 
-def _kept_items(owner: str, ids: Sequence[str], now: float) -> Any:
+def _stored_items(owner: str, ids: Sequence[str], now: float) -> Any:
     """Condition for stored items of conversations."""
     return and_(items.c.owner == owner, items.c.id.in_(ids), conversations.c.emptied == 0, conversations.c.expires_at > now)
 
 
-def _kept_responses(owner: str, ids: Sequence[str], now: float) -> Any:
+def _stored_responses(owner: str, ids: Sequence[str], now: float) -> Any:
     return and_(responses.c.owner == owner, responses.c.id.in_(ids), responses.c.emptied == 0, responses.c.expires_at > now)
 
 
-def _once(sought: Sought) -> list[str]:
-    return list(dict.fromkeys(sought.values()))
+def _distinct_responses(response_ids: ResponseIds) -> list[str]:
+    return list(dict.fromkeys(response_ids.values()))
 
 
 def _parts(ids: Sequence[str]) -> list[Sequence[str]]:
-    return [ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE)]
+    return [ids[at : at + _IDS_PER_STATEMENT] for at in range(0, len(ids), _IDS_PER_STATEMENT)]

@@ -1,8 +1,8 @@
-"""Purging of expired objects, some at a time: first their content is emptied, long after that their rows are deleted.
+"""Purging of expired objects in small steps: first their content is emptied, long after that their rows are deleted.
 
-A step selects its rows by a subquery, not by a list of keys: with a list of pairs SQLite reads the whole table, with all
-prompts, while other writers wait. On Postgres, another gateway may change the result of the subquery between two statements.
-So names are deleted twice: when a response is emptied, and when its row is deleted.
+A step selects its rows by a subquery, not by a list of keys: with a list of pairs SQLite reads the whole table with all
+prompts, while other writers wait. On Postgres, another gateway may change the result of the subquery between two statements. So
+names are deleted twice: when a response is emptied, and when its row is deleted.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from sqlalchemy import Connection, Select, Table, delete, select, tuple_, update
 from gateway.features.histories.tables import conversations, items, names, responses
 
 TOMBSTONE_S: Final = 7 * 86_400.0
-_AT_ONCE: Final = 500  # rows
+_ROWS_PER_STEP: Final = 500
 
 
 def emptied(connection: Connection, now: float) -> int:
-    """Empty some expired responses and conversations. Returns their number."""
+    """Empties some expired responses and conversations. Returns their number."""
     old = _due(responses, 0, now)
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
-    gone = _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
+    count = _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
     old = _due(conversations, 0, now)
     connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(old)))
-    return gone + _emptied(connection, conversations, old, {"metadata": b"{}"})
+    return count + _emptied(connection, conversations, old, {"metadata": b"{}"})
 
 
-def forgotten(connection: Connection, before: float) -> int:
+def delete_emptied(connection: Connection, before: float) -> int:
+    """Deletes the rows of some objects that expired before that time. Returns their number."""
     old = _due(responses, 1, before)
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
-    gone = 0
+    count = 0
     for table in (responses, conversations):
         made: Any = connection.execute(delete(table).where(_key(table).in_(_due(table, 1, before))))
-        gone += made.rowcount
-    return gone
+        count += made.rowcount
+    return count
 
 
 def _emptied(connection: Connection, table: Table, old: Select[Any], values: dict[str, bytes]) -> int:
@@ -44,9 +45,9 @@ def _emptied(connection: Connection, table: Table, old: Select[Any], values: dic
 
 
 def _due(table: Table, emptied: int, until: float) -> Select[Any]:
-    """Select owner and id of the next rows that expire by then."""
+    """Selects owner and id of the next rows that expire by then."""
     old = select(table.c.owner, table.c.id).where(table.c.emptied == emptied, table.c.expires_at <= until)
-    return old.order_by(table.c.expires_at).limit(_AT_ONCE)
+    return old.order_by(table.c.expires_at).limit(_ROWS_PER_STEP)
 
 
 def _key(table: Table) -> Any:

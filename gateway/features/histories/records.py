@@ -15,15 +15,15 @@ IN_PROGRESS: Final = "in_progress"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 RUNNING: Final = frozenset([QUEUED, IN_PROGRESS])
-UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # it has no answer to continue
+UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # without an answer to continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response. owner: of the object; ids are unique for one owner. parent: the response before it; conversation: the one
-    that contains it; "" without one. created_at: Unix seconds. input, output: the new items of its request, and the model's
-    items: elements of a JSON list, joined by commas, b"" for none. response: the client's object, JSON. names: ids of the items
-    in the output, for references to them; they are written and never read.
+    """A response. owner: the tenant or key; ids are unique per owner. parent: the previous response, or "". conversation: its
+    conversation, or "". created_at: Unix seconds. input, output: the new items of the request, and the items of the model:
+    elements of a JSON list, joined by commas, b"" for none. response: the object for the client, JSON. names: ids of the items
+    in the output, for references to them; written, never read.
     """
 
     owner: str
@@ -40,7 +40,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """End of a background run: the values of its StoredResponse that change."""
+    """The end of a background run: the changed values of its StoredResponse."""
 
     status: str
     output: bytes
@@ -75,12 +75,12 @@ class UnknownObjectError(StoreError):
 
 
 class ExpiredObjectError(StoreError):
-    """The object has expired. kept_s: lifetime after the last use, in seconds."""
+    """The object has expired. ttl_s: lifetime after the last use, in seconds."""
 
-    def __init__(self, id_: str, kept_s: float) -> None:
-        super().__init__(id_, kept_s)
+    def __init__(self, id_: str, ttl_s: float) -> None:
+        super().__init__(id_, ttl_s)
         self.id = id_
-        self.kept_s = kept_s
+        self.ttl_s = ttl_s
 
 
 class HistoryTooLargeError(StoreError):
@@ -113,6 +113,6 @@ class ItemReader(Protocol):
     """Reads stored items without blocking the event loop (`features/histories/items.py`). client: the unit of fairness."""
 
     async def picked(self, joined: bytes, ids: Collection[str], places: Mapping[str, int], client: str) -> dict[str, bytes]: ...
-    async def given(self, body: bytes, client: str) -> ConversationFields: ...
-    async def listed(self, joined: bytes, most: int, client: str) -> list[tuple[str, bytes]] | None: ...
+    async def conversation_fields(self, body: bytes, client: str) -> ConversationFields: ...
+    async def listed(self, joined: bytes, max_items: int, client: str) -> list[tuple[str, bytes]] | None: ...
     async def input_items(self, turns: Sequence[tuple[str, bytes, bytes]], query: Mapping[str, str], client: str) -> bytes: ...

@@ -1,8 +1,9 @@
 """The store of responses and conversations (`conversations.py`), by owner, until they expire.
 
 A response lives for `ttl_s` after its last use. Responses that continue each other form a tree, which expires as a whole. A new
-turn renews the whole tree, but only if a tenth of the time has passed, so that few turns write all rows; else it takes over the
-tree's time. `purge` empties expired responses; their ids are known for TOMBSTONE_S more, so that a client gets the reason.
+turn renews the whole tree, but only if a tenth of the time has passed, so that few turns write all rows. Otherwise the new
+response gets the tree's expiry. `purge` empties expired responses. Their ids are stored for another TOMBSTONE_S, so that a
+client learns the reason.
 
 Reads never write: reading a response does not renew it.
 """
@@ -16,27 +17,27 @@ from sqlalchemy import Connection, Integer, and_, bindparam, delete, insert, lit
 
 from gateway.features.histories import names
 from gateway.features.histories.conversations import ConversationStore
-from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
+from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, emptied
 from gateway.features.histories.records import Charge, HistoryTooLargeError, Item, StoredResponse, UnknownObjectError, free
 from gateway.features.histories.tables import responses
 
-MAX_TURNS: Final = 10_000  # of a history that is replayed
+MAX_TURNS: Final = 10_000  # in a replayed history
 _RENEWED_SHARE: Final = 0.1
 
 _COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
 
 
 class HistoryStore(ConversationStore):
-    """See the top of this file, and Conversations."""
+    """Stores responses, in addition to conversations."""
 
     # -- responses
 
     async def put(self, response: StoredResponse, added: Sequence[Item] = ()) -> bool:
-        """Store a response; it is durable when this returns. False: another response has its id, and stays.
+        """Stores a response; it is durable when this returns. False: another response has its id, and stays.
 
         added: items for its conversation, in either case.
 
-        Raises UnknownObjectError if its conversation is gone, HistoryTooLargeError if that is full.
+        Raises UnknownObjectError if its conversation does not exist, HistoryTooLargeError if that is full.
         """
         now = self._clock()
         at: int | None = None
@@ -60,8 +61,8 @@ class HistoryStore(ConversationStore):
         self._require(row, id_)
         return StoredResponse(**{name: getattr(row, name) for name in _COLUMNS})
 
-    async def chain(self, owner: str, id_: str, most: int) -> list[StoredResponse]:
-        """The response and all before it, the oldest first, without the `response` objects. most: bytes.
+    async def chain(self, owner: str, id_: str, max_bytes: int) -> list[StoredResponse]:
+        """The response and all before it, the oldest first, without the `response` objects.
 
         Raises UnknownObjectError or ExpiredObjectError with the missing id, HistoryTooLargeError before the contents are read.
         """
@@ -69,13 +70,13 @@ class HistoryStore(ConversationStore):
         def work(connection: Connection) -> tuple[Any, Sequence[Any]]:
             key = {"owner": owner, "id": id_}
             first = connection.execute(_HEAD, key).one_or_none()
-            if first is None or first.emptied or first.size > most or first.turns > MAX_TURNS:
+            if first is None or first.emptied or first.size > max_bytes or first.turns > MAX_TURNS:
                 return first, ()
             return first, connection.execute(_CHAIN, {**key, "turns": first.turns}).all()
 
         first, rows = await self._database.read(work)
         self._require(first, id_)
-        if first.size > most or first.turns > MAX_TURNS:
+        if first.size > max_bytes or first.turns > MAX_TURNS:
             raise HistoryTooLargeError(first.size, first.turns)
         for row in rows:
             self._require(row, row.id)
@@ -85,19 +86,19 @@ class HistoryStore(ConversationStore):
             StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
         ]
 
-    async def named(
-        self, owner: str, ids: Sequence[str], most: int, charge: Charge = free, pick: names.Pick = names.at_once
+    async def items_by_id(
+        self, owner: str, ids: Sequence[str], max_bytes: int, charge: Charge = free, pick: names.Pick = names.pick_in_process
     ) -> dict[str, bytes]:
         """Items (JSON) of responses and conversations by their ids, without unknown ones.
 
-        most: bound in bytes. charge: called with the bytes before they are read. pick: finds items in a response's content.
-        Raises HistoryTooLargeError, and the errors of `charge` and `pick`.
+        charge: called with the size before the contents are read. pick: finds items in a response's content. Raises
+        HistoryTooLargeError beyond max_bytes, and the errors of `charge` and `pick`.
         """
 
         now = self._clock()
 
         def sizes(connection: Connection) -> names.ItemLocations:
-            return names.found(connection, owner, ids, now, most)
+            return names.locate(connection, owner, ids, now, max_bytes)
 
         def content(connection: Connection) -> tuple[dict[str, bytes], names.Contents]:
             return names.read(connection, owner, places, now)
@@ -106,14 +107,14 @@ class HistoryStore(ConversationStore):
         charge(places.size)  # in the event loop: the counter is not thread-safe
         own, contents = await self._database.read(content)
         grown = sum(map(len, own.values())) + sum(len(each[0]) + len(each[1]) for each in contents.values()) - places.size
-        if grown > 0:  # meanwhile
+        if grown > 0:  # another process has written in the meantime
             charge(grown)
-        return own | await names.picked(places.sought, contents, pick)
+        return own | await names.picked(places.response_ids, contents, pick)
 
     # -- time
 
     async def sweep(self) -> int:
-        """Do some of the work that comes with time. Returns the number of changed objects; 0: none are left."""
+        """Does some of the periodic work. Returns the number of changed objects; 0: nothing is left to do."""
         return await self.purge()
 
     async def purge(self) -> int:
@@ -121,13 +122,13 @@ class HistoryStore(ConversationStore):
         now = self._clock()
 
         def work(connection: Connection) -> int:
-            return sum([emptied(connection, now), forgotten(connection, now - TOMBSTONE_S)])
+            return sum([emptied(connection, now), delete_emptied(connection, now - TOMBSTONE_S)])
 
         return await self._database.write(work)
 
     def _insert(self, connection: Connection, response: StoredResponse, now: float) -> bool:
-        """Insert a response; False: another one has its id. A response with the same creation time replaces itself, because a
-        write may be executed twice.
+        """Inserts a response. False: another one has its id. A response with the same creation time replaces itself, because a
+        transaction may be repeated.
         """
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
@@ -138,7 +139,7 @@ class HistoryStore(ConversationStore):
         if same and not same.emptied and same.expires_at > now and same.created_at != response.created_at:
             return False
         if response.parent == response.id:
-            row["parent"] = ""  # the id of an expired response, used again
+            row["parent"] = ""  # reuses the id of an expired response
         elif parent := known.get(response.parent):
             row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
             if parent.expires_at >= expires_at - self._ttl_s * _RENEWED_SHARE:
@@ -162,7 +163,7 @@ def _is(owner: str, id_: str) -> Any:
 
 
 def _chain() -> Any:
-    """Select the rows from the oldest to this one. turns: expected number, a bound in case of a circle of ids."""
+    """Selects the rows from the oldest to this one. turns: the expected number, a bound in case of a cycle of ids."""
     head = select(responses.c.id, responses.c.parent, literal(1).label("depth")).where(_THIS)
     chain = head.cte("chain", recursive=True)
     before = select(responses.c.id, responses.c.parent, chain.c.depth + 1).where(
@@ -174,7 +175,7 @@ def _chain() -> Any:
     return query.where(_MINE).order_by(chain.c.depth.desc())
 
 
-# Frequent statements are made once: SQLAlchemy needs longer to make one than SQLite to execute it.
+# Frequent statements are built once, because SQLAlchemy takes longer to build one than SQLite to execute it.
 _MINE: Final = responses.c.owner == bindparam("owner")
 _THIS: Final = and_(_MINE, responses.c.id == bindparam("id"))
 _GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[name] for name in _COLUMNS)).where(_THIS)

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Connection, Float, Index, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table
 
+from gateway.database.columns import blobs, floats, integers, keys, small_integers, texts, version_table
 from gateway.database.tables import Tables
 
 VERSION: Final = 2
 
 schema: Final = MetaData()
-versions: Final = Table("warmroute_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
+versions: Final = version_table("warmroute_schema", schema)
 
 # Times are Unix seconds. root: the first response of its tree; a tree expires as a whole. turns, size: of the history up to
 # this response, in responses and bytes. emptied: it has expired, and its content was removed.
 responses: Final = Table(
     "warmroute_responses",
     schema,
-    Column("owner", String, primary_key=True),
-    Column("id", String, primary_key=True),
-    Column("parent", String, nullable=False),
-    Column("root", String, nullable=False),
-    Column("conversation", String, nullable=False),
-    Column("created_at", Float, nullable=False),
-    Column("expires_at", Float, nullable=False),
-    Column("status", String, nullable=False),
-    Column("turns", Integer, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("emptied", Integer, nullable=False),
-    Column("input", LargeBinary, nullable=False),
-    Column("output", LargeBinary, nullable=False),
-    Column("response", LargeBinary, nullable=False),
+    *keys("owner", "id"),
+    *texts("parent", "root", "conversation"),
+    *floats("created_at", "expires_at"),
+    *texts("status"),
+    *small_integers("turns"),
+    *integers("size"),
+    *small_integers("emptied"),
+    *blobs("input", "output", "response"),
     Index("warmroute_responses_by_root", "owner", "root", "expires_at"),
     Index("warmroute_responses_by_expiry", "emptied", "expires_at"),
 )
@@ -39,33 +34,29 @@ responses: Final = Table(
 conversations: Final = Table(
     "warmroute_conversations",
     schema,
-    Column("owner", String, primary_key=True),
-    Column("id", String, primary_key=True),
-    Column("created_at", Float, nullable=False),
-    Column("expires_at", Float, nullable=False),
-    Column("emptied", Integer, nullable=False),
-    Column("metadata", LargeBinary, nullable=False),
+    *keys("owner", "id"),
+    *floats("created_at", "expires_at"),
+    *small_integers("emptied"),
+    *blobs("metadata"),
     Index("warmroute_conversations_by_expiry", "emptied", "expires_at"),
 )
 
 items: Final = Table(
     "warmroute_items",
     schema,
-    Column("owner", String, primary_key=True),
-    Column("conversation", String, primary_key=True),
+    *keys("owner", "conversation"),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
-    Column("id", String, nullable=False),
-    Column("item", LargeBinary, nullable=False),
+    *texts("id"),
+    *blobs("item"),
     Index("warmroute_items_by_id", "owner", "id", "conversation"),
 )
 
-# The response with this item in its output; the last one if an engine repeats ids.
+# Item id -> the response with this item in its output; the latest response if an engine repeats ids.
 names: Final = Table(
     "warmroute_names",
     schema,
-    Column("owner", String, primary_key=True),
-    Column("id", String, primary_key=True),
-    Column("response", String, nullable=False),
+    *keys("owner", "id"),
+    *texts("response"),
     Index("warmroute_names_by_response", "owner", "response"),
 )
 

@@ -1,1 +1,1 @@
-"""Who sends a request, and what they may do: keys."""
+"""API keys: they identify callers, limit what callers may use, and count it."""

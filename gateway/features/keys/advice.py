@@ -1,4 +1,4 @@
-"""The library, database and file that keys need, and budgets that nothing reaches."""
+"""Problems of keys: missing libraries, databases or files, and budgets without prices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.features.keys.section import KEYS
 
 
 class KeysAdvice(Advice):
-    """See the top of this file."""
+    """Advice on the section `keys`."""
 
     def require(self, config: Config) -> None:
         """Raises ConfigError."""
@@ -26,14 +26,14 @@ class KeysAdvice(Advice):
                 raise ConfigError(f"keys.oidc needs a library that is not installed here: pip install '{jwks.LIBRARY}'")
 
     def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
-        """Raises ConfigError for a file of keys that can be read, and is invalid."""
+        """Raises ConfigError for a readable but invalid keys file."""
         url = KEYS.of(loaded.config).url
         yield from unreadable(KEYS.name, url)
         if url.startswith("/"):
             yield from _of_the_file(Path(url), has_prices=bool(loaded.config.prices))
 
     def warnings(self, config: Config) -> Iterator[Problem]:
-        """Budgets of issuers' tenants, where nothing costs anything. Those of keys are in a database."""
+        """Budgets of issuers' tenants without prices. The budgets of keys are in a database, and are not checked here."""
         for number, issuer in enumerate(KEYS.of(config).oidc):
             for name in ("budget_usd_day", "budget_usd_month"):
                 if getattr(issuer, name) is not None and not config.prices:
@@ -42,7 +42,7 @@ class KeysAdvice(Advice):
 
 
 def _of_the_file(path: Path, *, has_prices: bool) -> Iterator[Problem]:
-    if path.exists() and not path.is_file():  # to open a pipe would wait for whoever writes into it
+    if path.exists() and not path.is_file():  # opening a pipe would block until it has a writer
         yield Problem(("keys", "url"), f"not on this machine: {path} is not a regular file")
         return
     from gateway.features.keys.file import read_keys

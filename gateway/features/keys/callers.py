@@ -1,15 +1,15 @@
-"""Whose a request is, where there are keys: the holder of the key that it brings.
+"""Identifies callers by API keys and by tokens of OIDC issuers.
 
     Authorization: Bearer KEY ─┐
-                               ├─ both? the same ──► sha256 ──► key ──► Caller, of its tenant
+                               ├─ both: must be equal ──► sha256 ──► key ──► Caller with the key's tenant
     X-Api-Key: KEY ────────────┘
-    a token (JWT) of an issuer, in the place of a key ──► Caller, of the tenant that it names (`features/keys/tokens/`)
-    none ──► 401, or, if keys are not required, a caller without a tenant
+    a token (JWT) of an issuer in place of a key ──► Caller with the token's tenant (`features/keys/tokens/`)
+    no credentials ──► 401, or a caller without a tenant if keys are optional
 
-Then no header names a tenant. Where keys are not required, clients may send anything for a key, as SDKs want one: only what
-looks like a key of ours, or like a token of one of our issuers, has to be valid, so that one that was revoked is noticed.
+With keys, headers cannot set the tenant. If keys are optional, clients may send any string as a key, because SDKs require one.
+Only strings in the form of our keys, or of tokens of our issuers, must then be valid, so that a client notices a revoked key.
 
-All refusals read the same but for holders of a key that was valid once. A look-up is by digest, in one step.
+All refusals are identical, except to the holder of a key that was valid once. A look-up is one step, by digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from gateway.errors import GatewayError
 from gateway.features.keys.grant import Grant
 from gateway.features.keys.keys import Keys
-from gateway.features.keys.limiting import Limiting
+from gateway.features.keys.limit_phases import LimitPhases
 from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.secret import MAX_CHARS, PREFIX, digest_of
 from gateway.features.keys.tokens.tokens import looks_like_a_token
@@ -34,13 +34,13 @@ NOT_VALID: Final = f"The API key is not valid. {_SEND}"
 
 
 class KeyHolders(Callers):
-    """See the top of this file. required: whether all requests need a key."""
+    """required: every request needs a key."""
 
-    def __init__(self, keys: Keys, limiting: Limiting, metrics: KeyMetrics, *, required: bool = True) -> None:
+    def __init__(self, keys: Keys, limit_phases: LimitPhases, metrics: KeyMetrics, *, required: bool = True) -> None:
         super().__init__()
         self.looks_up = keys.tokens is not None
         self._keys = keys
-        self._limiting = limiting
+        self._limit_phases = limit_phases
         self._metrics = metrics
         self._required = required
 
@@ -48,7 +48,7 @@ class KeyHolders(Callers):
         caller = request.caller()
         if caller.ambiguous:
             raise self._refused("ambiguous", ambiguous())
-        credentials = self._presented(request.headers)
+        credentials = self._credentials(request.headers)
         if credentials:
             grant = self._grant(credentials)
             if grant is not None:
@@ -62,16 +62,16 @@ class KeyHolders(Callers):
     async def look_up(self, headers: Headers) -> None:
         tokens = self._keys.tokens
         if tokens is not None:
-            for credentials in presented(headers):
+            for credentials in credentials_of(headers):
                 if looks_like_a_token(credentials):
                     await tokens.look_up(credentials)
 
     def require_welcome(self, caller: Caller) -> None:
         if isinstance(caller.grant, Grant):
-            self._limiting.require(caller.grant)
+            self._limit_phases.require(caller.grant)
 
     def _grant(self, credentials: str) -> Grant | None:
-        """Raises GatewayError 401 or 503."""
+        """The grant of a key or token; None for an unknown key. Raises GatewayError 401 or 503."""
         keys = self._keys
         tokens = keys.tokens
         if tokens is not None and looks_like_a_token(credentials):
@@ -85,12 +85,12 @@ class KeyHolders(Callers):
 
     def _refusal_of(self, verdict: Verdict) -> GatewayError:
         if verdict.retry_s:
-            text = "The gateway cannot read the keys of the token's issuer now: see its log. Retry."
+            text = "The gateway cannot read the public keys of the token's issuer. See its log. Retry."
             return self._refused(verdict.reason, GatewayError(503, "issuer_unavailable", text, retry_after_s=verdict.retry_s))
         return self._refused(verdict.reason, GatewayError(401, INVALID, verdict.text or NOT_VALID))
 
     def _find(self, keys: Keys, credentials: str) -> Grant | None:
-        """Raises GatewayError 401 for a key that was valid once."""
+        """The grant of a key. Raises GatewayError 401 for a revoked or expired key."""
         if len(credentials) > MAX_CHARS:
             return None
         digest, now = digest_of(credentials), keys.wall_clock()
@@ -103,9 +103,9 @@ class KeyHolders(Callers):
             raise self._refused("revoked" if grant.revoked else "expired", error) from None
         return grant
 
-    def _presented(self, headers: Headers) -> str:
-        """What the headers bring, "": nothing. Raises GatewayError 400 for two that differ."""
-        found = presented(headers)
+    def _credentials(self, headers: Headers) -> str:
+        """The credentials in the headers; "" if there are none. Raises GatewayError 400 for two different ones."""
+        found = credentials_of(headers)
         if len(found) > 1:
             raise self._refused("ambiguous", ambiguous())
         return found[0] if found else ""
@@ -115,8 +115,8 @@ class KeyHolders(Callers):
         return error
 
 
-def presented(headers: Headers) -> list[str]:
-    """The credentials that they bring: none, one, or two that differ."""
+def credentials_of(headers: Headers) -> list[str]:
+    """The credentials in the headers: none, one, or two different ones."""
     authorization, key = headers.get("Authorization"), headers.get("X-Api-Key")
     if authorization is None:
         return [key] if key else []
@@ -128,5 +128,5 @@ def presented(headers: Headers) -> list[str]:
 
 
 def ambiguous() -> GatewayError:
-    text = "The request brings two different API keys: send one, in 'Authorization' or in 'x-api-key'."
+    text = "The request has two different API keys. Send one, in 'Authorization' or in 'x-api-key'."
     return GatewayError(400, "ambiguous_api_key", text)

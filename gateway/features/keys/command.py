@@ -1,8 +1,8 @@
-"""`warmroute keys`: make, list, show, rotate and revoke API keys, in the database that the configuration names.
+"""`warmroute keys`: creates, lists, shows, rotates and revokes API keys in the configured database.
 
-It works beside running gateways, which look at the database every second, and without any. A new key is the only thing on
-stdout, so that it can go into a secret's file (`warmroute keys create ... > key`); what there is to say about it is on stderr.
-A key is never an argument: other users of a machine read those.
+Running gateways follow within a second or two; none has to run. stdout has only the new key, so that it can be redirected into
+a secret's file (`warmroute keys create ... > key`); messages go to stderr. A key is never an argument, because other users of
+the machine can read arguments.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gateway.features.keys.store import KeyStore
 
 DESCRIPTION: Final = (
-    "Make, list, show, rotate and revoke API keys, in the database of the configuration's `keys.url`. Running gateways follow"
-    " within a second or two. With a file of keys, `create` prints the entry that is to be added to it."
+    "Create, list, show, rotate and revoke API keys in the database of the configuration's `keys.url`. Running gateways follow"
+    " within a second or two. With a file of keys, `create` prints the entry to add to it."
 )
 _GRACE: Final = "24h"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -47,40 +47,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
         where = action.add_mutually_exclusive_group()
         where.add_argument(
-            "--config", metavar="FILE", type=Path, help="configuration that names it (default: $WARMROUTE_CONFIG)"
+            "--config", metavar="FILE", type=Path, help="configuration with `keys.url` (default: $WARMROUTE_CONFIG)"
         )
-        where.add_argument("--url", metavar="URL", help="of the keys: as keys.url has it, a database or the path of a file")
+        where.add_argument("--url", metavar="URL", help="value of keys.url: a database, or the path of a keys file")
         action.set_defaults(act=run, parser=action)
         return action
 
-    _add_settings(add("create", "make a key, and print it to stdout, once", _create))
+    _add_settings(add("create", "create a key and print it to stdout, once", _create))
     listing = add("list", "list the keys", _list)
     listing.add_argument("--json", action="store_true", help="print a JSON array")
     for name, text, run in (
         ("show", "show what a key may do, as JSON", _show),
-        ("rotate", "make another secret for a key, and print it to stdout, once", _rotate),
-        ("revoke", "refuse a key from now on; requests that run finish", _revoke),
+        ("rotate", "make a new secret for a key and print it to stdout, once", _rotate),
+        ("revoke", "refuse a key from now on; running requests finish", _revoke),
     ):
         one = add(name, text, run)
-        one.add_argument("id", metavar="ID", help="of the key, the 8 characters behind `wr-`")
+        one.add_argument("id", metavar="ID", help="id of the key: the 8 characters after `wr-`")
         if name == "rotate":
-            grace = (
-                "how long the former secret goes on, such as 30m, 24h or 7d, at most 30d; 0s: not at all (default: %(default)s)"
-            )
+            grace = "validity of the old secret, such as 30m, 24h or 7d, at most 30d; 0s: no time (default: %(default)s)"
             one.add_argument("--grace", metavar="TIME", type=_seconds, default=_GRACE, help=grace)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tenant", required=True, help="whose it is")
-    parser.add_argument("--name", help="what lists show of it")
-    parser.add_argument("--models", metavar="NAME[,NAME...]", help="that it may use; a name may end with a star (default: all)")
-    parser.add_argument("--pools", metavar="NAME[,NAME...]", help="that it may use (default: all)")
-    parser.add_argument("--budget-usd-day", metavar="USD", type=float, help="that it may spend on a day (UTC)")
-    parser.add_argument("--budget-usd-month", metavar="USD", type=float, help="that it may spend in a month (UTC)")
-    parser.add_argument("--requests-per-minute", metavar="N", type=int, help="that it may send")
-    parser.add_argument("--uncached-tokens-per-minute", metavar="N", type=int, help="of prompts, without cached ones")
-    parser.add_argument("--priority", metavar="N", type=int, help="the highest that its requests may have (default: 0)")
-    parser.add_argument("--expires", metavar="TIME", dest="expires_at", help="a date, or a date and time (default: never)")
+    parser.add_argument("--tenant", required=True, help="tenant that owns the key")
+    parser.add_argument("--name", help="name to show in lists")
+    parser.add_argument(
+        "--models", metavar="NAME[,NAME...]", help="models that the key may use; a name may end with a star (default: all)"
+    )
+    parser.add_argument("--pools", metavar="NAME[,NAME...]", help="pools that the key may use (default: all)")
+    parser.add_argument("--budget-usd-day", metavar="USD", type=float, help="budget per day (UTC)")
+    parser.add_argument("--budget-usd-month", metavar="USD", type=float, help="budget per month (UTC)")
+    parser.add_argument("--requests-per-minute", metavar="N", type=int, help="limit of requests per minute")
+    parser.add_argument(
+        "--uncached-tokens-per-minute", metavar="N", type=int, help="limit of prompt tokens per minute, without cached tokens"
+    )
+    parser.add_argument("--priority", metavar="N", type=int, help="highest priority of its requests (default: 0)")
+    parser.add_argument(
+        "--expires", metavar="TIME", dest="expires_at", help="expiry: a date, or a date and time (default: never)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,38 +100,38 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from gateway.features.keys.record import Settings
+    from gateway.features.keys.record import KeySettings
     from gateway.features.keys.secret import digest_of, new_id, new_key
 
-    raw = {name: value for name in Settings.__struct_fields__ if (value := getattr(options, name)) is not None}
+    raw = {name: value for name in KeySettings.__struct_fields__ if (value := getattr(options, name)) is not None}
     for name in ("models", "pools"):
         if name in raw:
             raw[name] = [each.strip() for each in raw[name].split(",") if each.strip()]
-            if not raw[name]:  # a variable that is not set: not the list that allows everything
+            if not raw[name]:  # probably an unset shell variable: an empty list must not allow everything
                 raise ConfigError(f"--{name}: at least one name is expected; leave it out to allow all")
     if raw.get("expires_at") == "":
         raise ConfigError("--expires: a time is expected; leave it out for a key that does not expire")
-    settings, url = convert(Settings, raw), _url(options, os.environ)
+    settings, url = convert(KeySettings, raw), _url(options, os.environ)
     if settings.expires_at and unix_time(settings.expires_at) <= time.time():
-        raise ConfigError(f"--expires: {options.expires_at} is past: nobody could use the key")
+        raise ConfigError(f"--expires: {options.expires_at} is in the past")
     if url.startswith("/"):
         id_ = new_id()
         secret = new_key(id_)
         print(f"warmroute: add this to `keys` in {escaped(url)}:", file=sys.stderr)
         print(f"- {json.dumps({'id': id_, 'sha256': digest_of(secret).hex(), **raw})}", file=sys.stderr)
         if messages_lost():
-            return 1  # nobody could add it
+            return 1  # the entry was not printed, so the key would be useless
     else:
-        key, secret = _with_store(url, lambda store: store.create(settings), makes=True)
+        key, secret = _with_store(url, lambda store: store.create(settings), create=True)
         id_ = key.id
-        print(f"warmroute: the key {id_} of {settings.tenant}; it is not shown again:", file=sys.stderr)
+        print(f"warmroute: new key {id_} for tenant {settings.tenant}; it is not shown again:", file=sys.stderr)
     try:
         _print_secret(secret)
     except OutputError:
         if url.startswith("/"):
-            print(f"warmroute: nobody has the key {id_}: do not add it", file=sys.stderr)
+            print(f"warmroute: the key {id_} was lost: do not add its entry", file=sys.stderr)
         else:
-            _undo(f"nobody has the key {id_}", "it is revoked", url, lambda store: store.revoke(id_))
+            _undo(f"the key {id_} was lost", "it is revoked", url, lambda store: store.revoke(id_))
         raise
     return 0
 
@@ -166,7 +170,7 @@ def _all(url: str) -> list[Key]:
         found: list[Key] = []
         more = True
         while more:
-            part, more = await store.listed(found[-1].id if found else "", _LISTED)
+            part, more = await store.list_page(found[-1].id if found else "", _LISTED)
             found += part
         return found
 
@@ -190,19 +194,19 @@ def _rotate(options: argparse.Namespace) -> int:
 
     url = _database(options)
     before, key, secret = _with_store(url, rotated)
-    print(f"warmroute: another secret for the key {key.id}; it is not shown again:", file=sys.stderr)
+    print(f"warmroute: new secret for the key {key.id}; it is not shown again:", file=sys.stderr)
     try:
         _print_secret(secret)
     except OutputError:
-        done = "the rotation is undone, and the former one goes on"
-        what = f"nobody has the new secret of the key {key.id}"
-        _undo(what, done, url, lambda store: store.take_back(key.id, secret, before))
+        done = "the rotation is undone; the old secret stays valid"
+        what = f"the new secret of the key {key.id} was lost"
+        _undo(what, done, url, lambda store: store.undo_rotation(key.id, secret, before))
         raise
     return 0
 
 
 def _print_secret(secret: str) -> None:
-    """Raises OutputError if it did not get out."""
+    """Raises OutputError if the output failed."""
     try:
         print(secret, flush=True)
     except OSError as error:
@@ -210,8 +214,8 @@ def _print_secret(secret: str) -> None:
 
 
 def _undo(what: str, done: str, url: str, work: Callable[[KeyStore], Awaitable[object]]) -> None:
-    """What was made for a secret that could not be printed. Raises StoreFailed, KeyNotFoundError, KeyRefusedError."""
-    print(f"warmroute: {what}, for it could not be printed", file=sys.stderr)
+    """Undoes the creation of a secret that could not be printed. Raises StoreFailed, KeyNotFoundError, KeyRefusedError."""
+    print(f"warmroute: {what}, because it could not be printed", file=sys.stderr)
     _with_store(url, work)
     print(f"warmroute: {done}", file=sys.stderr)
 
@@ -231,42 +235,44 @@ def _database(options: argparse.Namespace) -> str:
 
 
 def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
-    """Of the database, with a path, or the path of a file. Raises ConfigError."""
+    """The URL of the database with its path, or the path of the keys file. Raises ConfigError."""
     from gateway.database.places import with_path
-    from gateway.features.keys.keys import FILE, database_of
+    from gateway.features.keys.keys import FILE, database_url
 
     if options.url:
         url = convert(KeysConfig, {"url": options.url}).url
         if url == "ledger":
-            raise ConfigError("--url: which ledger? Name its URL, or a configuration: --config FILE")
+            raise ConfigError("--url: give the URL of the ledger, or a configuration with --config FILE")
         if url == OFF:
-            raise ConfigError("--url: off: there are no keys")
+            raise ConfigError("--url: keys are off")
         return with_path(url, FILE)
     file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
     if not file:
-        options.parser.error("which keys? Name them: --config FILE, or --url URL")
+        options.parser.error("give the keys with --config FILE or --url URL")
     config = read(Path(file), {}).config
     if KEYS.of(config).url == OFF:
-        raise ConfigError("keys.url is off: there are no keys")
-    return KEYS.of(config).url if KEYS.of(config).url.startswith("/") else database_of(config)
+        raise ConfigError("keys.url is off: this gateway has no keys")
+    return KEYS.of(config).url if KEYS.of(config).url.startswith("/") else database_url(config)
 
 
-def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, makes: bool = False) -> T:
-    """makes: the file and the tables, where there are none. Raises StoreFailed, and what the work raises."""
-    if not makes:
-        _read_store(url, _nothing)  # a mistake in a URL must not look like a database without keys
-    return asyncio.run(_done(url, work, read_only=False))
+def _with_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, create: bool = False) -> T:
+    """Runs work on the store. create: creates the file and the tables if missing. Raises StoreFailed and the exceptions of
+    work.
+    """
+    if not create:
+        _read_store(url, _nothing)  # a typo in the URL must not create an empty database
+    return asyncio.run(_run_on_store(url, work, read_only=False))
 
 
 def _read_store(url: str, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-    """Raises StoreFailed, also where there is no such database."""
-    return asyncio.run(_done(url, work, read_only=True))
+    """Runs work on the store, read only. Raises StoreFailed, also if there is no database."""
+    return asyncio.run(_run_on_store(url, work, read_only=True))
 
 
-async def _done(url: str, work: Callable[[KeyStore], Awaitable[T]], *, read_only: bool) -> T:
-    from gateway.features.keys.store import opened
+async def _run_on_store(url: str, work: Callable[[KeyStore], Awaitable[T]], *, read_only: bool) -> T:
+    from gateway.features.keys.store import open_key_store
 
-    store = await opened(url, time.time, read_only=read_only)
+    store = await open_key_store(url, time.time, read_only=read_only)
     try:
         return await work(store)
     finally:

@@ -1,4 +1,4 @@
-"""API keys: who sends a request, what they may do, and how much they may use."""
+"""API keys: who sends a request, what callers may do, and how much they may use."""
 
 from __future__ import annotations
 

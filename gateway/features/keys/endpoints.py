@@ -1,4 +1,6 @@
-"""Operator endpoints for keys: made, listed, rotated, revoked. The answer to a creation and to a rotation has the key, once."""
+"""Operator endpoints that create, list, rotate and revoke keys. Only the answers to a creation and a rotation contain the
+secret.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
 from gateway.features.keys.keys import POLL_S, TOPIC, Keys
-from gateway.features.keys.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, Settings
-from gateway.features.keys.used import used_of
+from gateway.features.keys.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, KeySettings
+from gateway.features.keys.usage import usage_of
 from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
 from gateway.server.routing import Response, Route, delete, get, post
@@ -29,7 +31,7 @@ T = TypeVar("T")
 
 
 class KeyEndpoints:
-    """The handlers; `routes` mounts them. keys: None: they are off. control: of all processes."""
+    """keys: None if keys are off. control: reaches all workers."""
 
     def __init__(self, keys: Keys | None, operator: Operator, control: ControlPlane) -> None:
         self._keys = keys
@@ -45,53 +47,53 @@ class KeyEndpoints:
         ]
 
     async def list(self, request: HttpRequest) -> Response:
-        """MAX_LISTED at most, by id; `after`: in the query, an id behind which they are."""
+        """At most MAX_LISTED keys in the order of their ids, after the id in the query's `after`."""
         self._operator.allow(request)
         after = request.query.get("after", "")
-        keys, more = await self._stored(lambda store: store.listed(after, MAX_LISTED))
+        keys, more = await self._with_store(lambda store: store.list_page(after, MAX_LISTED))
         assert self._keys is not None, "or there is no store"
-        rows = [{**key.shown(), "used": used_of(self._keys, key.id)} for key in keys]
+        rows = [{**key.shown(), "used": usage_of(self._keys, key.id)} for key in keys]
         return _json({"keys": rows, "has_more": more})
 
     async def create(self, request: HttpRequest) -> Response:
-        """{"tenant", ...}: as `record.Settings` has them."""
+        """The body has the fields of `record.KeySettings`."""
         body = await self._operator.body(request)
         try:
-            settings = convert(Settings, body)
+            settings = convert(KeySettings, body)
         except ConfigError as error:
             raise bad_request(str(error)) from error
-        key, secret = await self._stored(lambda store: store.create(settings))
-        return _json({"key": secret, **key.shown(), **await self._late()}, status=201)
+        key, secret = await self._with_store(lambda store: store.create(settings))
+        return _json({"key": secret, **key.shown(), **await self._warning()}, status=201)
 
     async def rotate(self, request: HttpRequest) -> Response:
-        """{"grace_s"}: for how long the former key goes on."""
+        """Body: {"grace_s"}, for how long the old secret stays valid."""
         body = await self._operator.body(request)
         if unknown := body.keys() - {"grace_s"}:
             raise bad_request(
-                f"{min(unknown)[:100]!r} is not known: a rotation has 'grace_s', the seconds that the former key goes on."
+                f"{min(unknown)[:100]!r} is not known: a rotation has 'grace_s', how many seconds the old secret stays valid."
             )
         grace_s = body.get("grace_s", DEFAULT_GRACE_S)
         if type(grace_s) not in (int, float) or not 0 <= grace_s <= MAX_GRACE_S:
             raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")
-        key, secret = await self._stored(lambda store: store.rotate(request.parameters["id"], float(grace_s)))
-        return _json({"key": secret, **key.shown(), **await self._late()})
+        key, secret = await self._with_store(lambda store: store.rotate(request.parameters["id"], float(grace_s)))
+        return _json({"key": secret, **key.shown(), **await self._warning()})
 
     async def revoke(self, request: HttpRequest) -> Response:
-        """From an answer of 200 on no worker of this gateway takes the key."""
+        """After an answer of 200, no worker of this gateway accepts the key."""
         self._operator.allow(request)
-        key = await self._stored(lambda store: store.revoke(request.parameters["id"]))
+        key = await self._with_store(lambda store: store.revoke(request.parameters["id"]))
         if reason := await self._unread():
-            text = f"The key {key.id} is revoked in the database, but {reason} Until then a worker may take it. Retry."
+            text = f"The key {key.id} is revoked in the database, but {reason} Until then a worker may accept it. Retry."
             raise GatewayError(503, "keys_unavailable", text, retry_after_s=1)
         return _json(key.shown())
 
-    async def _late(self) -> dict[str, str]:
-        """For an answer that has a secret, which must arrive whatever else fails."""
+    async def _warning(self) -> dict[str, str]:
+        """A warning instead of an error, because the answer has a secret and must be delivered."""
         reason = await self._unread()
         return {"warning": f"The change is in the database, but {reason}"} if reason else {}
 
     async def _unread(self) -> str:
-        """Have all workers read the change. "": they have; else why not, as the end of a sentence."""
+        """Makes all workers read the change. Returns "", or the reason for a failure as the end of a sentence."""
         try:
             await self._control.execute(Perform(TOPIC))
         except ConfigError as error:
@@ -102,8 +104,8 @@ class KeyEndpoints:
             return ""
         return f"not all workers have read it ({why}). They try again every {POLL_S:.0f} s: see the log."
 
-    async def _stored(self, work: Callable[[KeyStore], Awaitable[T]]) -> T:
-        """Raises GatewayError 404, 409 or 503."""
+    async def _with_store(self, work: Callable[[KeyStore], Awaitable[T]]) -> T:
+        """Runs work on the store. Raises GatewayError 404, 409 or 503."""
         if self._keys is None:
             raise GatewayError(409, "keys_not_kept", "There are no keys at this gateway (keys.url is off).")
         try:
@@ -113,7 +115,7 @@ class KeyEndpoints:
         except KeyRefusedError as error:
             raise GatewayError(409, "key_refused", str(error), param="id") from error
         except StoreFailed as failure:
-            text = f"The database of the keys does not do this: {failure}. Look at GET /warmroute/keys, and retry."
+            text = f"The database of the keys failed: {failure}. Check the result with GET /warmroute/keys, and retry."
             raise GatewayError(503, "keys_unavailable", text, retry_after_s=1) from failure
 
 

@@ -1,4 +1,4 @@
-"""API keys: who sends a request, what they may do, and how much they may use."""
+"""API keys: who sends a request, what callers may do, and how much they may use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gateway.core import Core
 from gateway.features.keys.callers import KeyHolders
 from gateway.features.keys.endpoints import KeyEndpoints
 from gateway.features.keys.keys import Keys
-from gateway.features.keys.limiting import Limiting, LimitSettling
+from gateway.features.keys.limit_phases import LimitPhases, LimitSettlement
 from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.section import KEYS
 from gateway.features.keys.tokens.fetching import Fetcher
@@ -25,18 +25,18 @@ def install(core: Core) -> None:
     core.endpoints.append(endpoints)
     if keys is None:
         return
-    limiting = Limiting(keys, core.meter, core.metrics.of(KeyMetrics))
-    core.callers = KeyHolders(keys, limiting, core.metrics.of(KeyMetrics), required=KEYS.of(core.config).required)
-    core.extensions.entering.append(limiting.enter)
-    core.extensions.waited.append(limiting.waited)
-    core.extensions.chosen.append(limiting.expect)
-    core.observers.append(LimitSettling(keys))
+    phases = LimitPhases(keys, core.meter, core.metrics.of(KeyMetrics))
+    core.callers = KeyHolders(keys, phases, core.metrics.of(KeyMetrics), required=KEYS.of(core.config).required)
+    core.extensions.entering.append(phases.enter)
+    core.extensions.waited.append(phases.waited)
+    core.extensions.chosen.append(phases.reserve)
+    core.observers.append(LimitSettlement(keys))
     core.upstream.strips_keys = True
     core.work.starts.append(keys.begin)
     keys.join(core.topics)
     core.work.tasks.append(keys.run)
-    if (spending := keys.spending) is not None:
-        core.work.tasks.append(lambda: spending.run(core.control))
+    if (exchange := keys.totals_exchange) is not None:
+        core.work.tasks.append(lambda: exchange.run(core.control))
     if keys.tokens is not None:
         core.work.tasks += [issuer.run for issuer in keys.tokens.issuers]
     core.work.closes.append(keys.close)

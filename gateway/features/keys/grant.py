@@ -1,7 +1,7 @@
-"""What the holder of a key may do. Pure.
+"""The rights of a key: models, pools, endpoints. Pure.
 
-A model is allowed by its name, or by a beginning of it that ends with a star. No list at all allows everything. What a client
-calls a model by an alias counts as the model that the alias stands for.
+A list entry allows the model of that name; an entry that ends with a star allows all models whose names begin with it. Without
+a list, every model is allowed. An alias is checked under the name of its model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.errors import GatewayError, first_names
 from gateway.features.keys.limits.account import KeyLimits
 from gateway.request.rights import Rights
 
-_OF_OPERATORS: Final = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+_OPERATOR_PATHS: Final = frozenset(["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
 
 
 def _not_allowed(text: str) -> GatewayError:
@@ -23,13 +23,13 @@ def _not_allowed(text: str) -> GatewayError:
 
 
 class Grant(Rights):
-    """id: of the key, for logs. number: of the caller, the same in all processes, not 0.
-    expires_at: Unix seconds, 0: never. revoked: no more requests; those that run finish.
+    """The rights of one key. id: of the key, for logs. number: of the caller, nonzero and equal in all processes. expires_at:
+    Unix seconds, 0: never. revoked: new requests are refused; running ones finish.
     """
 
     __slots__ = (
-        "_beginnings",
         "_names",
+        "_prefixes",
         "expires_at",
         "limits",
         "number",
@@ -58,41 +58,42 @@ class Grant(Rights):
         self.revoked = False
         self.number = xxh3_64_intdigest(f"{id_}\0{tenant}".encode("utf-8", "surrogatepass")) or 1
         self._names = frozenset([model for model in models if not model.endswith("*")])
-        self._beginnings = tuple([model[:-1] for model in models if model.endswith("*")])
+        self._prefixes = tuple([model[:-1] for model in models if model.endswith("*")])
 
     def allows(self, model: str) -> bool:
-        """Whether this model may be used. "": the request names none."""
+        """True if the key may use this model. "": the request names no model."""
         if not self.models:
             return True
-        return bool(model) and (model in self._names or model.startswith(self._beginnings))
+        return bool(model) and (model in self._names or model.startswith(self._prefixes))
 
     def allows_pool(self, pool: str) -> bool:
         return not self.pools or pool in self.pools
 
     def require_model(self, model: str) -> None:
-        """Raises GatewayError 403, whether there is such a model or not."""
+        """Raises GatewayError 403. The answer is the same for models that do not exist."""
         if self.allows(model):
             return
-        may = f"it may use: {first_names(self.models)}"
+        allowed = f"it may use: {first_names(self.models)}"
         if not model:
-            text = f"The key {self.id} is for some models only, and the request names none; {may}."
+            text = f"The key {self.id} is restricted to some models, and the request names none; {allowed}."
         else:
-            text = f"The key {self.id} may not use the model {model[:100]!r}; {may}."
+            text = f"The key {self.id} may not use the model {model[:100]!r}; {allowed}."
         raise GatewayError(403, "model_not_allowed", text, param="model")
 
-    def require_endpoint(self, path: str, *, known: bool, counted: bool) -> None:
-        """known: what is done there is, by the gateway. counted: what is used there is. A key with lists or limits may not do
-        what these would not hold for. No key may change what a replica serves. Raises GatewayError 403.
+    def require_endpoint(self, path: str, *, listed: bool, metered: bool) -> None:
+        """Checks the use of an endpoint. listed: lists of models and limits apply to requests on this path. metered: their
+        tokens are counted. A key with lists or limits may not use paths to which these do not apply. No key may change the
+        models of a replica. Raises GatewayError 403.
         """
-        if path in _OF_OPERATORS:
-            raise _not_allowed(f"No API key may use {path}: it is for operators, at the replica itself.")
+        if path in _OPERATOR_PATHS:
+            raise _not_allowed(f"No API key may use {path}: only operators may, directly at the replica.")
         limits = self.limits
-        if (self.models or self.pools or limits) and not known:
-            what = "a list of models or pools, or limits, which would not hold there"
-            raise _not_allowed(f"The key {self.id} may not use {path[:100]}: it has {what}.")
-        if limits is not None and (limits.tokens or limits.day or limits.month) and not counted:
-            what = "a budget or a limit of tokens, and nothing is counted there"
-            raise _not_allowed(f"The key {self.id} may not use {path[:100]}: it has {what}.")
+        if (self.models or self.pools or limits) and not listed:
+            reason = "a list of models or pools, or limits, which do not apply to this path"
+            raise _not_allowed(f"The key {self.id} may not use {path[:100]}: it has {reason}.")
+        if limits is not None and (limits.tokens or limits.day or limits.month) and not metered:
+            reason = "a budget or a token limit, and tokens are not counted on this path"
+            raise _not_allowed(f"The key {self.id} may not use {path[:100]}: it has {reason}.")
 
     def require_pool(self, pool: str) -> None:
         """Raises GatewayError 403."""
@@ -102,7 +103,9 @@ class Grant(Rights):
             raise GatewayError(403, "pool_not_allowed", text, param="model", public=public)
 
     def require_valid(self, now: float) -> None:
-        """now: Unix seconds. Raises GatewayError 401, which only the holder of the secret can have."""
+        """now: Unix seconds. Raises GatewayError 401. The message is specific, because only the holder of the secret can get
+        it.
+        """
         if self.revoked:
             raise GatewayError(401, "invalid_api_key", f"The key {self.id} was revoked.")
         if self.expires_at and now >= self.expires_at:

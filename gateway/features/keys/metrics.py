@@ -7,7 +7,7 @@ from gateway.telemetry.metrics import MetricFamily
 
 
 class KeyMetrics:
-    """Keys, and requests that were refused because of theirs."""
+    """Keys, and refused requests."""
 
     def __init__(self, make: MetricFamily) -> None:
         self.known = make.gauge("keys", "API keys that are known, revoked and expired ones included.")

@@ -1,6 +1,6 @@
-"""A key as it is kept, written and shown. Not compiled: msgspec's Structs lose their types there.
+"""A key: stored form, operator input and JSON output. Not compiled, because mypyc drops the types of msgspec Structs.
 
-Each text has a bound, and a form in which it can stand in a log, a label and a terminal.
+Every text is bounded in length and limited to characters that are safe in logs, metric labels and terminals.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from gateway.features.keys.secret import DIGEST, ID
 from gateway.features.keys.section import MAX_GRANTED, Granted, GrantedPool, OidcConfig
 from gateway.request.record import NO_TENANT
 
-MAX_GRACE_S: Final = 30 * 86_400.0  # that a rotated key goes on
-DOLLAR: Final = 10**12  # picodollars, as `accounting/money.py` has it, which is no room to import from here
-_NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII without quotes
+MAX_GRACE_S: Final = 30 * 86_400.0  # longest validity of an old secret after a rotation
+DOLLAR: Final = 10**12  # picodollars; equal to `accounting/money.py`, which this layer must not import
+_NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII except quotes
 _TIME: Final = "a date, a date with time such as 2026-10-07T16:00:00Z,"
 
 
 class KeyNotFoundError(Exception):
-    """There is no such key."""
+    """No key has this id."""
 
 
 def no_key(id_: str) -> KeyNotFoundError:
-    """Only what has the form of an id is repeated: it may be the key itself."""
+    """The error for an unknown id. The text is repeated only if it has the form of an id: it may be a whole key."""
     if ID.fullmatch(id_):
         return KeyNotFoundError(f"There is no key {id_!r}.")
-    return KeyNotFoundError("This is no id of a key: give its id, the 8 characters behind `wr-`, not the key.")
+    return KeyNotFoundError("This is not a key id. Give the id, the 8 characters after `wr-`, not the key.")
 
 
 class KeyRefusedError(Exception):
-    """The key cannot be changed so; its text says why."""
+    """The key does not permit this change. The message says why."""
 
 
 def is_tenant(text: str) -> bool:
-    """Whether a tenant may have this name."""
+    """True if the text is a valid tenant name."""
     return _NAME.fullmatch(text) is not None and text != NO_TENANT
 
 
@@ -90,8 +90,10 @@ def _digest(text: str) -> str:
 Time = Annotated[str, Meta(max_length=40, extra={READ: _time, EXPECTED: _TIME})]
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an operator says of a key. Left out is without a bound; a list of nothing, or an empty time, would be a mistake."""
+class KeySettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The properties of a key that an operator sets. Omitted limits and lists mean "unlimited" and "all". Empty lists and empty
+    times are rejected, because they are probably mistakes.
+    """
 
     tenant: Annotated[str, Meta(extra={READ: _tenant})]
     name: Annotated[str, Meta(extra={READ: _label})] = ""
@@ -105,26 +107,26 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     expires_at: Time = ""
 
 
-class FileKey(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A key in a file that an operator writes."""
+class FileKey(KeySettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry of the keys file."""
 
     id: Annotated[str, Meta(extra={READ: _id})]
     sha256: Annotated[str, Meta(extra={READ: _digest})]
 
 
 class KeysFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The keys file."""
 
     keys: Annotated[tuple[FileKey, ...], Meta(max_length=MAX_KEYS)] = ()
 
 
 class Key(Struct, frozen=True):
-    """A key. digests: those by which it is found, each with the time from which on it is not, 0: there is none. Times are Unix
-    seconds, 0: never.
+    """A stored key. digests: pairs of a SHA-256 digest and the Unix time at which it stops being valid (0: never). Other times
+    are Unix seconds, 0: never.
     """
 
     id: str
-    settings: Settings
+    settings: KeySettings
     digests: tuple[tuple[bytes, float], ...] = ()
     created_at: float = 0.0
     revoked_at: float = 0.0
@@ -132,7 +134,7 @@ class Key(Struct, frozen=True):
 
     @property
     def expires_at(self) -> float:
-        """The beginning of Unix time is not never."""
+        """Unix seconds; 0 means never, so an expiry at 1970-01-01 becomes 1."""
         return max(1.0, unix_time(self.settings.expires_at)) if self.settings.expires_at else 0.0
 
     def grant(self) -> Grant:
@@ -150,7 +152,7 @@ class Key(Struct, frozen=True):
         return made
 
     def shown(self) -> dict[str, Any]:
-        """For operators: nothing that a key could be made of."""
+        """The key as JSON for operators, without digests."""
         return {
             "id": self.id,
             **asdict(self.settings),
@@ -160,8 +162,8 @@ class Key(Struct, frozen=True):
         }
 
 
-def limits_of(settings: Settings | OidcConfig) -> KeyLimits | None:
-    """Of a key's settings, or of the tenants of an issuer. None: there is no limit."""
+def limits_of(settings: KeySettings | OidcConfig) -> KeyLimits | None:
+    """The limits in the settings of a key, or of an issuer for each of its tenants. None: unlimited."""
     made = KeyLimits(
         requests=settings.requests_per_minute or 0,
         tokens=settings.uncached_tokens_per_minute or 0,
@@ -176,5 +178,5 @@ def _pico(amount: float | None) -> int:
 
 
 def stamp(seconds: float) -> str | None:
-    """None: never."""
+    """The time in ISO 8601 (UTC), or None for 0 (never)."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if seconds else None

@@ -1,10 +1,10 @@
-"""The keys that are known, by the SHA-256 of each: one look-up for a request.
+"""The known keys, indexed by the SHA-256 of each secret. A request costs one look-up.
 
     credentials ── sha256 ──► digest ──► (grant, until)
 
-Invariants: every digest belongs to one key; a key that was revoked is so for the requests that wait with its former grant as
-well, other changes are for those that come later. The ring has digests only, and how long a look-up takes does not depend on
-which bytes of a guess are right.
+Invariants: each digest belongs to one key. A revocation also applies to waiting requests, which hold the earlier grant; other
+changes apply to later requests only. The ring stores digests only, so the duration of a look-up reveals nothing about the bytes
+of a guess.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Digests = tuple[tuple[bytes, float], ...]
 
 
 class KeyRing:
-    """See the top of this file. Times are Unix seconds."""
+    """Times are Unix seconds. until: when a digest stops being valid, 0: never."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, tuple[Grant, float]] = {}
@@ -29,7 +29,9 @@ class KeyRing:
         return len(self._by_id)
 
     def find(self, digest: bytes, now: float) -> Grant | None:
-        """The grant of a key, revoked or expired ones included. A digest that a rotation has ended finds nothing. O(1)."""
+        """The grant of a key, also of a revoked or expired one. None for unknown digests and for secrets whose grace after a
+        rotation has ended. O(1).
+        """
         found = self._by_digest.get(digest)
         if found is None or (found[1] and now >= found[1]):
             return None
@@ -41,14 +43,14 @@ class KeyRing:
         return found[0] if found else None
 
     def put(self, grant: Grant, digests: Digests) -> None:
-        """A key, in the place of what it was before. O(digests)."""
+        """Adds a key, or replaces it. O(digests)."""
         self._drop(grant.id, revoked=grant.revoked)
         self._by_id[grant.id] = grant, digests
         for digest, until in digests:
             self._by_digest[digest] = grant, until
 
-    def keep(self, ids: set[str]) -> None:
-        """Forget all others: they are revoked. O(keys)."""
+    def retain(self, ids: set[str]) -> None:
+        """Revokes and removes all other keys. O(keys)."""
         for id_ in [id_ for id_ in self._by_id if id_ not in ids]:
             self._drop(id_, revoked=True)
 

@@ -1,7 +1,7 @@
-"""Keys as clients send them: `wr-`, the key's id, `-`, 256 random bits. Pure, but for the random bits.
+"""Generation and hashing of keys. A key is `wr-`, the key's id, `-`, and 256 random bits.
 
-Nothing keeps a key, only its SHA-256. A slow hash would add nothing: there is nothing to guess in 256 random bits. A key is
-looked up by its digest, so how long that takes says nothing about which bytes of a guess are right.
+Only the SHA-256 of a key is stored. A slow hash is unnecessary, because 256 random bits cannot be guessed. Keys are looked up
+by digest, so the duration of a look-up reveals nothing about the bytes of a guess.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 import secrets
 from typing import Final
 
-PREFIX: Final = "wr-"  # by which scanners of secrets find keys
+PREFIX: Final = "wr-"  # lets secret scanners recognize keys
 ID_CHARS: Final = 8
-MAX_CHARS: Final = 16_384  # of credentials that are looked at at all: as long as a head may be
-_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"  # no two of them look alike
+MAX_CHARS: Final = 16_384  # longer credentials are rejected unread; equal to the largest request head
+_ALPHABET: Final = "abcdefghijkmnpqrstuvwxyz23456789"  # without characters that look alike
 _SECRET_BYTES: Final = 32
 SHAPE: Final = re.compile(r"wr-[a-z0-9]{8}-[A-Za-z0-9_-]{43}")
 ID: Final = re.compile(r"[a-z0-9]{8}")
@@ -26,10 +26,10 @@ def new_id() -> str:
 
 
 def new_key(id_: str) -> str:
-    """To be shown once."""
+    """A new secret for a key id. It is shown once and never stored."""
     return f"{PREFIX}{id_}-{secrets.token_urlsafe(_SECRET_BYTES)}"
 
 
 def digest_of(key: str) -> bytes:
-    """O(characters)."""
+    """The SHA-256 of a key. O(characters)."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

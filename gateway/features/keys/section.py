@@ -75,7 +75,7 @@ JwksUrl = Annotated[
 
 
 class OidcConfig(ConfigSection, frozen=True):
-    """Callers with a JWT of an issuer (OpenID Connect), in place of a key. The limits are those of each of its tenants."""
+    """Callers with a JWT of an issuer (OpenID Connect), in place of a key. The limits apply to each of its tenants."""
 
     issuer: Annotated[IssuerUrl, about("Its URL, as in the claim `iss` of its tokens: https, or http on this machine.")]
     audience: Annotated[

@@ -1,6 +1,6 @@
-"""Keys in a database: made, listed, rotated, revoked; and what they have spent, as each process writes it.
+"""Keys and their spending in a database.
 
-Keys that are revoked or expired stay, so that their holders read why, until they have been so for PURGED_S.
+Revoked and expired keys remain for RETENTION_S, so that their holders get a specific error.
 """
 
 from __future__ import annotations
@@ -17,37 +17,36 @@ from gateway.database.database import Database
 from gateway.database.driver import SQLITE, insert_each
 from gateway.features.keys.limits.account import Day, Total
 from gateway.features.keys.limits.calendar import day_of_text, day_text
-from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, Settings, no_key
+from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, KeySettings, no_key
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import digest_of, new_id, new_key
 from gateway.features.keys.tables import TABLES, keys, revisions, spent
 
 OPERATION_S: Final = 5.0
-READ_AT_ONCE: Final = 1000  # keys
-SPENT_AT_ONCE: Final = 5000  # rows of what was spent: some 20 ms of the event loop
-Place = tuple[int, str, str, str]
-"""Of a row of what was spent, in the order in which they are written: revision, day, key, process."""
-MAX_FORMER: Final = 3  # secrets of a key that were rotated, and go on
-PURGED_S: Final = 90 * 86_400.0
+KEYS_PER_READ: Final = 1000
+SPENDING_ROWS_PER_READ: Final = 5000  # about 20 ms of the event loop
+SpendingCursor = tuple[int, str, str, str]
+"""A position among the spending rows, in the order of writing: revision, day, key, process."""
+MAX_OLD_SECRETS: Final = 3  # old secrets of a key that stay valid after rotations
+RETENTION_S: Final = 90 * 86_400.0
 
 
 class KeyStore:
-    """See the top of this file. now: Unix seconds."""
+    """database: open. now: Unix seconds."""
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
-        """database: open."""
         self._database = database
         self._now = now
 
-    async def create(self, settings: Settings) -> tuple[Key, str]:
-        """A new key, and its secret. Raises StoreFailed, KeyRefusedError."""
+    async def create(self, settings: KeySettings) -> tuple[Key, str]:
+        """Creates a key. Returns it and its secret. Raises StoreFailed, KeyRefusedError."""
         id_ = new_id()
         secret = new_key(id_)
         key = Key(id_, settings, ((digest_of(secret), 0.0),), created_at=self._now())
         return await self._database.write(lambda connection: _create(connection, key, self._now())), secret
 
     async def rotate(self, id_: str, grace_s: float) -> tuple[Key, str]:
-        """Another secret for a key; former ones are valid for grace_s, or for what is left of an earlier grace.
+        """Makes a new secret for a key. Old secrets stay valid for grace_s, or shorter if an earlier rotation said so.
 
         Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
         """
@@ -56,93 +55,99 @@ class KeyStore:
 
         def work(connection: Connection) -> Key:
             _next_revision(connection)
-            key = _one(connection, id_)
+            key = _get(connection, id_)
             if key.revoked_at:
                 raise KeyRefusedError(f"The key {id_} was revoked: make a new one.")
             if any(known == digest for known, _ in key.digests):
-                return key  # this work was done already
-            former = [(old, min(ends or until, until)) for old, ends in key.digests if not ends or ends > self._now()]
-            kept = former[:MAX_FORMER]
+                return key  # a retried transaction had succeeded
+            old_secrets = [(old, min(ends or until, until)) for old, ends in key.digests if not ends or ends > self._now()]
+            kept = old_secrets[:MAX_OLD_SECRETS]
             return _save(connection, msgspec.structs.replace(key, digests=((digest, 0.0), *kept)))
 
         return await self._database.write(work), secret
 
-    async def take_back(self, id_: str, secret: str, before: Key) -> Key:
-        """Undo the last rotation, whose secret nobody has got: former ones go on as they did before it.
+    async def undo_rotation(self, id_: str, secret: str, before: Key) -> Key:
+        """Undoes the last rotation, because its secret was not delivered. The old secrets become valid as before.
 
-        Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
+        before: the key before that rotation. Raises StoreFailed, KeyNotFoundError, KeyRefusedError.
         """
         digest, ends = digest_of(secret), dict(before.digests)
 
         def work(connection: Connection) -> Key:
             _next_revision(connection)
-            key = _one(connection, id_)
-            if key.digests[0][0] != digest:  # rotated again meanwhile, or taken back already
+            key = _get(connection, id_)
+            if key.digests[0][0] != digest:  # rotated again since, or already undone
                 return key
             kept = [(each, ends.get(each, until)) for each, until in key.digests[1:]]
             if not kept:
-                raise KeyRefusedError(f"The key {id_} has no former secret.")
-            dropped = [each for each in before.digests if each[0] not in dict(kept)]  # there was no room for more
+                raise KeyRefusedError(f"The key {id_} has no old secret.")
+            # The rotation had removed these, because of MAX_OLD_SECRETS.
+            dropped = [each for each in before.digests if each[0] not in dict(kept)]
             return _save(connection, msgspec.structs.replace(key, digests=((kept[0][0], 0.0), *kept[1:], *dropped)))
 
         return await self._database.write(work)
 
     async def revoke(self, id_: str) -> Key:
-        """From now on it is of no use. Idempotent. Raises StoreFailed, KeyNotFoundError."""
+        """Revokes a key. Idempotent. Raises StoreFailed, KeyNotFoundError."""
 
         def work(connection: Connection) -> Key:
             _next_revision(connection)
-            key = _one(connection, id_)
+            key = _get(connection, id_)
             return key if key.revoked_at else _save(connection, msgspec.structs.replace(key, revoked_at=self._now()))
 
         return await self._database.write(work)
 
     async def find(self, id_: str) -> Key:
         """Raises StoreFailed, KeyNotFoundError."""
-        return await self._database.read(lambda connection: _one(connection, id_))
+        return await self._database.read(lambda connection: _get(connection, id_))
 
-    async def listed(self, after: str, most: int) -> tuple[list[Key], bool]:
-        """By id, those behind one; and whether there are more. Raises StoreFailed."""
-        query = select(keys).where(keys.c.id > after[:100]).order_by(keys.c.id).limit(most + 1)
+    async def list_page(self, after: str, limit: int) -> tuple[list[Key], bool]:
+        """At most `limit` keys in the order of their ids, after the id `after`. The flag says whether more follow. Raises
+        StoreFailed.
+        """
+        query = select(keys).where(keys.c.id > after[:100]).order_by(keys.c.id).limit(limit + 1)
         found = await self._database.read(lambda connection: [_key(row) for row in connection.execute(query)])
-        return found[:most], len(found) > most
+        return found[:limit], len(found) > limit
 
-    async def changed(self, since: int) -> list[Key]:
-        """Those with a later revision, READ_AT_ONCE at most, in order. Raises StoreFailed."""
-        query = select(keys).where(keys.c.revision > since).order_by(keys.c.revision).limit(READ_AT_ONCE)
+    async def changed_keys(self, since: int) -> list[Key]:
+        """At most KEYS_PER_READ keys with a later revision, in the order of revisions. Raises StoreFailed."""
+        query = select(keys).where(keys.c.revision > since).order_by(keys.c.revision).limit(KEYS_PER_READ)
         return await self._database.read(lambda connection: [_key(row) for row in connection.execute(query)])
 
     async def ids(self) -> set[str]:
         """Raises StoreFailed."""
         return await self._database.read(lambda connection: set(connection.execute(select(keys.c.id)).scalars()))
 
-    # -- what was spent
+    # -- spending
 
-    async def write_spent(self, process: str, totals: Sequence[Total]) -> None:
-        """Raises StoreFailed."""
+    async def write_spending(self, process: str, totals: Sequence[Total]) -> None:
+        """Stores the totals of a process. Raises StoreFailed."""
         rows = [
             (day_text(day), id_, process, requests, tokens, pico)
             for id_, requests, tokens, _, days in totals
             for day, pico in days
         ]
         if rows:
-            await self._database.write(lambda connection: _put_spent(connection, rows))
+            await self._database.write(lambda connection: _upsert_spending(connection, rows))
 
-    async def changed_spent(self, but: str, first: Day, after: Place) -> tuple[dict[str, list[Total]], Place, bool]:
-        """By process, of all but one, from that day on, what was written behind that place; SPENT_AT_ONCE rows at most. With
-        the place of the last one, and whether there may be more. Raises StoreFailed.
+    async def spending_since(
+        self, own_process: str, first: Day, after: SpendingCursor
+    ) -> tuple[dict[str, list[Total]], SpendingCursor, bool]:
+        """At most SPENDING_ROWS_PER_READ rows after the cursor, from the day `first` on, as totals by process. The rows of
+        own_process are left out. Returns the totals, the cursor of the last row, and whether more rows may follow. Raises
+        StoreFailed.
         """
-        place = (spent.c.revision, spent.c.day, spent.c.key, spent.c.process)
-        query = select(spent).where(tuple_(*place) > tuple_(*after)).where(spent.c.day >= day_text(first))
-        query = query.where(spent.c.process != but).order_by(*place).limit(SPENT_AT_ONCE)
+        order = (spent.c.revision, spent.c.day, spent.c.key, spent.c.process)
+        query = select(spent).where(tuple_(*order) > tuple_(*after)).where(spent.c.day >= day_text(first))
+        query = query.where(spent.c.process != own_process).order_by(*order).limit(SPENDING_ROWS_PER_READ)
         rows = await self._database.read(lambda connection: connection.execute(query).all())
         if rows:
             last = rows[-1]
             after = (last.revision, last.day, last.key, last.process)
-        return _by_process(rows), after, len(rows) == SPENT_AT_ONCE
+        return _by_process(rows), after, len(rows) == SPENDING_ROWS_PER_READ
 
-    async def spent_of(self, ids: Sequence[str], days: Sequence[Day]) -> dict[str, list[Total]]:
-        """By process, what these keys have spent on these days. Few of both at once: a look-up for each pair. Raises
+    async def spending_of(self, ids: Sequence[str], days: Sequence[Day]) -> dict[str, list[Total]]:
+        """The totals of these keys on these days, by process. Pass few keys: the query does one look-up per key and day. Raises
         StoreFailed.
         """
         query = select(spent).where(spent.c.day.in_([day_text(day) for day in days])).where(spent.c.key.in_(ids))
@@ -150,10 +155,12 @@ class KeyStore:
         return _by_process(rows)
 
     async def revision(self) -> int:
-        """The latest. Less than one that was read before: the database is another one, or from a backup. Raises StoreFailed."""
+        """The latest revision. If it is smaller than an earlier one, the database was replaced or restored from a backup.
+        Raises StoreFailed.
+        """
         return await self._database.read(_revision)
 
-    async def purge_spent(self, before: Day) -> None:
+    async def purge_spending(self, before: Day) -> None:
         """Raises StoreFailed."""
         statement = delete(spent).where(spent.c.day < day_text(before))
         await self._database.write(lambda connection: connection.execute(statement) and None)
@@ -162,8 +169,8 @@ class KeyStore:
         await self._database.close()
 
 
-async def opened(url: str, now: Callable[[], float], *, read_only: bool = False) -> KeyStore:
-    """url: with a path. Makes the tables, unless it is only read. Raises StoreFailed."""
+async def open_key_store(url: str, now: Callable[[], float], *, read_only: bool = False) -> KeyStore:
+    """Opens the database and creates missing tables, except with read_only. url: with a path. Raises StoreFailed."""
     database = Database(url, TABLES, OPERATION_S, read_only=read_only)
     await database.open()
     return KeyStore(database, now)
@@ -176,23 +183,24 @@ def _create(connection: Connection, key: Key, now: float) -> Key:
         _purge(connection, now)
         if connection.execute(select(func.count()).select_from(keys)).scalar_one() >= MAX_KEYS:
             raise KeyRefusedError(
-                f"There are {MAX_KEYS:,} keys, and no more are possible; those revoked for 90 days are removed."
+                f"There are {MAX_KEYS:,} keys, which is the maximum. Keys are removed 90 days after they are revoked or expire."
             )
-    if connection.execute(select(keys.c.id).where(keys.c.id == key.id)).first() is None:  # else this work was done already
+    # The row exists if this is the retry of a transaction that had succeeded.
+    if connection.execute(select(keys.c.id).where(keys.c.id == key.id)).first() is None:
         connection.execute(insert(keys).values(id=key.id, revision=0, digests="", body=""))
     return _save(connection, key)
 
 
 def _purge(connection: Connection, now: float) -> None:
-    """O(keys)."""
-    old = now - PURGED_S
+    """Deletes keys that were revoked or expired RETENTION_S ago. O(keys)."""
+    old = now - RETENTION_S
     for key in map(_key, connection.execute(select(keys)).all()):
         if 0 < key.revoked_at < old or 0 < key.expires_at < old:
             connection.execute(delete(keys).where(keys.c.id == key.id))
 
 
 def _next_revision(connection: Connection) -> None:
-    """First of all in a transaction: others that change keys wait here."""
+    """Increments the revision. It comes first in each transaction, so that its row lock serializes changes of keys."""
     changed: Any = connection.execute(update(revisions).values(revision=revisions.c.revision + 1))
     if not changed.rowcount:
         connection.execute(insert(revisions).values(id=1, revision=1))
@@ -211,7 +219,7 @@ def _save(connection: Connection, key: Key) -> Key:
     return msgspec.structs.replace(key, revision=revision)
 
 
-def _one(connection: Connection, id_: str) -> Key:
+def _get(connection: Connection, id_: str) -> Key:
     """Raises KeyNotFoundError."""
     row = connection.execute(select(keys).where(keys.c.id == id_)).first()
     if row is None:
@@ -234,16 +242,18 @@ def _by_process(rows: Iterable[Any]) -> dict[str, list[Total]]:
     return found
 
 
-def _put_spent(connection: Connection, rows: Sequence[tuple[str, str, str, int, int, int]]) -> None:
+def _upsert_spending(connection: Connection, rows: Sequence[tuple[str, str, str, int, int, int]]) -> None:
     """rows: day, key, process, requests, tokens, picodollars."""
     _next_revision(connection)
     revision = _revision(connection)
-    insert_each(connection, _add_spent(connection.dialect), [(*row[:3], revision, *row[3:]) for row in rows])
+    insert_each(connection, _upsert_statement(connection.dialect), [(*row[:3], revision, *row[3:]) for row in rows])
 
 
 @lru_cache(8)
-def _add_spent(dialect: Dialect) -> str:
-    """Its parameters are in the order of the columns. A sum of a day never falls, whatever the process has forgotten."""
+def _upsert_statement(dialect: Dialect) -> str:
+    """The upsert statement; parameters in the order of the columns. The total of a day never falls, even if a process has
+    forgotten part of it.
+    """
     statement: Any = (sqlite if dialect.name == SQLITE else postgresql).insert(spent)
     totals: dict[str, Any] = {name: statement.excluded[name] for name in ("revision", "requests", "tokens")}
     totals["pico"] = case((statement.excluded.pico > spent.c.pico, statement.excluded.pico), else_=spent.c.pico)

@@ -1,4 +1,4 @@
-"""URLs of issuers of tokens, and of their keys. Pure."""
+"""Checks of URLs of token issuers and of their keys. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ISSUER_URL: Final = "an https URL (http for this machine only), without credenti
 
 
 def issuer_url(url: str) -> str:
-    """The same URL, checked: whoever can change what comes from there makes tokens. Raises AddressError."""
+    """The checked URL. It must be https, because its content decides which tokens are valid. Raises AddressError."""
     parse_base_url(url)
     if not url.lower().startswith("https://") and not is_loopback(urlsplit(url).hostname or ""):
         raise AddressError(f"{ISSUER_URL} is expected, got {shown(url)}")
@@ -21,7 +21,7 @@ def issuer_url(url: str) -> str:
 
 
 def jwks_url(url: str) -> str:
-    """The same URL, which may have a query, checked; "" is one, too. Raises AddressError."""
+    """The checked URL, which may have a query or be empty. Raises AddressError."""
     if url:
         base, _, query = url.partition("?")
         issuer_url(base)
@@ -31,5 +31,5 @@ def jwks_url(url: str) -> str:
 
 
 def host_name(url: str) -> str:
-    """The host of a checked URL, as a name in logs."""
+    """The host of a checked URL, as a name for logs."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(url).hostname or "")[:64]

@@ -1,4 +1,4 @@
-"""The database that it needs."""
+"""Problems of the ledger's database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.features.ledger.section import LEDGER
 
 
 class LedgerAdvice(Advice):
-    """See the top of this file."""
+    """Advice on the section `ledger`."""
 
     def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
         return unreadable(LEDGER.name, LEDGER.of(loaded.config).url)

@@ -12,19 +12,21 @@ from typing import Any, Final
 ENTRY_BYTES: Final = 1_000  # memory of an entry, without the texts that clients choose
 _CHAR_BYTES: Final = 4  # memory of a character, at most
 
-# at (Unix seconds of its end), id, tenant, key, label, model, alias, pool, replica, endpoint; status, stream, cancelled,
+# end (Unix seconds), id, tenant, key, label, model, alias, pool, replica, endpoint; status, stream, cancelled,
 # resumed, failed attempts, error; seconds, seconds to the first byte (None: there was none); tokens predicted and available;
 # consumed (None: nothing was metered), bill (None: no price); bytes. Each request makes one: a tuple is smallest.
 Entry = tuple[Any, ...]
 
 
 class Buffer:
-    """See the top of this file. most_bytes: bound. entries: number of entries in it. dropped: number of dropped entries."""
+    """A bounded queue of entries. max_bytes: the bound. entries: number of entries in it. dropped: number of dropped
+    entries.
+    """
 
-    __slots__ = ("_queue", "bytes", "dropped", "entries", "most_bytes")
+    __slots__ = ("_queue", "bytes", "dropped", "entries", "max_bytes")
 
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.bytes = 0
         self.entries = 0
         self.dropped = 0
@@ -33,17 +35,17 @@ class Buffer:
     def add(self, entry: Entry) -> None:
         """Add an entry, or drop it. O(1)."""
         size: int = entry[-1]
-        if self.bytes + size > self.most_bytes:
+        if self.bytes + size > self.max_bytes:
             self.dropped += 1
             return
         self.bytes += size
         self.entries += 1
         self._queue.append(entry)
 
-    def take(self, most: int) -> list[Entry]:
-        """Take the oldest entries, in order. They use the bound until `release`. O(most)."""
+    def take(self, limit: int) -> list[Entry]:
+        """Take the oldest entries, in order. They count towards the bound until `release`. O(limit)."""
         queue = self._queue
-        return [queue.popleft() for _ in range(min(most, len(queue)))]
+        return [queue.popleft() for _ in range(min(limit, len(queue)))]
 
     def release(self, entries: list[Entry]) -> None:
         """Free the bytes of taken entries. O(entries)."""
@@ -54,10 +56,10 @@ class Buffer:
     def check(self) -> None:
         """Check the invariants; no entries may be taken."""
         assert self.entries == len(self._queue)
-        assert self.bytes == sum(entry[-1] for entry in self._queue) <= self.most_bytes
+        assert self.bytes == sum(entry[-1] for entry in self._queue) <= self.max_bytes
 
     def __repr__(self) -> str:
-        return f"<Buffer {self.entries} entries, {self.bytes} of {self.most_bytes} bytes, {self.dropped} dropped>"
+        return f"<Buffer {self.entries} entries, {self.bytes} of {self.max_bytes} bytes, {self.dropped} dropped>"
 
 
 def size_of(model: str, alias: str, error: str) -> int:

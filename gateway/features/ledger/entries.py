@@ -1,4 +1,4 @@
-"""Entries of the ledger (`ledger.url`)."""
+"""Makes ledger entries (`ledger.url`) from finished requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.request.record import SettledRequest
 
 
 class LedgerEntries:
-    """What the ledger keeps of every request. Texts that clients choose are cut: the rest of them would fill its memory."""
+    """Observer that adds an entry for each request. Texts from clients are cut, because long ones would fill the buffer."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._buffer = ledger.buffer

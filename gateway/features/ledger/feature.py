@@ -13,6 +13,6 @@ def install(core: Core) -> None:
     ledger = Ledger(LEDGER.of(core.config), core.metrics.of(LedgerMetrics), core.wall_clock)
     core.observers.append(LedgerEntries(ledger))
     core.work.tasks.append(ledger.run)
-    core.work.begins.append(ledger.begun)
+    core.work.begins.append(ledger.wait_for_database)
     core.work.closes.append(ledger.close)
     core.put(ledger)

@@ -6,11 +6,11 @@
 No request waits for the ledger or fails with it. While the database does not accept a batch, the entries stay in the buffer.
 The log has one line when that begins, and one when it ends, with the number of lost entries.
 
-A killed process loses its unwritten entries: those of FLUSH_S and of one transaction. Batches are small because the event loop
+A killed process loses its unwritten entries, collected in FLUSH_S and one transaction. Batches are small because the event loop
 has to wait while a thread makes the rows of one.
 
 Loading SQLAlchemy takes half a second and 35 MB, under load more. A gateway with a ledger loads it in a thread before it serves
-requests (`begun`), because nothing is written until the database is open.
+requests (`wait_for_database`), because nothing is written until the database is open.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gateway.features.ledger.section import LedgerConfig
 log = logging.getLogger("warmroute.ledger")
 
 FLUSH_S: Final = 0.5
-LEAST_PAUSE_S: Final = 0.05  # between transactions, so that other processes can write
+MIN_PAUSE_S: Final = 0.05  # between transactions, so that other processes can write
 RETRY_S: Final = 1.0
 MAX_BATCH: Final = 200  # rows
 BEGIN_S: Final = 3.0  # wait for the database at the start
 CLOSE_S: Final = 4.0  # time limit of the last writes
 DISCONNECT_S: Final = 1.0
 PURGE_S: Final = 60.0
-BUFFER_BYTES: Final = 64 << 20  # some 60,000 requests: minutes without the database; beyond it usage is lost, and counted
+BUFFER_BYTES: Final = 64 << 20  # about 60,000 requests, minutes without the database; more are dropped and counted
 SUMS_D: Final = 400  # a year can be compared with the one before; a sum of a day is small
 _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that other processes can write
 _DAY_S: Final = 86_400
@@ -62,14 +62,14 @@ Opener = Callable[[str], Awaitable[BatchStore]]
 async def open_store(url: str) -> BatchStore:
     """Open the database. Raises StoreFailed."""
     await asyncio.to_thread(importlib.import_module, "gateway.features.ledger.store")
-    from gateway.features.ledger.store import opened
+    from gateway.features.ledger.store import open_ledger_store
 
-    return await opened(url)
+    return await open_ledger_store(url)
 
 
 class Ledger:
-    """See the top of this file. wall_clock: Unix seconds. clock: monotonic seconds. opens: opens the database. sums_d: days for
-    which sums of a day are kept, never fewer than rows: reports of whole days are made of them.
+    """The ledger of one process. wall_clock: Unix seconds. clock: monotonic seconds. opener: opens the database. sums_d: days
+    for which daily sums are stored, at least as long as rows, because reports of whole days need them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Ledger:
         metrics: LedgerMetrics,
         wall_clock: Callable[[], float],
         clock: Callable[[], float] = time.monotonic,
-        opens: Opener = open_store,
+        opener: Opener = open_store,
         *,
         buffer_bytes: int = BUFFER_BYTES,
         sums_d: int = SUMS_D,
@@ -89,13 +89,13 @@ class Ledger:
         self._config = config
         self._metrics = metrics
         self._clock = clock
-        self._opens = opens
+        self._open_store = opener
         self._maker = RowMaker()
         self._steadiness = Steadiness()
         self._store: BatchStore | None = None
-        self._taken = deque[LedgerBatch]()  # unwritten batches, in order
-        self._one_at_a_time = asyncio.Lock()
-        self._tried = asyncio.Event()  # the first attempt to open the database is over
+        self._unwritten = deque[LedgerBatch]()  # unwritten batches, in order
+        self._write_lock = asyncio.Lock()
+        self._open_attempted = asyncio.Event()  # the first attempt to open the database is over
         self._failing_since: float | None = None
         self._dropped_before = 0  # dropped entries when the failure began
         self._refused = 0
@@ -107,32 +107,32 @@ class Ledger:
             group.create_task(self._write())
             group.create_task(self._purge())
 
-    async def begun(self, within_s: float = BEGIN_S) -> None:
-        """Wait until the first attempt to open the database is over, at most so long. Needs `run`."""
+    async def wait_for_database(self, within_s: float = BEGIN_S) -> None:
+        """Wait until the first attempt to open the database is over, at most within_s seconds. Needs `run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await self._tried.wait()
+                await self._open_attempted.wait()
 
     async def flush(self) -> bool:
         """Write all buffered entries. False: the database does not accept them, and they stay in the buffer."""
-        async with self._one_at_a_time:
+        async with self._write_lock:
             try:
                 store = await self._opened()
-                while batch := self._next():
+                while batch := self._next_batch():
                     await self._written(store, batch)
-                    self._recovered()
+                    self._report_recovery()
             except StoreFailed as failure:
-                self._failed(str(failure))
+                self._report_failure(str(failure))
                 return False
-            except Exception as error:  # a bug must not end the ledger
+            except Exception as error:  # a bug must not stop the ledger
                 log.exception("the ledger has failed")
-                self._failed(repr(error)[:300])
+                self._report_failure(repr(error)[:300])
                 return False
             else:
-                self._recovered()
+                self._report_recovery()
                 return True
             finally:
-                self._tried.set()
+                self._open_attempted.set()
                 self._show()
 
     async def close(self) -> None:
@@ -156,21 +156,21 @@ class Ledger:
 
     async def _write(self) -> None:
         while True:
-            begun = self._clock()
+            started = self._clock()
             written = await self.flush()
-            took = self._clock() - begun  # entries of a long transaction do not wait for another FLUSH_S
-            await asyncio.sleep(max(LEAST_PAUSE_S, FLUSH_S - took) if written else RETRY_S)
+            took = self._clock() - started  # entries of a long transaction do not wait for another FLUSH_S
+            await asyncio.sleep(max(MIN_PAUSE_S, FLUSH_S - took) if written else RETRY_S)
 
     async def _opened(self) -> BatchStore:
         if self._store is None:
-            self._store = await self._opens(with_path(self._config.url, LEDGER_FILE))
+            self._store = await self._open_store(with_path(self._config.url, LEDGER_FILE))
         return self._store
 
-    def _next(self) -> LedgerBatch | None:
+    def _next_batch(self) -> LedgerBatch | None:
         """The next batch to write; the same one until it is written."""
-        if not self._taken and (entries := self.buffer.take(MAX_BATCH)):
-            self._taken.append(self._maker.batch(entries, self.wall_clock()))
-        return self._taken[0] if self._taken else None
+        if not self._unwritten and (entries := self.buffer.take(MAX_BATCH)):
+            self._unwritten.append(self._maker.batch(entries, self.wall_clock()))
+        return self._unwritten[0] if self._unwritten else None
 
     async def _written(self, store: BatchStore, batch: LedgerBatch) -> None:
         """Write a batch. If the database refuses a row, the batch is split in halves until that row is alone, and is dropped.
@@ -181,22 +181,22 @@ class Ledger:
             await store.write(batch)
         except StoreFailed:
             raise
-        except Exception as error:  # of a row: the other rows must still be written
+        except Exception as error:  # a row is refused: the others must still be written
             halves = batch.halves()
-            self._taken.popleft()
-            self._taken.extendleft(reversed(halves))
+            self._unwritten.popleft()
+            self._unwritten.extendleft(reversed(halves))
             if not halves:
                 log.exception("the ledger cannot take a request", extra={"reason": str(error)[:300]})
                 self._refused += 1
                 self.buffer.release(batch.entries)
             return
-        self._taken.popleft()
+        self._unwritten.popleft()
         self.buffer.release(batch.entries)
         self._metrics.written.add((), len(batch.entries))
 
     # -- failing
 
-    def _failed(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         self._metrics.failures.add()
         about = {"reason": reason, "buffered": self.buffer.entries}
         if self._failing_since is None:
@@ -206,7 +206,7 @@ class Ledger:
             self._full = True
             log.error("the ledger's buffer is full: the usage of further requests is lost", extra=about)
 
-    def _recovered(self) -> None:
+    def _report_recovery(self) -> None:
         if self._failing_since is None:
             return
         lost, seconds = self.buffer.dropped - self._dropped_before, self._clock() - self._failing_since
@@ -224,11 +224,11 @@ class Ledger:
     async def _purge(self) -> None:
         while True:
             try:
-                while await self.purge():  # noqa: ASYNC110  (there is no event to wait for: it works slowly on purpose)
+                while await self.purge():  # noqa: ASYNC110  (no event to wait for: the pause keeps it slow)
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
                 log.warning("old rows could not be removed from the ledger", extra={"reason": str(failure)})
-            except Exception:  # a bug must not end the writing
+            except Exception:  # a bug must not stop the writing
                 log.exception("old rows could not be removed from the ledger")
             await asyncio.sleep(PURGE_S)
 

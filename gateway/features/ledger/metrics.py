@@ -7,7 +7,7 @@ from gateway.telemetry.metrics import MetricFamily
 
 
 class LedgerMetrics:
-    """Usage on its way into the database."""
+    """Usage written to the database."""
 
     def __init__(self, make: MetricFamily) -> None:
         self.written = make.counter("ledger_written_total", "Requests whose usage is in the ledger.")

@@ -1,4 +1,4 @@
-"""Migrations of the ledger's tables, in SQL: they stay as they are, while `tables.py` has the newest version.
+"""Migrations of the ledger's tables, in SQL, which are never edited; `tables.py` has the latest version.
 
 1: without `key`.
 """
@@ -21,7 +21,7 @@ _SUMS: Final = [
 
 
 def _add_key(connection: Connection) -> None:
-    """SQLite cannot change a primary key: the sums go into a new table."""
+    """Adds `key` to the rows, and copies the sums into a new table, because SQLite cannot change a primary key."""
     sums = ", ".join([*_COUNTS, *_SUMS])
     columns = ", ".join([*(f"{name} BIGINT NOT NULL" for name in (*_COUNTS, *_SUMS))])
     end = " WITHOUT ROWID" if connection.dialect.name == "sqlite" else ""

@@ -21,7 +21,7 @@ from gateway.features.ledger.batches import LedgerBatch, sums_of
 from gateway.features.ledger.sums import GROUP
 from gateway.features.ledger.tables import TABLES, daily, rows
 
-PURGED_AT_ONCE: Final = 500  # rows
+ROWS_PER_PURGE: Final = 500
 OPERATION_S: Final = 10.0
 
 
@@ -30,7 +30,7 @@ class InvalidValueError(Exception):
 
 
 class LedgerStore:
-    """See the top of this file."""
+    """Writes batches, and removes old rows."""
 
     def __init__(self, database: Database) -> None:
         """database: open."""
@@ -44,7 +44,7 @@ class LedgerStore:
             if failure.__cause__ and is_of_a_value(failure.__cause__):
                 raise InvalidValueError(str(failure)) from failure
             raise
-        except OverflowError as error:  # SQLite's driver, of an integer
+        except OverflowError as error:  # SQLite's driver, for an integer
             raise InvalidValueError(str(error)) from error
 
     async def purge(self, rows_before_ms: int, days_before: str) -> int:
@@ -55,7 +55,7 @@ class LedgerStore:
         await self._database.close()
 
 
-async def opened(url: str) -> LedgerStore:
+async def open_ledger_store(url: str) -> LedgerStore:
     """Open the database, and create or migrate its tables. url: with a path. Raises StoreFailed."""
     database = Database(url, TABLES, OPERATION_S)
     await database.open()
@@ -76,14 +76,14 @@ def put(connection: Connection, batch: LedgerBatch) -> None:
 
 def purge(connection: Connection, rows_before_ms: int, days_before: str) -> int:
     """See LedgerStore.purge."""
-    old = select(rows.c.id).where(rows.c.at_ms < rows_before_ms).order_by(rows.c.at_ms).limit(PURGED_AT_ONCE)
+    old = select(rows.c.id).where(rows.c.at_ms < rows_before_ms).order_by(rows.c.at_ms).limit(ROWS_PER_PURGE)
     groups = [daily.c[name] for name in GROUP]
-    past = select(*groups).where(daily.c.day < days_before).order_by(daily.c.day).limit(PURGED_AT_ONCE)
-    gone = 0
+    past = select(*groups).where(daily.c.day < days_before).order_by(daily.c.day).limit(ROWS_PER_PURGE)
+    deleted = 0
     for statement in (delete(rows).where(rows.c.id.in_(old)), delete(daily).where(tuple_(*groups).in_(past))):
         made: Any = connection.execute(statement)
-        gone += made.rowcount
-    return gone
+        deleted += made.rowcount
+    return deleted
 
 
 _PRESENT: Final = select(rows.c.id).where(and_(rows.c.id >= bindparam("first"), rows.c.id <= bindparam("last")))

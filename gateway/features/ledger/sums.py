@@ -16,9 +16,9 @@ MONEY: Final = ("input", "cached_input", "cache_write", "output", "image", "save
 NAMES: Final = (*COUNTS, *MONEY)
 MILL: Final = 10**9  # picodollars
 DAY_MS: Final = 86_400_000
-LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, as `datetime` has it
+LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999: the last time of `datetime`
 
-_PLACE: Final = {name: at for at, name in enumerate(NAMES)}
+_INDEX: Final = {name: at for at, name in enumerate(NAMES)}
 _FOREVER: Final = LAST_MS + 1
 
 
@@ -59,7 +59,7 @@ class UsageSums:
 
     def __getitem__(self, name: str) -> int:
         """The sum with one of NAMES."""
-        return self.values[_PLACE[name]]
+        return self.values[_INDEX[name]]
 
     @property
     def cost(self) -> int:

@@ -5,48 +5,41 @@ SQLite's integers, so each sum of money is two columns: `..._mills`, whole 10^-3
 The amount is MILL * mills + pico, however it is divided between them. Neither column overflows before 9 * 10^9 requests of a
 million dollars in one group.
 
-The sums of a group and day are those of its rows, as long as the rows are kept.
+The sums of a group and day equal the sums of its rows, as long as the rows are stored.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table
+from sqlalchemy import Index, MetaData, Table
 
+from gateway.database.columns import integers, keys, texts, version_table
 from gateway.database.tables import Tables
 from gateway.features.ledger.migrations import MIGRATIONS
 from gateway.features.ledger.sums import COUNTS, GROUP, MONEY, TOKENS
 
 VERSION: Final = 2
 schema: Final = MetaData()
-versions: Final = Table("warmroute_ledger_schema", schema, Column("version", Integer, primary_key=True, autoincrement=False))
+versions: Final = version_table("warmroute_ledger_schema", schema)
 
 
-def _texts(*names: str) -> list[Column[str]]:
-    return [Column(name, String, nullable=False) for name in names]
-
-
-def _integers(*names: str) -> list[Column[int]]:
-    return [Column(name, BigInteger, nullable=False) for name in names]
-
-
-# id: of the ledger (`batches.py`). at_ms: end of the request. request: its id, perhaps chosen by the client. model: the model's
+# id: see `batches.py`. at_ms: end of the request. request: id of the request, perhaps chosen by the client. model: the model's
 # bounded name; model_name: the requested model, with aliases resolved. failed, stream, cancelled: 0 or 1. attempts: failed
 # attempts. ttft_ms: -1: no byte was received. estimated: see `gateway/accounting/consumed.py`. metered: it has consumed
-# something; priced: its model has a price. predicted, available: cached tokens, by the router. hours: tokens of `written` that
-# are kept for an hour.
+# tokens or images; priced: its model has a price. predicted, available: cached tokens, by the router. hours: the tokens of
+# `written` with a lifetime of an hour.
 rows: Final = Table(
     "warmroute_usage",
     schema,
-    Column("id", String, primary_key=True),
-    *_integers("at_ms"),
-    *_texts("request", "tenant", "key", "model", "model_name", "alias", "pool", "replica", "endpoint"),
-    *_integers("status", "failed", "stream", "cancelled", "resumed", "attempts"),
-    *_texts("error"),
-    *_integers("duration_ms", "ttft_ms", "predicted", "available", "metered", "priced"),
-    *_texts("estimated"),
-    *_integers(*TOKENS, *MONEY),
+    *keys("id"),
+    *integers("at_ms"),
+    *texts("request", "tenant", "key", "model", "model_name", "alias", "pool", "replica", "endpoint"),
+    *integers("status", "failed", "stream", "cancelled", "resumed", "attempts"),
+    *texts("error"),
+    *integers("duration_ms", "ttft_ms", "predicted", "available", "metered", "priced"),
+    *texts("estimated"),
+    *integers(*TOKENS, *MONEY),
     Index("warmroute_usage_by_time", "at_ms"),
     sqlite_with_rowid=False,
 )
@@ -54,8 +47,8 @@ rows: Final = Table(
 daily: Final = Table(
     "warmroute_usage_daily",
     schema,
-    *(Column(name, String, primary_key=True) for name in GROUP),
-    *_integers(*COUNTS, *(f"{name}_{part}" for name in MONEY for part in ("mills", "pico"))),
+    *keys(*GROUP),
+    *integers(*COUNTS, *(f"{name}_{part}" for name in MONEY for part in ("mills", "pico"))),
     sqlite_with_rowid=False,
 )
 

@@ -1,1 +1,1 @@
-"""The live page: its files, and what it reads: requests and sums as they come, decisions, the prefix index."""
+"""The live page: its files, and its data: recent requests, sums, decisions and the prefix index."""

@@ -1,4 +1,4 @@
-"""The live page: requests, sums, decisions and the prefix index, as they come."""
+"""The live page: requests, sums, decisions and the prefix index in real time."""
 
 from __future__ import annotations
 

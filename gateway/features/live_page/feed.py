@@ -1,14 +1,14 @@
-"""The last requests of this process, for whoever watches them (the live page), and only while somebody does.
+"""The latest requests of this process, for watchers (the live page), recorded only while somebody watches.
 
-A watcher asks every second or so (`page`) with the version of the last row that it has, and gets the rows that are new or
-have changed since. The first question begins the watch; QUIET_S after the last one it ends, and everything is freed. Who is not
-watched pays one comparison a request.
+A watcher asks about every second (`page`) with the version of its last row, and gets the new and changed rows. The first
+question starts the watch. QUIET_S after the last one it ends, and everything is freed. Without a watch a request costs one
+comparison.
 
-    chosen ──► `number` ──► put: a row that runs, and the reasons of its decision ──► ended: put again, under the same number
+    chosen ──► `number` ──► put: a running row, and the reasons of its decision ──► ended: put again, with the same number
 
-A row has a number for good, and a version that grows with each change of any row: the order of versions is the order of the
-table, so that a page is its end. Bounds: MAX_ROWS, the oldest change goes first; RATE_PER_S new rows a second, with a burst of
-BURST, and requests beyond are counted (`hidden`) but have no row; texts are cut by whoever makes the rows. Time is an argument.
+A row has a permanent number, and a version that grows with each change of any row. The rows are ordered by version, so a page
+is the end of the table. Bounds: MAX_ROWS, the oldest change is dropped first; RATE_PER_S new rows a second, with a burst of
+BURST. Further requests are counted (`hidden`) but get no row. Texts are cut by the caller. Time is an argument.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
-QUIET_S: Final = 30.0  # seconds without a question after which a watch ends
+QUIET_S: Final = 30.0  # a watch ends after this time without a question
 MAX_ROWS: Final = 400
 RATE_PER_S: Final = 40.0  # new rows
 BURST: Final = 80.0  # rows
-PAGE_ROWS: Final = 200  # of an answer
+PAGE_ROWS: Final = 200  # per answer
 
 Row = dict[str, Any]
-"""A request, as docs/ui.md has it."""
+"""A request in the format of docs/ui.md."""
 
 Reasons = Callable[[], Row]
 
 
 class FeedRow:
-    """A row with its version, and why its replica was chosen: made into values if somebody asks. None: nobody chose."""
+    """A row with its version. reasons: returns why its replica was chosen; None: unknown."""
 
     __slots__ = ("reasons", "row", "version")
 
@@ -41,10 +41,10 @@ class FeedRow:
 
 
 class Feed:
-    """See the top of this file. `begin` and `end` are called when a watch does.
+    """`begin` and `end` are called when a watch starts and ends.
 
-    on: somebody watches. ring: an id of this watch of this process, "" while there is none. ended, hidden: requests that have
-    ended since it began, and requests that have got no row.
+    on: a watch runs. ring: the id of this watch of this process, "" without one. ended, hidden: requests that have ended since
+    it started, and requests without a row.
     """
 
     def __init__(self, new_id: Callable[[], str]) -> None:
@@ -56,30 +56,30 @@ class Feed:
         self.hidden = 0
         self._new_id = new_id
         self._rows: OrderedDict[int, FeedRow] = OrderedDict()  # by number, in the order of versions
-        self._number = 0  # of the last row; it goes on in the next watch
-        self._former = 0  # of the last row of former watches
-        self._version = 0  # of the last change
+        self._number = 0  # of the last row; continues in the next watch
+        self._number_before = 0  # of the last row of earlier watches
+        self._version = 0  # of the latest change
         self._asked_at = 0.0
-        self._room = BURST  # rows that may be made at once
+        self._tokens = BURST  # of a token bucket: new rows permitted now
         self._filled_at = 0.0
 
-    # -- the requests' side
+    # -- called for requests
 
     def number(self, now: float) -> int:
-        """That of a new row; 0: there were too many within this second. O(1)."""
-        self._room = min(BURST, self._room + max(0.0, now - self._filled_at) * RATE_PER_S)
+        """The number of a new row. 0: the rate is exceeded, and it gets no row. O(1)."""
+        self._tokens = min(BURST, self._tokens + max(0.0, now - self._filled_at) * RATE_PER_S)
         self._filled_at = now
-        if self._room < 1:
+        if self._tokens < 1:
             self.hidden += 1
             return 0
-        self._room -= 1
+        self._tokens -= 1
         self._number += 1
         return self._number
 
     def put(self, number: int, row: Row, reasons: Reasons | None = None) -> None:
-        """A row is new, or has changed. reasons: None: as they were. O(1)."""
-        if not self._former < number <= self._number:
-            return  # of an earlier watch
+        """Adds or replaces a row. reasons: None: unchanged. O(1)."""
+        if not self._number_before < number <= self._number:
+            return  # a row of an earlier watch
         known = self._rows.pop(number, None)
         self._version += 1
         kept = reasons if reasons is not None or known is None else known.reasons
@@ -87,10 +87,10 @@ class Feed:
         while len(self._rows) > MAX_ROWS:
             self._rows.popitem(last=False)
 
-    # -- the watchers' side
+    # -- called for watchers
 
     def page(self, cursors: dict[str, int], now: float) -> Row:
-        """The rows that have changed since a watcher's cursor, the newest PAGE_ROWS at most. cursors: of all rings. O(rows)."""
+        """The rows that changed since the watcher's cursor, at most the latest PAGE_ROWS. cursors: by ring. O(rows)."""
         if not self.on:
             self.on, self.ring = True, self._new_id()
             self.begin()
@@ -106,7 +106,7 @@ class Feed:
         return {"ring": self.ring, "last": self._version, "rows": rows, "ended": self.ended, "hidden": self.hidden}
 
     def explain(self, key: str) -> Row | None:
-        """Why a request's replica was chosen, with its row; None: there is no such row here any more. O(1)."""
+        """A row with the reasons for its replica. None: there is no such row. O(1)."""
         ring, _, number = key.partition(":")
         if ring != self.ring or not ring or not (number.isascii() and number.isdecimal() and len(number) < 19):
             return None
@@ -117,20 +117,20 @@ class Feed:
         return {"request": {"key": key, **shown.row}, "decision": None if reasons is None else reasons()}
 
     def sweep(self, now: float) -> None:
-        """End a watch that nobody asks for any more. To be called every second or so."""
+        """Ends a watch without questions. To be called about every second."""
         if self.on and now - self._asked_at > QUIET_S:
             self.on, self.ring = False, ""
             self.end()
             self._rows.clear()
             self.ended = self.hidden = self._version = 0
-            self._former, self._room = self._number, BURST
+            self._number_before, self._tokens = self._number, BURST
 
     def check(self) -> None:
-        """Raises AssertionError if a bound is broken. O(rows)."""
+        """Raises AssertionError if a bound is exceeded. O(rows)."""
         assert len(self._rows) <= MAX_ROWS
         versions = [shown.version for shown in self._rows.values()]
         assert versions == sorted(set(versions))
-        assert all(self._former < number <= self._number for number in self._rows)
+        assert all(self._number_before < number <= self._number for number in self._rows)
         assert self.on or not self._rows
 
     def __len__(self) -> int:
@@ -141,4 +141,4 @@ class Feed:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Default for `begin` and `end`."""

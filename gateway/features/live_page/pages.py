@@ -1,10 +1,10 @@
-"""The files of the live page (`static/`), as they are in the package: read once, when the first of them is asked for.
+"""Serves the files of the live page (`static/`) from the package. They are read once, at the first request.
 
-They are the same for everyone, hold nothing of this gateway, and are served without a key; what the page shows comes from
-endpoints that ask for it. No file refers to anything outside: the policy below lets a browser load nothing else, and run no
-script and apply no style that is written into a page.
+They are public, contain nothing of this gateway, and are served without a key; the page's data come from endpoints that require
+one. No file refers to an external address: the policy below forbids a browser to load anything else, and to run inline scripts
+or apply inline styles.
 
-A name is looked up among those that there are, never made into a path.
+A name is looked up in a table, and never used as a path.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # asked for again each time, and mostly answered 304
+    "Cache-Control": "no-cache",  # revalidated each time, mostly with the answer 304
 }
 
 
@@ -54,7 +54,7 @@ _NEVER: Final = re.compile(r"q\s*=\s*0(?:\.0{0,3})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """packed: the body, zipped. etag: of the body."""
+    """packed: the body, compressed by gzip. etag: of the body."""
 
     body: bytes
     packed: bytes
@@ -63,13 +63,13 @@ class StaticFile:
 
 
 class Pages:
-    """See the top of this file; `routes` mounts the handlers."""
+    """The handlers; `routes` mounts them."""
 
     def routes(self) -> list[Route]:
         return [get(ROOT, self.redirect), get(ROOT + "/{name:.*}", self.page)]
 
     async def redirect(self, _request: HttpRequest) -> Response:
-        """To where relative names of files are right, also behind a proxy that adds a path in front."""
+        """Redirects to the folder, so that relative names of files work, also behind a proxy that adds a path in front."""
         return Response(status=308, headers={**_HEADERS, "Location": "ui/"})
 
     async def page(self, request: HttpRequest) -> Response:
@@ -95,7 +95,7 @@ class Pages:
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """By an Accept-Encoding header: it names gzip, or else *, and not with q=0."""
+    """True if an Accept-Encoding header allows gzip: it contains gzip, or else *, and not with q=0."""
     taken = dict[str, bool]()
     for part in accepted.lower().split(","):
         name, _, quality = part.partition(";")

@@ -1,7 +1,7 @@
-"""Requests for whoever watches them (`features/live_page/feed.py`): when their replica is chosen, and when they have ended.
+"""Feeds requests to the live page (`features/live_page/feed.py`): when their replica is chosen, and when they have ended.
 
-An observer only while somebody watches; then a decision is also ranked a second time, with every candidate's price, for that
-is what "explain" shows. What a client or a replica can name is cut here, and made encodable.
+It observes only during a watch. Then each decision is also ranked a second time with the price of every candidate, for
+"explain". Texts from clients and replicas are cut and made encodable here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.request.settle import Observer
 from gateway.request.slots import Slot
 from router import Candidate, Decision
 
-MOST_CHARS: Final = 100  # of a name
+MAX_CHARS: Final = 100  # per name
 ERROR_CHARS: Final = 300
-MOST_CANDIDATES: Final = 64  # the best of them, and the chosen one
-MOST_ATTEMPTS: Final = 8
+MAX_CANDIDATES: Final = 64  # the best of them, and the chosen one
+MAX_ATTEMPTS: Final = 8
 HEAD_BYTES: Final = 8  # the key of the first block
 
 
 class ShownRow:
-    """A request's row. number: in the feed, -1: it gets none. since: when it got it, in Unix seconds; 0: not yet."""
+    """The row of a request. number: in the feed; -1: none. since: Unix seconds at which the row was made; 0: not yet."""
 
     __slots__ = ("number", "since")
 
@@ -39,10 +39,10 @@ _SHOWN: Final = Slot[ShownRow]("live page")
 
 
 class LiveRequests(Explainer):
-    """See the top of this file. now: Unix seconds."""
+    """Explains decisions and observes ends. now: Unix seconds."""
 
     def __init__(self, feed: Feed, explainers: list[Explainer], observers: list[Observer], now: Callable[[], float]) -> None:
-        """explainers, observers: of the gateway; it joins them and leaves them as the watch begins and ends."""
+        """explainers, observers: of the gateway; this object is in both lists during a watch."""
         self._feed = feed
         self._explainers = explainers
         self._observers = observers
@@ -61,7 +61,7 @@ class LiveRequests(Explainer):
         return self._shown(exchange.record, now).number > 0
 
     def _shown(self, request: SettledRequest, now: float) -> ShownRow:
-        """Its row, which it gets now if it has none. now: of the gateway's clock."""
+        """The row of a request, made now if it has none. now: of the gateway's clock."""
         shown = _SHOWN.get(request)
         if shown is None:
             shown = ShownRow(self._feed.number(now) or -1)
@@ -69,7 +69,7 @@ class LiveRequests(Explainer):
         return shown
 
     def explain(self, exchange: Exchange, policy: str, ranking: list[Candidate]) -> None:
-        """O(MOST_CANDIDATES)."""
+        """Puts the row of a running request. O(MAX_CANDIDATES)."""
         request, decision, pool = exchange.record, exchange.booking.decision, exchange.target.pool
         live = self._shown(request, request.begun)
         row = _row(request, self._now() if live.since == 0 else live.since)
@@ -81,7 +81,7 @@ class LiveRequests(Explainer):
             "estimated_prompt_tokens": decision.prompt_tokens,
             "predicted_cached_tokens": decision.best.matched_tokens,
         }
-        shown = list(ranking[:MOST_CANDIDATES])
+        shown = list(ranking[:MAX_CANDIDATES])
         if all(each.replica != decision.best.replica for each in shown):
             shown[-1:] = [decision.best]
         further = max(0, len(ranking) - len(shown))
@@ -96,12 +96,12 @@ class LiveRequests(Explainer):
 
 
 def name(text: str) -> str:
-    """As it can be encoded, and not too long."""
-    return text[:MOST_CHARS].encode("utf-8", "replace").decode()
+    """The text, cut and encodable in UTF-8."""
+    return text[:MAX_CHARS].encode("utf-8", "replace").decode()
 
 
 def _reasons(policy: str, pool: str, decision: Decision, shown: list[Candidate], further: int) -> Row:
-    """further: candidates that are not shown."""
+    """further: number of candidates that are not shown."""
     return {
         "policy": policy,
         "pool": name(pool),
@@ -122,7 +122,7 @@ def _candidate(candidate: Candidate) -> Row:
 
 
 def _row(request: SettledRequest, since: float) -> Row:
-    """What is known of a request at any time."""
+    """The columns of running and ended requests."""
     booking = request.booking
     keys = b"" if booking is None else booking.prompt.keys
     return {
@@ -143,7 +143,7 @@ def _ended(request: SettledRequest, since: float) -> Row:
     placement, answer, spent = request.placement, request.answer, request.spent
     used, bill, first = spent.consumed, spent.bill, answer.first_byte
     attempts = [
-        {key: name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MOST_ATTEMPTS]
+        {key: name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MAX_ATTEMPTS]
     ]
     ended: dict[str, Any] = {
         "state": "ended",

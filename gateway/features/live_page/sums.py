@@ -1,11 +1,11 @@
-"""Sums of one process, a few minutes back: what the counters had counted every STEP_S.
+"""Sums of one process in the last minutes: the values of its counters every STEP_S.
 
-They are read off the counters of /metrics, so that no request pays for them, and the live page has something to draw when it is
-opened. A sample costs O(label sets); where these are many, samples come less often, for SHARE of the time at most.
+They are read from the counters of /metrics, so requests cost nothing, and the live page has data when it is opened. A sample
+costs O(label sets). With many label sets, samples are less frequent, so that they take at most SHARE of the time.
 
-A sample is (time, values): what has been counted since the process began, in the order of FIELDS, and how many requests wait
-and run now, in its GAUGES; `ttft` has the buckets of the histogram, without labels. What falls, because the labels of a replica
-that has left are dropped, is taken for a standstill by whoever makes differences (`merging.py`).
+A sample is (time, counts, gauges, buckets): the counts since the process began, in the order of FIELDS; the waiting and running
+requests, as GAUGES; the buckets of the time to the first token, without labels. A count may fall when the labels of a departed
+replica are dropped; `sample_merger.py` treats this as no change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from gateway.telemetry.metrics import Metrics
 
 STEP_S: Final = 2.0
-MOST: Final = 450  # samples: 15 minutes
+MAX_SAMPLES: Final = 450  # 15 minutes
 SHARE: Final = 0.002  # of the time
 FIELDS: Final = (
     "requests",
@@ -31,24 +31,24 @@ FIELDS: Final = (
 )
 GAUGES: Final = ("waiting", "running")
 MISS: Final = "miss"
-_CODE: Final = 2  # the place of this label of requests
-_REPLICA: Final = 1  # of prompt tokens
+_CODE: Final = 2  # index of the label `code` in the metric of requests
+_REPLICA: Final = 1  # indices of labels in the metric of prompt tokens
 _CACHE: Final = 2
 
 PoolLoad = tuple[int, int, int]
-"""Of a pool, in this process: requests that wait, that run, and how many may run."""
+"""The requests of a pool in this process: waiting, running, limit of running ones."""
 
 Sample = tuple[float, list[float], list[float], list[float]]
-"""Time; FIELDS; GAUGES; the buckets of the time to the first token."""
+"""(time, FIELDS, GAUGES, buckets of the time to the first token)"""
 
 
 class RollingSums:
-    """See the top of this file. replicas: prompt tokens and cached ones of each replica, at the last sample. spend: seconds of
-    some clock, for the cost of a sample.
+    """The samples of one process. replicas: prompt tokens and cached tokens of each replica, at the last sample. spend: seconds
+    of some clock, for the cost of a sample.
     """
 
     def __init__(self, metrics: Metrics, pools: Callable[[], Mapping[str, PoolLoad]], spend: Callable[[], float]) -> None:
-        self.samples: deque[Sample] = deque(maxlen=MOST)
+        self.samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self.replicas: dict[str, tuple[float, float]] = {}
         self.pools = pools
         self._metrics = metrics
@@ -56,18 +56,16 @@ class RollingSums:
         self._next = float("-inf")
 
     def sample(self, now: float) -> bool:
-        """Take one if it is due; whether one was taken."""
+        """Takes a sample if it is due. Returns True if one was taken."""
         if now < self._next:
             return False
         begun = self._spend()
         self.samples.append((now, self._fields(), self._gauges(), self._buckets()))
-        self._next = (
-            now + max(STEP_S, (self._spend() - begun) / SHARE) - STEP_S / 8
-        )  # a sweep that is a little early is in time
+        self._next = now + max(STEP_S, (self._spend() - begun) / SHARE) - STEP_S / 8  # tolerates a slightly early sweep
         return True
 
     def since(self, after: float) -> list[Sample]:
-        """Those after a time. O(those)."""
+        """The samples after that time. O(returned samples)."""
         found: list[Sample] = []
         for sample in reversed(self.samples):
             if sample[0] <= after:
@@ -90,17 +88,17 @@ class RollingSums:
         return [requests, errors, refused, prompt, cached, metrics.completion_tokens.total(), *money]
 
     def _tokens(self) -> tuple[float, float]:
-        """Prompt tokens, and those of them that were cached; by replica as well."""
+        """All prompt tokens, and the cached ones. Also sets `replicas`."""
         replicas: dict[str, tuple[float, float]] = {}
-        whole = hits = 0.0
+        total = hits = 0.0
         for (replica, kind), count in self._metrics.prompt_tokens.by(_REPLICA, _CACHE).items():
             hit = 0.0 if kind == MISS else count
             prompt, cached = replicas.get(replica, (0.0, 0.0))
             replicas[replica] = prompt + count, cached + hit
-            whole += count
+            total += count
             hits += hit
         self.replicas = replicas
-        return whole, hits
+        return total, hits
 
     def _gauges(self) -> list[float]:
         loads: Sequence[PoolLoad] = list(self.pools().values())

@@ -1,7 +1,7 @@
-"""One process's part of what is watched: the answer to a question that goes to all of them.
+"""The part of one process in the live page: it answers the question sent to all processes.
 
-A question is {"explain": KEY}, or {"cursors": {RING: VERSION}, "after": {PROCESS: TIME}}: what a watcher has already. Both are
-msgpack, as are the answers. The watcher's side, which merges the answers: `gateway/features/live_page/broadcast.py`.
+A question is {"explain": KEY}, or {"cursors": {RING: VERSION}, "after": {PROCESS: TIME}}, the positions of a watcher. Questions
+and answers are msgpack. The watcher's process merges the answers: `gateway/features/live_page/broadcast.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOPIC: Final = "live_page"
 
 
 class LiveView:
-    """See the top of this file. process: an id of this process, for as long as it lives."""
+    """process: the id of this process during its life."""
 
     def __init__(self, process: str, feed: Feed, sums: RollingSums) -> None:
         self.process = process
@@ -43,7 +43,7 @@ class LiveView:
         return msgspec.msgpack.encode(page)
 
     def sweep(self, now: float) -> None:
-        """To be called every second or so."""
+        """To be called about every second."""
         self.feed.sweep(now)
         self.sums.sample(now)
 

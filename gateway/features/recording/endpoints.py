@@ -16,7 +16,7 @@ from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
 from gateway.server.routing import Response, Route, get
 
-MOST_CURSORS: Final = 256  # of a recorder: a gateway has fewer workers
+MAX_CURSORS: Final = 256  # per recorder; a gateway has fewer workers
 _CURSOR: Final = re.compile(r"[0-9a-f]{1,32}:[0-9]{1,18}", re.ASCII)
 
 
@@ -35,7 +35,7 @@ class RecordingEndpoints:
     async def recording(self, request: HttpRequest) -> Response:
         """The requests that have ended since a recorder's last question (`recording.py`), of all workers.
 
-        A worker that is late answers the next question.
+        A late worker answers the next question.
         """
         self._operator.allow(request)
         question = question_of(_cursors(request.query.get("after", "")), _share(request.query.get("sample", "1")))
@@ -50,13 +50,13 @@ class RecordingEndpoints:
 
 
 def _cursors(text: str) -> dict[str, int]:
-    """RING:NUMBER,... Raises GatewayError 400."""
+    """Parses RING:NUMBER,... Raises GatewayError 400."""
     if not text:
         return {}
     parts = text.split(",")
-    if len(parts) <= MOST_CURSORS and all(_CURSOR.fullmatch(part) for part in parts):
+    if len(parts) <= MAX_CURSORS and all(_CURSOR.fullmatch(part) for part in parts):
         return {ring: int(number) for ring, _, number in (part.partition(":") for part in parts)}
-    shape = f"at most {MOST_CURSORS} of RING:NUMBER, with commas: 'ring' and 'last' of the pages of an earlier answer"
+    shape = f"at most {MAX_CURSORS} of RING:NUMBER, separated by commas: 'ring' and 'last' of the pages of an earlier answer"
     raise bad_request(f"'after' must be {shape}.", "after")
 
 

@@ -1,4 +1,4 @@
-"""Recordings of traffic, while somebody records."""
+"""Recordings of traffic, while a recorder asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traffic for whoever records it (`warmroute record`)."""
+"""Records traffic for recorders (`warmroute record`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gateway.request.settle import Observer
 
 
 class RecordTraffic:
-    """Keeps a row of every request that a replica has got, for recorders. An observer only while there are some."""
+    """Records a row for every request that reached a replica. It observes only during a recording."""
 
     def __init__(self, recording: Recording, observers: list[Observer]) -> None:
-        """observers: of the gateway; it joins them and leaves them as the recording begins and ends."""
+        """observers: of the gateway; this object is in the list during a recording."""
         self._recording = recording
         self._observers = observers
         recording.begin, recording.end = self._begin, self._end

@@ -1,4 +1,4 @@
-"""The database that it needs."""
+"""Problems of the database of stored responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.features.responses.section import STATE
 
 
 class StateAdvice(Advice):
-    """See the top of this file."""
+    """Advice on the section `state`."""
 
     def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
         return unreadable(STATE.name, STATE.of(loaded.config).url)

@@ -21,7 +21,7 @@ from gateway.database.failures import StoreFailed
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
-from gateway.features.histories.histories import Histories, gone, unavailable
+from gateway.features.histories.histories import Histories, expired_error, unavailable
 from gateway.features.histories.records import (
     RUNNING,
     Charge,
@@ -36,19 +36,19 @@ from gateway.features.responses.background.objects import in_background
 from gateway.features.runs.following import PARSED, RunStreamRequest
 from gateway.features.runs.runs import Runs
 
-MAX_DIGITS: Final = 15  # of an event's number
+MAX_DIGITS: Final = 15  # in an event's number
 MAX_LISTED: Final = 16 << 20  # bytes of a listed history, and of a page of a conversation (one item may be larger)
 
 _PATH: Final = re.compile(r"/v1/(responses|conversations)(?:/([^/]+)(?:/(input_items|cancel|items)(?:/([^/]+))?)?)?")
-_OWN: Final = ("compact", "input_tokens")  # paths in the place of an id
+_OWN: Final = ("compact", "input_tokens")  # path segments that are not ids
 
-_COPIES: Final = 2  # of a body's items, beside the body: in the store and in the answer
+_COPIES: Final = 2  # copies of a body's items in addition to the body: in the store and in the answer
 
 Answer = tuple[int, bytes]
 
 
 class StateApi:
-    """See the top of this file. clock: Unix seconds."""
+    """Answers requests for stored objects. clock: Unix seconds."""
 
     def __init__(self, histories: Histories, runs: Runs, clock: Callable[[], float] = time.time) -> None:
         self._histories = histories
@@ -56,10 +56,10 @@ class StateApi:
         self._clock = clock
 
     async def answer(
-        self, method: str, target: str, body: bytes, owner: str, client: str, charge: Charge, *, elsewhere: bool
+        self, method: str, target: str, body: bytes, owner: str, client: str, charge: Charge, *, maybe_at_replica: bool
     ) -> Answer | RunStreamRequest | None:
-        """Answer a request; None: it is for a replica. target: path and query. client: the unit of fairness. charge: charges
-        the answer's memory. elsewhere: a replica may have an unknown object.
+        """Answers a request. None: it is for a replica. target: path and query. client: the unit of fairness. charge: charges
+        the answer's memory. maybe_at_replica: a replica may have an object that the store does not have.
 
         Raises GatewayError.
         """
@@ -70,7 +70,7 @@ class StateApi:
         kind, id_, below, item = found.groups()
         id_, item = (unquote(id_) if id_ else id_), (unquote(item) if item else item)
         if not all(name is None or is_id(name) for name in (id_, item)):
-            raise bad_request(f"An id has at most {MAX_ID_CHARS} characters, which are printable.")
+            raise bad_request(f"An id has at most {MAX_ID_CHARS} printable characters.")
         require_includes(query)
         try:
             if kind == "conversations":
@@ -79,15 +79,15 @@ class StateApi:
                 return None
             return await self._response(method, (id_, below), query, owner, client, charge)
         except UnknownObjectError as unknown:
-            if elsewhere and unknown.id == id_:
+            if maybe_at_replica and unknown.id == id_:
                 return None
-            what = "Response" if kind == "responses" else "Conversation" if unknown.id == id_ else "Item"
-            raise GatewayError(404, "not_found", f"{what} with id {unknown.id[:100]!r} not found.") from None
+            kind_name = "Response" if kind == "responses" else "Conversation" if unknown.id == id_ else "Item"
+            raise GatewayError(404, "not_found", f"{kind_name} with id {unknown.id[:100]!r} not found.") from None
         except ExpiredObjectError as expired:
-            raise gone(expired) from None
+            raise expired_error(expired) from None
         except HistoryTooLargeError as large:
             raise GatewayError(
-                413, "too_large", f"It has {large.turns:,} parts, {large.size:,} bytes: too many for this."
+                413, "too_large", f"It has {large.turns:,} parts, {large.size:,} bytes, which is too much for this request."
             ) from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
@@ -97,7 +97,7 @@ class StateApi:
     async def _response(
         self, method: str, named: tuple[str, str | None], query: str, owner: str, client: str, charge: Charge
     ) -> Answer | RunStreamRequest | None:
-        (id_, below), store = named, await self._runs.opened()
+        (id_, below), store = named, await self._runs.open_store()
         if below == "input_items":
             _require(method, "GET")
             asked = _query(query)
@@ -110,7 +110,7 @@ class StateApi:
             _require(method, "POST")
             found = await store.get(owner, id_)
             if not in_background(found.response):
-                raise bad_request("Only responses that run in the background can be cancelled.", code="not_in_background")
+                raise bad_request("Only background responses can be cancelled.", code="not_in_background")
             if found.status in RUNNING:
                 await store.cancel(owner, id_)
                 self._runs.stop(owner, id_)
@@ -119,7 +119,7 @@ class StateApi:
         _require(method, "GET", "DELETE")
         if method == "DELETE":
             if not await store.delete(owner, id_):
-                await store.get(owner, id_)  # raises the reason
+                await store.get(owner, id_)  # raises the error with the reason
                 raise UnknownObjectError(id_)
             self._runs.stop(owner, id_)
             return 200, orjson.dumps({"id": id_, "object": "response", "deleted": True})
@@ -127,7 +127,7 @@ class StateApi:
         if asked.get("stream") not in ("true", "1"):
             return 200, found.response
         if not in_background(found.response):
-            raise bad_request("Only responses that run in the background can be streamed again.", "stream")
+            raise bad_request("Only background responses can be streamed again.", "stream")
         return RunStreamRequest(owner, id_, found.response, found.status in RUNNING, _number(asked.get("starting_after")))
 
     # -- conversations
@@ -142,12 +142,12 @@ class StateApi:
         client: str,
         charge: Charge,
     ) -> Answer | None:
-        (id_, below, item), store, read = named, await self._histories.opened(), self._histories.reader
+        (id_, below, item), store, read = named, await self._histories.open(), self._histories.reader
         if len(body) >= LARGE_BODY:
             charge(_COPIES * len(body))
         if id_ is None:
             _require(method, "POST")
-            given = await read.given(body, client)
+            given = await read.conversation_fields(body, client)
             made = StoredConversation(owner=owner, id=f"conv_{uuid4().hex}", created_at=self._clock(), metadata=given.metadata)
             await store.create_conversation(made, [Item(*each) for each in given.items or ()])
             return 200, _conversation(made)
@@ -159,7 +159,7 @@ class StateApi:
                     raise UnknownObjectError(id_)
                 return 200, orjson.dumps({"id": id_, "object": "conversation.deleted", "deleted": True})
             if method == "POST":
-                await store.describe(owner, id_, (await read.given(body, client)).metadata)
+                await store.set_metadata(owner, id_, (await read.conversation_fields(body, client)).metadata)
             return 200, _conversation(await store.conversation(owner, id_))
         if below != "items":
             raise GatewayError(404, "not_found", "A conversation has 'items'.")
@@ -171,7 +171,7 @@ class StateApi:
             return 200, (await store.item(owner, id_, item, charge)).item
         _require(method, "GET", "POST")
         if method == "POST":
-            items = (await read.given(body, client)).items
+            items = (await read.conversation_fields(body, client)).items
             if items is None:
                 raise bad_request("'items' is required: a list.", "items")
             await store.add(owner, id_, [Item(*each) for each in items])
@@ -189,7 +189,7 @@ def _conversation(found: StoredConversation) -> bytes:
 
 def _require(method: str, *allowed: str) -> None:
     if method not in allowed:
-        raise GatewayError(405, "method_not_allowed", f"This path takes {', '.join(allowed)}.")
+        raise GatewayError(405, "method_not_allowed", f"This path allows {', '.join(allowed)}.")
 
 
 def _query(query: str) -> dict[str, str]:

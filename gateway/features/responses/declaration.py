@@ -1,4 +1,4 @@
-"""Stored responses and conversations, and responses that run in the background."""
+"""Stored responses and conversations, and background responses."""
 
 from __future__ import annotations
 

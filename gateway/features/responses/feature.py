@@ -1,4 +1,4 @@
-"""Stored responses and conversations, and responses that run in the background."""
+"""Stored responses and conversations, and background responses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gateway.cluster.process import budget_bytes
 from gateway.config.listen import OFF
 from gateway.core import Core
 from gateway.features.histories.histories import Histories
-from gateway.features.histories.items import KeptItems
+from gateway.features.histories.items import StoredItems
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.responses.background.response_runs import ResponseRuns
-from gateway.features.responses.keeping import Keeping
 from gateway.features.responses.metrics import ResponsesMetrics
 from gateway.features.responses.recall import Recall
 from gateway.features.responses.section import STATE
+from gateway.features.responses.stored_objects import StoredObjects
 from gateway.features.runs.event_log import LOGS_SHARE, MAX_LOGS, Logs
 from gateway.features.runs.following import Followers
 from gateway.features.runs.runs import Runs
@@ -32,13 +32,15 @@ _FORMAT: Final = ResponseRuns()
 def install(core: Core) -> None:
     store, runs, recall = _recall_of(core)
 
-    keeping = Keeping(core.live, core.fleet, recall, core.objects, core.replies, core.clock)
+    stored_objects = StoredObjects(core.live, core.fleet, recall, core.objects, core.replies, core.clock)
     if store is not None:
-        core.extensions.answerers.append(Answerer(keeping.owns, lambda exchange: keeping.own(exchange, core.lifecycle)))
+        core.extensions.answerers.append(
+            Answerer(stored_objects.owns, lambda exchange: stored_objects.answer_own(exchange, core.lifecycle))
+        )
         core.work.tasks += [store.run, runs.run]
         core.work.closes.append(store.close)
         core.put(store)
-    core.extensions.preparers.append(Preparer(keeping.concerns, keeping.prepare))
+    core.extensions.preparers.append(Preparer(stored_objects.concerns, stored_objects.prepare))
     core.work.finishes.append(runs.close)
     core.put(runs)
 
@@ -47,8 +49,8 @@ def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     state, wall_clock, metrics = STATE.of(core.config), core.wall_clock, core.metrics.of(ResponsesMetrics)
     lazy = LazyStore(_load, state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
     store = lazy if state.url != OFF else None
-    histories = Histories(store, KeptItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
-    logs = Logs(most_of_all=min(MAX_LOGS, budget_bytes(core.config) // LOGS_SHARE))
+    histories = Histories(store, StoredItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
+    logs = Logs(max_logs=min(MAX_LOGS, budget_bytes(core.config) // LOGS_SHARE))
     runs = Runs(_FORMAT, lazy.get, core.running, metrics.runs, wall_clock, core.clock, logs)
     followers = Followers(runs, core.running)
     return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)

@@ -1,10 +1,10 @@
-"""What the gateway keeps, in a request's life: its history is written out before a replica is chosen.
+"""Stored histories in the life of a request: the history is inserted before a replica is chosen.
 
-    parsed, with previous_response_id ──► the store: the items before ──► the body with all of them ──► parsed again
+    parsed, with previous_response_id ──► the store: the earlier items ──► the body with all items ──► parsed again
 
-So the router sees the whole prompt, and any replica can answer it. Requests that keep nothing and go on with nothing (coding
-agents send `store: false`) never come here, but for the messages of a WebSocket: their connection remembers its newest response
-(`recent.py`), whether anything is kept or not, and what it remembers is written out in the same way.
+So the router sees the whole prompt, and any replica can answer it. Requests that store and continue nothing (coding agents send
+`store: false`) skip this, except for WebSocket messages: a connection remembers its latest response (`recent.py`), stored or
+not, and its items are inserted in the same way.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from gateway.request.exchange import Exchange
 from gateway.request.owner import owner
 from gateway.request.phases.scopes import scope_of
 
-HISTORY_SHARE: Final = 0.9  # of the largest body: the new items have to fit in, too
+HISTORY_SHARE: Final = 0.9  # share of the largest body, which leaves room for the new items
 
 
 class Recall:
-    """See the top of this file. clock: Unix seconds."""
+    """Inserts histories and answers requests for stored objects. clock: Unix seconds."""
 
     def __init__(
         self,
@@ -59,20 +59,20 @@ class Recall:
         self.store = histories.store
         self.on = histories.store is not None
 
-    async def begin(self, exchange: Exchange, *, elsewhere: bool) -> tuple[ApiRequest, Turn | None]:
-        """The request with its history, and its part in it; None: it goes to a replica as it is.
+    async def begin(self, exchange: Exchange, *, maybe_at_replica: bool) -> tuple[ApiRequest, Turn | None]:
+        """The request with its history, and its turn. None: it goes unchanged to a replica.
 
-        elsewhere: a replica may have the object that it names. Raises GatewayError.
+        maybe_at_replica: a replica may have the named object. Raises GatewayError.
         """
         request, dialect, api, caller = exchange.request, exchange.dialect, exchange.api, exchange.caller
         client, body, lane = request.lease.account.client, api.body, _lane(request)
         history = History(await self._parsing.members(body, client))
         if history.background:
             if not dialect.in_background:
-                raise bad_request("This does not run in the background.", "background")
+                raise bad_request("This request cannot run in the background.", "background")
             return api, None
         history.store = history.store and dialect.makes_objects
-        turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
+        turn = await self._turn(request, history, api, caller, maybe_at_replica=maybe_at_replica)
         if turn is None:
             return api, None
         turn.client = client
@@ -80,38 +80,38 @@ class Recall:
             await self._resolve(request, history, turn, caller)
         if isinstance(request, RunRequest):
             request.run.join(turn)
-        if turn.own is not None and len(turn.own) >= LARGE_BODY:
-            _charge(request, len(turn.own))
-            request.lease.head += len(turn.own)  # it is held until the answer is kept
+        if turn.request_items is not None and len(turn.request_items) >= LARGE_BODY:
+            _charge(request, len(turn.request_items))
+            request.lease.head += len(turn.request_items)  # held until the answer is stored
         if lane is not None:
             _watch(request, history, turn, lane)
-        passes = turn.told.store is None  # what is kept is kept by a replica, if at all
-        if passes and not (turn.before or history.resolved):
+        passes_through = turn.client_history.store is None  # only a replica may store the answer
+        if passes_through and not (turn.before or history.resolved):
             return api, turn
         size = sum(map(len, turn.before))
         if size >= LARGE_BODY:
             _charge(request, size)
-        leaves = passes or not dialect.makes_objects
+        leaves = passes_through or not dialect.makes_objects
         api.body = await edited(body, written_out(history, turn.before, keeps=leaves))
-        api.keeps, api.refers = passes and api.keeps, ""
+        api.keeps, api.refers = passes_through and api.keeps, ""
         done = turn if dialect.makes_objects else None
-        if not (turn.before or history.resolved or history.conversation):  # the key of an id is none of the prompt without it
+        if not (turn.before or history.resolved or history.conversation):  # removing the id does not change the prompt's keys
             return api, done
-        whole = await self._parse(request, dialect, api.body, scope_of(self._live, caller))
-        whole.alias, whole.session, whole.keeps = api.alias, api.session, api.keeps
-        return whole, done
+        parsed = await self._parse(request, dialect, api.body, scope_of(self._live, caller))
+        parsed.alias, parsed.session, parsed.keeps = api.alias, api.session, api.keeps
+        return parsed, done
 
     async def start(
-        self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, elsewhere: bool
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, serve: Serve, *, maybe_at_replica: bool
     ) -> Answer | FollowerStream | None:
-        """The answer to a request that asks for a run in the background, which has begun. serve: `Lifecycle.run`.
+        """Starts a background run and returns the answer to its request. serve: `Lifecycle.run`.
 
-        None: a replica has what it goes on with, so it goes there. Raises GatewayError.
+        None: a replica has the continued object, so the request goes there. Raises GatewayError.
         """
         history = History(await self._parsing.members(api.body, request.lease.account.client))
         if not history.store:
-            raise bad_request("A response in the background has to be stored: 'store' must not be false.", "store")
-        turn = await self._turn(request, history, api, caller, elsewhere=elsewhere)
+            raise bad_request("A background response must be stored: 'store' must not be false.", "store")
+        turn = await self._turn(request, history, api, caller, maybe_at_replica=maybe_at_replica)
         if turn is None:
             return None
         if (size := sum(map(len, turn.before))) >= LARGE_BODY:
@@ -130,54 +130,58 @@ class Recall:
         return FollowerStream(run.log, None, None) if api.stream else (200, run.response)
 
     async def answer(
-        self, request: ClientRequest, api: ApiRequest, caller: Caller, *, elsewhere: bool
+        self, request: ClientRequest, api: ApiRequest, caller: Caller, *, maybe_at_replica: bool
     ) -> Answer | FollowerStream | None:
-        """The gateway's own answer to a request about what it keeps. None: it is a replica's. Raises GatewayError."""
-        whose, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
-        found = await self._api.answer(request.method, request.target, api.body, whose, client, charge, elsewhere=elsewhere)
+        """The answer to a request for stored objects. None: it is for a replica. Raises GatewayError."""
+        owner_id, client, charge = owner(request, caller), request.lease.account.client, charge_to(request)
+        found = await self._api.answer(
+            request.method, request.target, api.body, owner_id, client, charge, maybe_at_replica=maybe_at_replica
+        )
         return self.followers.find(found, client) if isinstance(found, RunStreamRequest) else found
 
     async def _turn(
-        self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, elsewhere: bool
+        self, request: ClientRequest, history: History, api: ApiRequest, caller: Caller, *, maybe_at_replica: bool
     ) -> Turn | None:
-        """The request's part in its history. None: only a replica has what it goes on with. Raises GatewayError."""
-        lane, whose, turn = _lane(request), owner(request, caller), None
+        """The turn of the request in its history. None: only a replica has the history. Raises GatewayError."""
+        lane, owner_id, turn = _lane(request), owner(request, caller), None
         items = lane.find(history.previous) if lane is not None and history.previous else None
         if items is not None:
-            turn = self._histories.after(whose, history, items)
+            turn = self._histories.after(owner_id, history, items)
         elif self.on and (api.keeps or api.refers or api.references):
-            turn = await self._histories.begin(whose, history, self._most, elsewhere=elsewhere)
+            turn = await self._histories.begin(owner_id, history, self._max_bytes, maybe_at_replica=maybe_at_replica)
         elif not (history.previous or history.conversation):
-            turn = self._histories.fresh(whose, history)
-            turn.passing()
+            turn = self._histories.fresh(owner_id, history)
+            turn.disable()
         if turn is not None and not self.on:
-            turn.passing()
-        elif turn is not None and lane is not None and lane.warms:  # it has an answer that its client does not know
-            turn.own = None
-            turn.told.store = False if turn.told.store is not None else None
+            turn.disable()
+        elif turn is not None and lane is not None and lane.warms:  # the client does not receive this answer
+            turn.request_items = None
+            turn.client_history.store = False if turn.client_history.store is not None else None
         return turn
 
     async def _resolve(self, request: ClientRequest, history: History, turn: Turn, caller: Caller) -> None:
-        """Write out the items that the request has by their ids alone."""
+        """Replaces references to items by the items."""
         client = request.lease.account.client
         references = await self._parsing.references(history.members.raw, client)
         ids = list(dict.fromkeys(id_ for _, _, id_ in references))
-        most = self._most - sum(map(len, turn.before))
-        items = await self._histories.items(owner(request, caller), ids, most, charge_to(request), client)
-        size = sum(len(items[id_]) for _, _, id_ in references)  # one item may be meant many times
-        if size > most:
-            text = f"The items that 'input' refers to have {size:,} bytes, written out; here {max(0, most):,} are the most."
+        max_bytes = self._max_bytes - sum(map(len, turn.before))
+        items = await self._histories.items(owner(request, caller), ids, max_bytes, charge_to(request), client)
+        size = sum(len(items[id_]) for _, _, id_ in references)  # an item may be referenced several times
+        if size > max_bytes:
+            text = f"The items referenced by 'input' have {size:,} bytes in all; the maximum here is {max(0, max_bytes):,}."
             raise too_large(text, "input")
         if size + len(history.own) >= LARGE_BODY:
             _charge(request, size + len(history.own))
         history.resolve(await edited(*history.referring(references, items)))
-        if turn.own is not None:
-            known = () if turn.parent == history.previous else turn.before  # what the store lacks is kept with it
-            turn.own = b",".join([piece for piece in (*known, history.own) if piece])
+        if turn.request_items is not None:
+            known = (
+                () if turn.parent == history.previous else turn.before
+            )  # items missing in the store are stored with this response
+            turn.request_items = b",".join([piece for piece in (*known, history.own) if piece])
 
     @property
-    def _most(self) -> int:
-        """Bytes of a history."""
+    def _max_bytes(self) -> int:
+        """The largest history, in bytes."""
         return int(self._live.max_body * HISTORY_SHARE)
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
@@ -190,7 +194,9 @@ class Recall:
 
 
 async def run_request(api: ApiRequest, history: History, lease: MemoryLease) -> ApiRequest:
-    """The request of a run: that of the client as an ordinary stream. It is what the dialect would read in the body."""
+    """The request of a run: the client's request as an ordinary stream, with the values that the dialect would parse from the
+    body.
+    """
     values: Mapping[str, bytes] = {"background": b"false", "stream": b"true"}
     body = await edited(api.body, history.members.put_all(values))
     charge(lease, len(body))
@@ -206,7 +212,7 @@ def _lane(request: ClientRequest) -> Lane | None:
 
 
 def _watch(request: ClientRequest, history: History, turn: Turn, lane: Lane) -> None:
-    """Have the lane remember the answer, if there is room for its history until that is here."""
+    """Makes the lane remember the answer, if its history can be charged until then."""
     lease, size = request.lease, sum(map(len, turn.before)) + len(history.own)
     if size <= lane.largest and lease.account.grants(size) and lease.grow(size):
         lease.head += size
@@ -221,7 +227,7 @@ def _remember(lane: Lane, before: tuple[bytes, ...], own: bytes, response: bytes
 
 
 def charge_to(request: ClientRequest) -> Callable[[int], None]:
-    """What charges bytes to the request's lease. Raises GatewayError 413 or 503."""
+    """A function that charges bytes to the request's lease. Raises GatewayError 413 or 503."""
     return partial(_charge, request)
 
 

@@ -1,4 +1,4 @@
-"""The section `state`: what the gateway keeps for its clients."""
+"""The section `state`: responses and conversations stored for clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.config.sections import Section
 
 
 class StateConfig(ConfigSection, frozen=True):
-    """What the gateway keeps for its clients: responses and conversations (OpenAI's Responses API with `store`)."""
+    """The store of responses and conversations for clients (OpenAI's Responses API with `store`)."""
 
     url: Annotated[
         DatabaseUrl,

@@ -1,9 +1,10 @@
-"""The beginning of a run: it takes a place and memory for its body and its events, and is stored as queued.
+"""The start of a run: it takes a place, memory for its body and its events, and is stored as queued.
 
     the client stays ──► it gets the id of the run                        an error ──► place and memory are released
-    the client leaves during the write ──► nobody knows the id: the response is deleted, after the write
+    the client leaves during the write ──► nobody knows the id: the response is deleted after the write
 
-The place of a withdrawn run is released when its response is deleted, so clients that leave get no more places than others.
+The place of a withdrawn run is released when its response is deleted, so that leaving early gives a client no additional
+places.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.features.runs.run_request import RunRequest
 from gateway.request.client import ClientRequest
 
 if TYPE_CHECKING:
-    from gateway.features.runs.run import Opened
+    from gateway.features.runs.run import OpenStore
 
 MAX_RUNS: Final = 1000
 MAX_OWNED: Final = 200
@@ -38,7 +39,7 @@ FULL_RETRY_S: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to begin. owner, previous, conversation, input: of its StoredResponse. queued: makes its object of an id and the
+    """A run to start. owner, previous, conversation, input: for its StoredResponse. queued: makes its object from an id and a
     time. request: makes its request, and charges the body to the lease.
     """
 
@@ -51,20 +52,22 @@ class NewRun:
 
 
 class RunStarter:
-    """See the top of this file. places: of all runs. withdrawals: running deletions. clock: Unix seconds."""
+    """Starts runs. places: of all runs. withdrawals: deletions in progress. clock: Unix seconds."""
 
-    def __init__(self, format_: RunFormat, opened: Opened, logs: Logs, runner: str, clock: Callable[[], float]) -> None:
+    def __init__(self, format_: RunFormat, open_store: OpenStore, logs: Logs, runner: str, clock: Callable[[], float]) -> None:
         self.places = RunPlaces(MAX_RUNS, MAX_OWNED)
         self.withdrawals = set[asyncio.Task[None]]()
         self._format = format_
-        self._opened = opened
+        self._open_store = open_store
         self._logs = logs
         self._runner = runner
         self._clock = clock
 
-    async def begin(self, asked: ClientRequest, new: NewRun) -> RunRequest:
-        """Raises GatewayError 413, 429, 503."""
-        account = asked.lease.account
+    async def begin(self, origin: ClientRequest, new: NewRun) -> RunRequest:
+        """Stores the run as queued and returns its request. origin: the request of the client. Raises GatewayError 413, 429,
+        503.
+        """
+        account = origin.lease.account
         client = account.client
         if not self.places.admit(new.owner, client):
             raise self._full(new.owner)
@@ -80,10 +83,10 @@ class RunStarter:
             else:
                 self.places.release(new.owner, client)
             raise
-        return RunRequest(asked, run, api, lease)
+        return RunRequest(origin, run, api, lease)
 
     async def _queued(self, key: Key, client: str, new: NewRun, leases: tuple[MemoryLease, MemoryLease]) -> Run:
-        """leases: of its events, of its body."""
+        """leases: for the events and for the body."""
         events, lease = leases
         now = self._clock()
         response = new.queued(key[1], int(now))
@@ -100,19 +103,19 @@ class RunStarter:
             response=response,
         )
         try:
-            await (await self._opened()).begin(stored, self._runner)
+            await (await self._open_store()).begin(stored, self._runner)
         except StoreFailed as failure:
             raise unavailable(failure) from None
-        run = Run(stored, client, self._format, self._opened, self._logs, events)
-        run.say("created")
-        run.say(QUEUED)
+        run = Run(stored, client, self._format, self._open_store, self._logs, events)
+        run.add_event("created")
+        run.add_event(QUEUED)
         return run
 
     def _withdraw(self, key: Key, client: str) -> None:
         async def work() -> None:
             try:
                 with contextlib.suppress(StoreError):
-                    await (await self._opened()).delete(*key)
+                    await (await self._open_store()).delete(*key)
             finally:
                 self.places.release(key[0], client)
 
@@ -122,10 +125,10 @@ class RunStarter:
 
     def _full(self, owner: str) -> GatewayError:
         if self.places.is_full(owner):
-            whose = f"You have {MAX_OWNED} responses that run in the background, and it can be no more."
+            reason = f"You have {MAX_OWNED} responses running in the background, which is the maximum."
         else:
-            whose = f"Of the {MAX_RUNS} responses that may run in the background here, your address has its share, or all run."
-        text = f"{whose} Wait until one has ended, or cancel one."
+            reason = f"Your address has its share of the {MAX_RUNS} background responses possible here, or all are running."
+        text = f"{reason} Wait until one has ended, or cancel one."
         return GatewayError(429, "too_many_background_responses", text, retry_after_s=FULL_RETRY_S)
 
 

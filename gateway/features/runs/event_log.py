@@ -1,13 +1,13 @@
-"""The events of runs in the background, in memory: for clients that follow, and for those that come back.
+"""The events of background runs, in memory, for clients that follow a run or return to it.
 
-    add ──► the log of a run: its newest events, numbered without a gap ──► since(N): what a client has not got
+    add ──► the log of a run: its latest events, numbered without gaps ──► since(N): the events after number N
 
-A log holds MAX_LOG bytes, all logs of a process MAX_LOGS, and each byte is charged to the memory budget, to the client that has
-asked for the run. Where there is no room the oldest events go: first those of runs that ended first, then the run's own. A run
-is never held back by who follows it. Logs of runs that have ended are held for HELD_S, MAX_ENDED of them.
+A log holds at most MAX_LOG bytes, all logs of a process MAX_LOGS. Each byte is charged to the memory budget of the client that
+started the run. Without room, the oldest events are dropped: first events of the runs that ended first, then the run's own.
+Followers never delay a run. Logs of ended runs are held for HELD_S, at most MAX_ENDED of them.
 
-Invariants: a log's size is that of its events; `Logs.size` the sum of its logs' sizes. Adding is O(1) and
-O(followers) where some wait, but for dropping; reading is O(events before).
+Invariants: a log's size is the sum of its events' sizes; `Logs.size` is the sum of its logs' sizes. Adding is O(1), or
+O(followers) if some wait, plus dropped events. Reading is O(earlier events).
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from gateway.admission.memory import MemoryLease
 
 MAX_LOG: Final = 4 << 20  # bytes
 MAX_LOGS: Final = 64 << 20
-LOGS_SHARE: Final = 10  # of the memory budget they have a tenth at most
+LOGS_SHARE: Final = 10  # all logs take at most this part (one tenth) of the memory budget
 MAX_ENDED: Final = 1000
 HELD_S: Final = 300.0
-SLICE: Final = 64 << 10  # bytes that are taken at once
+SLICE: Final = 64 << 10  # bytes per read
 
 Key = tuple[str, str]
 """(owner, id) of a response."""
 
 
 class EventLog:
-    """Of one run. first: the number of the oldest event that is held; next: that of the next one. ended: there is none."""
+    """The events of one run. first: number of the oldest held event. next: number of the next event. ended: no more events
+    follow.
+    """
 
     __slots__ = ("_changed", "_events", "_lease", "ended", "first", "size")
 
     def __init__(self, lease: MemoryLease) -> None:
-        """lease: of its own, for its bytes."""
+        """lease: for the bytes of this log only."""
         self.first = 0
         self.size = 0
         self.ended = False
         self._events = deque[bytes]()
         self._lease = lease
-        self._changed: dict[asyncio.Future[None], None] = {}  # who waits, in their order
+        self._changed: dict[asyncio.Future[None], None] = {}  # waiting followers, in order
 
     @property
     def next(self) -> int:
@@ -49,11 +51,13 @@ class EventLog:
 
     @property
     def followers(self) -> int:
-        """How many wait for the next event."""
+        """Number of followers that wait for the next event."""
         return len(self._changed)
 
     def since(self, after: int) -> tuple[bytes, int] | None:
-        """Events after this number, SLICE bytes of them, or one; and the last one's number. None: the first of them is gone."""
+        """The events after this number, up to SLICE bytes or one event, and the number of the last one. None: the first of them
+        was dropped.
+        """
         at = after + 1 - self.first
         if at < 0:
             return None
@@ -65,7 +69,7 @@ class EventLog:
         return b"".join(taken), after + len(taken)
 
     async def changed(self) -> None:
-        """Wait until there is something new."""
+        """Waits for the next event or the end."""
         waiter = asyncio.get_running_loop().create_future()
         self._changed[waiter] = None
         try:
@@ -74,7 +78,7 @@ class EventLog:
             self._changed.pop(waiter, None)
 
     def append(self, event: bytes) -> bool:
-        """False: there is no memory for it. For `Logs` only, as the methods below."""
+        """Adds an event. False: it could not be charged. To be called by `Logs` only, as the methods below."""
         self._events.append(event)
         self.size += len(event)
         self._wake()
@@ -84,7 +88,7 @@ class EventLog:
         return self._lease.grow(size)
 
     def drop(self, *, charged: bool = True) -> int:
-        """The oldest event. Returns its size. charged: it was."""
+        """Drops the oldest event. Returns its size. charged: its size was charged."""
         size = len(self._events.popleft())
         self.first += 1
         self.size -= size
@@ -97,7 +101,7 @@ class EventLog:
         self._wake()
 
     def clear(self) -> int:
-        """Returns the bytes that it had."""
+        """Drops all events. Returns their size in bytes."""
         size, self.size, self.first = self.size, 0, self.next
         self._events.clear()
         self._lease.close()
@@ -118,15 +122,15 @@ class EventLog:
 
 
 class Logs:
-    """Of one process. most: bytes of a log; most_of_all: of all logs; ended: how many that have ended."""
+    """The logs of one process. max_log: bytes of a log. max_logs: bytes of all logs. max_ended: logs of ended runs."""
 
-    def __init__(self, most: int = MAX_LOG, most_of_all: int = MAX_LOGS, ended: int = MAX_ENDED) -> None:
+    def __init__(self, max_log: int = MAX_LOG, max_logs: int = MAX_LOGS, max_ended: int = MAX_ENDED) -> None:
         self.size = 0
-        self._most = most
-        self._most_of_all = most_of_all
-        self._most_ended = ended
+        self._max_log = max_log
+        self._max_logs = max_logs
+        self._max_ended = max_ended
         self._logs: dict[Key, EventLog] = {}
-        self._ended: dict[Key, float] = {}  # when, the oldest first
+        self._ended: dict[Key, float] = {}  # end times, the oldest first
 
     def open(self, key: Key, lease: MemoryLease) -> EventLog:
         log = self._logs[key] = EventLog(lease)
@@ -136,37 +140,37 @@ class Logs:
         return self._logs.get(key)
 
     def add(self, log: EventLog, event: bytes) -> None:
-        """The next event of a run."""
+        """Adds the next event of a run."""
         self.size += len(event)
         charged = log.append(event)
-        while not charged and log.size > len(event):  # what is older makes room
+        while not charged and log.size > len(event):  # older events make room
             self.size -= log.drop()
             charged = log.charge(len(event))
         if not charged:
             self.size -= log.drop(charged=False)
-        while log.size > self._most and log.size > len(event):
+        while log.size > self._max_log and log.size > len(event):
             self.size -= log.drop()
-        while self.size > self._most_of_all and self._ended:
+        while self.size > self._max_logs and self._ended:
             self.forget(next(iter(self._ended)))
-        while self.size > self._most_of_all and log.size:
+        while self.size > self._max_logs and log.size:
             self.size -= log.drop()
 
     def end(self, key: Key, now: float) -> None:
-        """A run has ended. now: seconds, of any clock."""
+        """The run has ended. now: seconds of any clock, the same as in `expire`."""
         self._logs[key].end()
         self._ended[key] = now
-        if len(self._ended) > self._most_ended:
+        if len(self._ended) > self._max_ended:
             self.forget(next(iter(self._ended)))
 
     def forget(self, key: Key) -> None:
-        """Idempotent."""
+        """Drops a log. Idempotent."""
         self._ended.pop(key, None)
         if log := self._logs.pop(key, None):
             log.end()
             self.size -= log.clear()
 
     def expire(self, now: float) -> None:
-        """Forget those that have ended HELD_S ago."""
+        """Drops the logs of runs that ended HELD_S ago."""
         while self._ended and next(iter(self._ended.values())) <= now - HELD_S:
             self.forget(next(iter(self._ended)))
 
@@ -180,7 +184,7 @@ class Logs:
         """Raises AssertionError if an invariant is broken."""
         assert self.size == sum(log.size for log in self._logs.values())
         assert self._ended.keys() <= self._logs.keys()
-        assert len(self._ended) <= self._most_ended
+        assert len(self._ended) <= self._max_ended
         for log in self._logs.values():
             log.check()
 

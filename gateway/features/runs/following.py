@@ -1,11 +1,11 @@
-"""Clients that follow a run: events as they come, from any number on, to the end.
+"""Streams of a run for its followers: all events from a given number on, until the end.
 
-    its log is here ──────────────► what it holds, then what comes
-    it runs in another process ───► nothing until its end is in the store; then the last event
-    it has ended, its log is gone ► a stream that is made of the kept object
+    the log is in this process ───► the held events, then new ones
+    it runs in another process ───► nothing until its end is stored; then the last event
+    it has ended, without a log ──► a stream made from the stored object
 
-A client that does not read is waited for; what its run's log drops meanwhile it does not get: its stream ends with an error,
-and it may fetch the response.
+The stream waits for a slow client, but the log does not. If the log drops events that the client has not received, its stream
+ends with an error, and it may fetch the response.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gateway.request.client import ClientReply
 from gateway.request.running import RunningRequests
 from gateway.upstream.client import PausableSource
 
-FIRST: Final = -1  # the number before the first one
+FIRST: Final = -1  # the number before the first event
 PARSED: Final = 4  # memory of a parsed JSON text, as a multiple of its length
 
 ErrorEvent = Callable[[GatewayError], bytes]
 
 
 class Gate(PausableSource):
-    """Open while the client keeps up."""
+    """Open while the client reads fast enough."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -43,8 +43,8 @@ class Gate(PausableSource):
     def resume(self) -> None:
         self._open.set()
 
-    async def passed(self, patience_s: float) -> None:
-        """Raises ClientStalled."""
+    async def wait_open(self, patience_s: float) -> None:
+        """Raises ClientStalled after patience_s."""
         if self._open.is_set():
             await asyncio.sleep(0)  # others have their turn
             return
@@ -56,52 +56,55 @@ class Gate(PausableSource):
 
 
 class RunStreamRequest(NamedTuple):
-    """A client's request for the stream of a run. response: the stored object. going: it is still running. after: number of the
-    last event that the client has; None: it has none.
+    """A client's request for the stream of a run. response: the stored object. running: the run has not ended. after: number of
+    the last event that the client has; None: none.
     """
 
     owner: str
     id: str
     response: bytes
-    going: bool
+    running: bool
     after: int | None
 
 
 class FollowerStream(NamedTuple):
-    """A stream for one client. log: of the run, None: it is not here. again: what is in the store, None: it has just begun.
-    client: its address.
+    """A stream for one client. log: of the run; None: not in this process. request: None: the run has just started. client: its
+    address.
     """
 
     log: EventLog | None
-    again: RunStreamRequest | None
+    request: RunStreamRequest | None
     after: int | None
     client: str = ""
 
 
 class Followers:
-    """See the top of this file."""
+    """Finds and sends the streams of followers."""
 
     def __init__(self, runs: Runs, running: RunningRequests) -> None:
         self._runs = runs
         self._running = running
 
-    def find(self, again: RunStreamRequest, client: str) -> FollowerStream:
-        """client: the address that follows. Raises GatewayError 400 if these events are not to be had."""
-        log = self._runs.logs.find((again.owner, again.id))
-        after = FIRST if again.after is None else again.after
+    def find(self, request: RunStreamRequest, client: str) -> FollowerStream:
+        """The stream for this request. client: the address of the follower. Raises GatewayError 400 if the requested events are
+        not available.
+        """
+        log = self._runs.logs.find((request.owner, request.id))
+        after = FIRST if request.after is None else request.after
         if log and after >= log.next:
-            raise bad_request(f"The newest event of this response is number {log.next - 1}.", "starting_after")
+            raise bad_request(f"The latest event of this response is number {log.next - 1}.", "starting_after")
         if log and log.first <= after + 1:
             return FollowerStream(log, None, after, client)
         if log and not log.ended:
-            text = f"Of the events of this response those before number {log.first} are held no more."
+            text = f"The events of this response before number {log.first} have been dropped."
             raise bad_request(f"{text} Ask for later ones, or fetch the response when it is complete.", "starting_after")
-        return FollowerStream(None, again, again.after, client)
+        return FollowerStream(None, request, request.after, client)
 
     async def send(
         self, following: FollowerStream, reply: ClientReply, failed: ErrorEvent, charge: Charge, patience_s: float
     ) -> None:
-        """All of it to a reply that has begun, which ends. failed: the event for an error. charge: memory that it takes.
+        """Sends the stream to a reply that has begun, and ends it. failed: makes the event for an error. charge: called with
+        the memory that is needed.
 
         Raises ConnectionError if the client has left, or does not read.
         """
@@ -112,8 +115,8 @@ class Followers:
                 await self._follow(
                     following.log, FIRST if following.after is None else following.after, reply, gate, patience_s
                 )
-            elif following.again:
-                await self._replay(following.again, following.client, reply, gate, charge, patience_s)
+            elif following.request:
+                await self._replay(following.request, following.client, reply, gate, charge, patience_s)
             reply.end()
         except ClientStalled:
             reply.cut()
@@ -123,16 +126,16 @@ class Followers:
         except asyncio.CancelledError:
             if not self._running.over:
                 raise  # the client left
-            reply.end(failed(_going_down(here=following.log is not None)))
+            reply.end(failed(_shutdown_error(here=following.log is not None)))
         finally:
             reply.feed_from(None)
 
     async def _follow(self, log: EventLog, after: int, reply: ClientReply, gate: Gate, patience_s: float) -> None:
         while True:
-            await gate.passed(patience_s)
+            await gate.wait_open(patience_s)
             found = log.since(after)
             if found is None:
-                raise GatewayError(410, "events_gone", "The client was too slow: events that it needs are held no more.")
+                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
             data, last = found
             if data:
                 reply.write(data)
@@ -143,27 +146,27 @@ class Followers:
                 await log.changed()
 
     async def _replay(
-        self, again: RunStreamRequest, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
+        self, request: RunStreamRequest, client: str, reply: ClientReply, gate: Gate, charge: Charge, patience_s: float
     ) -> None:
-        response = again.response
-        if again.going:
-            await self._runs.over((again.owner, again.id), client)
+        response = request.response
+        if request.running:
+            await self._runs.wait_for_end((request.owner, request.id), client)
             try:
-                response = (await (await self._runs.opened()).get(again.owner, again.id)).response
+                response = (await (await self._runs.open_store()).get(request.owner, request.id)).response
             except StoreFailed as failure:
                 raise unavailable(failure) from None
             except StoreError:
                 raise GatewayError(404, "not_found", "The response was deleted.") from None
         charge(PARSED * len(response))
-        for event in self._runs.format.replayed(response, again.after):
-            await gate.passed(patience_s)
+        for event in self._runs.format.replayed(response, request.after):
+            await gate.wait_open(patience_s)
             reply.write(event)
 
 
-def _going_down(*, here: bool) -> GatewayError:
-    """The stream's end when this gateway goes down. here: it is this process that runs the response."""
+def _shutdown_error(*, here: bool) -> GatewayError:
+    """The error at the end of a stream when this gateway shuts down. here: this process runs the response."""
     if here:
-        text = "The gateway is shutting down, and a response that was not complete has failed with it: fetch it to see."
+        text = "The gateway is shutting down. If the response was not complete, it has failed: fetch it to see."
     else:
         text = "The gateway is shutting down. Follow the response again, or fetch it."
     return GatewayError(503, "shutting_down", text)

@@ -1,11 +1,12 @@
-"""Places for what clients may have going here without a request of theirs: so many in all, of an owner, of an address. Pure.
+"""Places for background work of clients: limited in all, per owner and per address. Pure.
 
-Owners are told apart by credentials, which a client may invent or leave out. So an address is bounded as well, as its
-connections are (`admission/connection_limit.py`): it gets a place while it has fewer than SHARE times the free ones. One
-address has SHARE / (1 + SHARE) of them at most, n greedy ones leave 1 / (1 + n * SHARE) to the next, and behind a reverse
-proxy, where all clients have one address, nearly all places can be used.
+Owners are identified by credentials, which a client may invent or omit. So addresses are limited as well, in the same way as
+their connections (`admission/connection_limit.py`): an address gets a place while it has fewer than SHARE times the free
+places. One address gets at most SHARE / (1 + SHARE) of all places, n greedy addresses leave 1 / (1 + n * SHARE) to the next
+one, and behind a reverse proxy, where all clients have one address, nearly all places can be used.
 
-Invariants: `taken` is the sum over addresses, and over owners, at most the limit; who has no place has no entry. All O(1).
+Invariants: `taken` is the sum over addresses, and over owners, at most the limit. Owners and addresses without places have no
+entry. All O(1).
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ SHARE: Final = 9
 
 
 class RunPlaces:
-    """See the top of this file. limit: in all. most: of an owner."""
+    """limit: places in all. max_owned: places per owner."""
 
-    def __init__(self, limit: int, most: int) -> None:
+    def __init__(self, limit: int, max_owned: int) -> None:
         self.limit = limit
         self.taken = 0
-        self._most = most
+        self._max_owned = max_owned
         self._owners = Counts[str]()
         self._addresses = Counts[str]()
 
     def admit(self, owner: str, address: str) -> bool:
-        """Take a place, if there is one for both; `release` it once."""
+        """Takes a place if both the owner and the address may have one. To be released once."""
         if self.is_full(owner) or self._addresses[address] >= SHARE * (self.limit - self.taken):
             return False
         self.taken += 1
@@ -36,8 +37,8 @@ class RunPlaces:
         return True
 
     def is_full(self, owner: str) -> bool:
-        """Whether the owner has all places that one may have."""
-        return self._owners[owner] >= self._most
+        """True if the owner has max_owned places."""
+        return self._owners[owner] >= self._max_owned
 
     def release(self, owner: str, address: str) -> None:
         self.taken -= 1
@@ -51,7 +52,7 @@ class RunPlaces:
         for counts in (self._owners, self._addresses):
             assert self.taken == counts.total() <= self.limit
             assert all(count > 0 for count in counts.values())
-        assert all(count <= self._most for count in self._owners.values())
+        assert all(count <= self._max_owned for count in self._owners.values())
 
     def __repr__(self) -> str:
         return f"<Places {self.taken}/{self.limit}, {len(self._owners)} owners, {len(self._addresses)} addresses>"

@@ -1,6 +1,6 @@
-"""The objects and events of one kind of runs, as bytes: the only part of a run that depends on an API. Pure.
+"""The objects and events of one kind of run, as bytes: the only part of a run that depends on an API. Pure.
 
-The feature that starts runs implements it (`features/responses/background/response_runs.py`).
+The feature that starts the runs implements it (`features/responses/background/response_runs.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import ClassVar, Final, NamedTuple
 
 
 class EventKind(Enum):
-    """Kinds of a replica's events. IGNORED: the gateway sends its own in its place. PART: of the answer. LAST: the answer is
-    complete.
+    """Kinds of a replica's events. IGNORED: the gateway sends its own event instead. PART: part of the answer. LAST: the answer
+    is complete.
     """
 
     IGNORED = 1
@@ -22,49 +22,49 @@ class EventKind(Enum):
 
 
 class RunFailure(NamedTuple):
-    """The reason for which a run has no answer. status: of HTTP. code: of the replica, if it has sent one."""
+    """The reason why a run has no answer. status: HTTP status. code: from the replica, if any."""
 
     status: int
     message: str
     code: object = None
 
 
-LOST: Final = RunFailure(500, "How the response has ended could not be kept.")
+LOST: Final = RunFailure(500, "The end of the response could not be stored.")
 RESTARTED: Final = RunFailure(503, "The gateway was restarted before the response was complete.")
 
 
 class RunFormat:
-    """See the top of this file. most: bytes of an answer that is stored; most_of_event: of one event. advice: for clients whose
-    answers are too large.
+    """max_answer: largest stored answer, in bytes. max_event: largest event, in bytes. advice: for clients with larger
+    answers.
     """
 
-    most: ClassVar[int]
-    most_of_event: ClassVar[int]
+    max_answer: ClassVar[int]
+    max_event: ClassVar[int]
     advice: ClassVar[str]
 
     def in_state(self, response: bytes, status: str, failure: RunFailure | None = None) -> bytes:
-        """The gateway's own object in another state."""
+        """The gateway's own object with another status."""
         raise NotImplementedError
 
     def event(self, status: str, number: int, response: bytes) -> bytes:
-        """An event of the gateway's own: the object's state has changed. status: "created" or that of the object."""
+        """An event of the gateway: the status has changed. status: "created" or the status of the object."""
         raise NotImplementedError
 
     def last_event(self, response: bytes, number: int) -> bytes:
-        """The end of the stream of a stored object."""
+        """The last event of the stream of a stored object."""
         raise NotImplementedError
 
     def replayed(self, response: bytes, after: int | None) -> Iterator[bytes]:
-        """The stream of a stored object that has ended. after: the last number that the client has, None: it has none."""
+        """The stream of a stored object of an ended run. after: the last event number of the client; None: none."""
         raise NotImplementedError
 
     def kind(self, event: bytes) -> EventKind:
         raise NotImplementedError
 
     def failure(self, event: bytes) -> RunFailure:
-        """The failure that an event of this kind reports."""
+        """The failure reported by a FAILURE event."""
         raise NotImplementedError
 
     def numbered(self, event: bytes, number: int, id_: str) -> bytes:
-        """A replica's event with this number, and the id of the run's object. Raises GatewayError 502."""
+        """A replica's event with this number, and with the id of the run's object. Raises GatewayError 502."""
         raise NotImplementedError

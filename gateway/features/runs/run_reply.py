@@ -1,10 +1,10 @@
-"""The reply to a run, which no client reads.
+"""The reply to a run, which has no client connection.
 
-    a stream ──────────────► its whole events ──► Run.take
-    a plain answer ────────► held until it is complete, `RunFormat.most` bytes of it ──► Run.whole, which is stored then
+    a stream ──────────────► its complete events ──► Run.take
+    a plain answer ────────► held until complete, at most `RunFormat.max_answer` bytes ──► Run.plain_answer, then stored
     an error ──────────────► Run.body: the reason
 
-A small plain answer is stored before. Held bytes are charged to the request's lease.
+Small plain answers are stored earlier, during delivery. Held bytes are charged to the request's lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STREAM: Final = re.compile(rb"(?:^|\r\n)content-type: ?text/event-stream", re.I
 
 
 class RunReply(ClientReply):
-    """See the top of this file."""
+    """Collects the reply to a run."""
 
     def __init__(self, run: Run, lease: MemoryLease) -> None:
         super().__init__()
@@ -44,16 +44,16 @@ class RunReply(ClientReply):
             run.progress()
             if _STREAM.search(headers):
                 self._events = WholeEvents(self._lease)
-            elif not run.keeping:
+            elif not run.storing:
                 self._plain = bytearray()
         self.write(first)
 
     def write(self, data: bytes) -> None:
-        """Raises GatewayError: 502 for what is no response or too large, 413 or 503 without memory for it."""
+        """Raises GatewayError: 502 for an invalid or too large answer, 413 or 503 without memory."""
         run = self._run
         if self._events:
             self._take(self._events.feed(data))
-            if self._events.held > run.format.most_of_event:
+            if self._events.held > run.format.max_event:
                 raise run.too_large()
             self._events.charge()
         elif self._plain is not None:
@@ -66,16 +66,16 @@ class RunReply(ClientReply):
         if self._events:
             self._take(self._events.finish())
         elif self._plain is not None:
-            self._run.whole, self._plain = bytes(self._plain), None
+            self._run.plain_answer, self._plain = bytes(self._plain), None
 
     def cut(self) -> None:
-        """The run has failed; its events so far stay in its log."""
+        """The run has failed. Its events so far stay in its log."""
         if self._events:
             self._events.drop()
         self._plain = None
 
     def feed_from(self, answer: PausableSource | None) -> None:
-        """Nothing pauses the replica: a log drops its oldest events."""
+        """Nothing pauses the replica, because a log drops its oldest events."""
 
     def _take(self, events: list[bytes]) -> None:
         for event in events:
@@ -83,7 +83,7 @@ class RunReply(ClientReply):
                 self._run.take(event)
 
     def _hold(self, plain: bytearray, data: bytes) -> None:
-        if len(plain) + len(data) > self._run.format.most:
+        if len(plain) + len(data) > self._run.format.max_answer:
             raise self._run.too_large()
         if not self._lease.grow(len(data)):
             raise over_budget(0, self._lease.account.largest)

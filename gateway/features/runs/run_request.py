@@ -1,4 +1,4 @@
-"""A run as a request of the gateway, with the headers of the client's request that has started it."""
+"""The request of a run, with the headers of the client's request that started it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gateway.request.client import ClientRequest, InternalRequest
 
 
 class RunRequest(InternalRequest):
-    """See the top of this file. Its id is that of the run's object. `close` it."""
+    """Has the id of the run's object. To be closed."""
 
-    def __init__(self, asked: ClientRequest, run: Run, api: ApiRequest, lease: MemoryLease) -> None:
-        super().__init__(asked, run.id, partial(RunReply, run, lease), lease)
+    def __init__(self, origin: ClientRequest, run: Run, api: ApiRequest, lease: MemoryLease) -> None:
+        super().__init__(origin, run.id, partial(RunReply, run, lease), lease)
         self.any_form = True
         self.run = run
         self._api: ApiRequest | None = api
@@ -25,7 +25,7 @@ class RunRequest(InternalRequest):
         return self.run.stopped
 
     def parsed(self) -> ApiRequest:
-        """The request, once. No reference to it is kept, because its body is dropped early."""
+        """The request; may be called once. No reference is kept, because its body is dropped early."""
         api, self._api = self._api, None
         assert api is not None
         return api

@@ -1,14 +1,14 @@
 """The runs of this process: responses that are made without a client connection.
 
-    start ──► beginning.py: kept as queued, durably ──► a task: the ordinary lifecycle, as any request ──► recording.py: how it
-                  │                                     ▲                                   has ended is kept, its log ends, too
-                  └──► the client is answered           └── stop: cancelled or deleted, here or (seen within TICK_S) elsewhere
+    start ──► beginning.py: stored as queued, durably ──► a task: the lifecycle of any request ──► recording.py: stores the end,
+                  │                                     ▲                                            then ends its log
+                  └──► the client is answered           └── stop: cancelled or deleted, here or elsewhere (within TICK_S)
 
-While the store does not answer, an end waits in its task, and the run still counts. Bounds: MAX_RUNS of a process, MAX_OWNED of
-an owner, a share of an address (`places.py`).
+While the store does not answer, an end waits in its task, and the run still counts. Bounds: MAX_RUNS per process, MAX_OWNED per
+owner, a share per address (`places.py`).
 
-A shutdown waits for runs as for requests; what has not ended then fails. A process that is killed says nothing: its runs fail
-when it has been silent for `stored_runs.ALIVE_S`.
+A shutdown waits for runs as for requests; unfinished runs then fail. A killed process cannot report: its runs fail when they
+have not been renewed for `stored_runs.ALIVE_S`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gateway.request.running import RunningRequests
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
-    from gateway.features.runs.run import Opened
+    from gateway.features.runs.run import OpenStore
 
 log = logging.getLogger("warmroute.state")
 
@@ -49,14 +49,14 @@ Serve = Callable[[InternalRequest, ApiRequest, Caller], Awaitable[ClientReply]]
 
 
 class Runs:
-    """See the top of this file. opened: opens the store. watched: runs of other processes. ended: counter by status. clock:
+    """The runs of one process. open_store: opens the store. watched: runs of other processes. ended: counter by status. clock:
     Unix seconds. timer: monotonic seconds.
     """
 
     def __init__(
         self,
         format_: RunFormat,
-        opened: Opened,
+        open_store: OpenStore,
         running: RunningRequests,
         ended: Counter,
         clock: Callable[[], float] = time.time,
@@ -67,104 +67,104 @@ class Runs:
         self.logs = logs or Logs()
         self.watched = WatchedRuns()
         self.format = format_
-        self.opened = opened
+        self.open_store = open_store
         self._running = running
         self._timer = timer
-        self._beginnings = RunStarter(format_, opened, self.logs, self.runner, clock)
-        self._recording = RunRecorder(opened, running, ended, timer)
+        self._starter = RunStarter(format_, open_store, self.logs, self.runner, clock)
+        self._recorder = RunRecorder(open_store, running, ended, timer)
         self._runs: dict[Key, Run] = {}
-        self._some = asyncio.Event()  # there is something to look after
+        self._active = asyncio.Event()  # there are runs, watched runs or logs
         self._renewed = 0.0
 
     @property
     def places(self) -> RunPlaces:
-        """That runs have, from their beginning to their end."""
-        return self._beginnings.places
+        """The places of runs, from start to end."""
+        return self._starter.places
 
     # -- for requests
 
-    async def start(self, asked: ClientRequest, caller: Caller, new: NewRun, serve: Serve) -> Run:
-        """A new run, which is stored. asked: the request that asks for it. Raises GatewayError."""
-        if self._running.draining or self._recording.closing:
+    async def start(self, origin: ClientRequest, caller: Caller, new: NewRun, serve: Serve) -> Run:
+        """Stores and starts a run. origin: the request that asks for it. Raises GatewayError."""
+        if self._running.draining or self._recorder.closing:
             raise shutting_down()
-        request = await self._beginnings.begin(asked, new)
+        request = await self._starter.begin(origin, new)
         run = request.run
         self._runs[run.key] = run
-        self._some.set()
+        self._active.set()
         run.task = asyncio.get_running_loop().create_task(self._run(run, request, caller, serve), name="background run")
         return run
 
     def stop(self, owner: str, id_: str) -> None:
-        """It was cancelled, or deleted, in the store."""
+        """Stops a run that was cancelled or deleted in the store."""
         if run := self._runs.get((owner, id_)):
             run.stopped = True
             run.stop("cancelled by its client")
 
-    async def over(self, key: Key, client: str) -> None:
-        """Wait until a run of another process has ended. client: the address that waits. Raises GatewayError 429."""
-        self._some.set()
-        await self.watched.over(key, client)
+    async def wait_for_end(self, key: Key, client: str) -> None:
+        """Waits until a run of another process has ended. client: the address of the follower. Raises GatewayError 429."""
+        self._active.set()
+        await self.watched.wait_for_end(key, client)
 
     def __len__(self) -> int:
         return len(self._runs)
 
     async def _run(self, run: Run, request: RunRequest, caller: Caller, serve: Serve) -> None:
-        progress = asyncio.get_running_loop().create_task(self._recording.progress(run))
+        progress = asyncio.get_running_loop().create_task(self._recorder.progress(run))
         try:
-            run.begun = True
-            if not (run.stopped or self._recording.closing):
+            run.started = True
+            if not (run.stopped or self._recorder.closing):
                 await serve(request, request.parsed(), caller)
-                await run.keep_whole()
+                await run.store_plain_answer()
         except (asyncio.CancelledError, ConnectionError):
-            if not (run.stopped or self._recording.interrupted):
+            if not (run.stopped or self._recorder.interrupted):
                 raise
         finally:
             run.settling = True
             progress.cancel()
             request.close()
             try:
-                await self._recording.settle(run)
+                await self._recorder.settle(run)
             finally:
                 del self._runs[run.key]
                 self.places.release(run.key[0], run.client)
                 self.logs.end(run.key, self._timer())
 
-    # -- beside the requests
+    # -- periodic work
 
     async def run(self) -> None:
-        """See that the runs that were ended elsewhere stop, and say that this process lives; for ever."""
+        """Stops runs that another process has ended, and renews the own ones, until cancelled."""
         while True:
-            await self._some.wait()
+            await self._active.wait()
             await asyncio.sleep(TICK_S)
             try:
-                await self._look()
+                await self._synchronize()
             except StoreFailed as failure:
-                log.warning("the runs in the background cannot be looked after", extra={"reason": str(failure)})
+                log.warning("background runs cannot be compared with the store", extra={"reason": str(failure)})
             self.logs.expire(self._timer())
             if not (self._runs or len(self.watched) or len(self.logs)):
-                self._some.clear()
+                self._active.clear()
 
-    async def _look(self) -> None:
-        """Raises StoreFailed."""
+    async def _synchronize(self) -> None:
+        """Compares the runs with the store. Raises StoreFailed."""
         mine, theirs = list(self._runs.values()), self.watched.keys()
         if not (mine or theirs):
             return
-        store = await self.opened()
-        going = await store.going_of(self.runner, theirs)
+        store = await self.open_store()
+        running = await store.running_of(self.runner, theirs)
         for run in mine:
-            if run.key not in going and not run.keeping:
+            if run.key not in running and not run.storing:
                 self.stop(*run.key)
-        self.watched.end_all_but(going, theirs)
+        self.watched.end_missing(running, theirs)
         if mine and self._timer() - self._renewed >= RENEW_S:
             await store.renew(self.runner, [run.id for run in mine])
             self._renewed = self._timer()
 
     async def close(self) -> None:
-        """What has not ended fails. Idempotent."""
-        self._recording.closing = True
-        tasks = [*self._beginnings.withdrawals, *(run.task for run in self._runs.values() if run.task)]
+        """Unfinished runs fail. Idempotent."""
+        self._recorder.closing = True
+        tasks = [*self._starter.withdrawals, *(run.task for run in self._runs.values() if run.task)]
         for run in tuple(self._runs.values()):
-            run.stop("the gateway goes down")
+            run.stop("the gateway shuts down")
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in late:

@@ -1,13 +1,14 @@
-"""The store, with runs: responses that are stored before they have an answer.
+"""The store with runs: responses that are stored before they have an answer.
 
-    begin ──► row of the response (queued) and row of the run ──► progress ──► finish: the run's row goes, the answer is kept
-                                                                     └──────► cancel, delete, end_abandoned: the row goes, too
+    begin ──► row of the response (queued) and row of the run ──► progress ──► finish: deletes the run's row, stores the answer
+                                                                     └──────► cancel, delete, end_abandoned: delete the row, too
 
-The run's row exists exactly while the response is queued or in progress. The transaction that deletes it also writes the end of
-the response, and so decides it; a runner that does not find the row stops. So a client may ask any process.
+The run's row exists exactly while the response is queued or in progress. The transaction that deletes the row also writes the
+end of the response, so there is only one end. A runner that does not find the row stops. So a client may send a request to any
+process.
 
-A runner renews its runs (`renew`). After `alive_until` a run is abandoned: its process was killed. Any process may end it then;
-runs of a living process are not affected.
+A runner renews its runs (`renew`). After `alive_until` a run is abandoned, because its process was killed. Then any process may
+end it. Runs of living processes are not affected.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from gateway.features.histories.tables import responses
 from gateway.features.runs.run_format import RESTARTED, RunFailure, RunFormat
 from gateway.features.runs.tables import runs
 
-ALIVE_S: Final = 60.0  # between two renewals, at most: the database may be slow, clocks may differ
-MAX_ASKED: Final = 1000  # runs of other processes, in one query
-_ENDED_AT_ONCE: Final = 100
+ALIVE_S: Final = 60.0  # lifetime after a renewal; allows for a slow database and clock differences
+MAX_ASKED: Final = 1000  # runs of other processes per query
+_ENDS_PER_STEP: Final = 100
 
 
 class RunStore(HistoryStore):
-    """See the top of this file. runner: the id of a process. All methods raise StoreFailed."""
+    """Stores runs. runner: the id of a process. All methods raise StoreFailed."""
 
     def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float], format_: RunFormat) -> None:
         super().__init__(database, ttl_s, clock)
         self._format = format_
 
     async def begin(self, response: StoredResponse, runner: str) -> None:
-        """Store a queued response and its run; durable when this returns."""
+        """Stores a queued response and its run; durable when this returns."""
         now = self._clock()
         row = {"owner": response.owner, "id": response.id, "runner": runner, "alive_until": now + ALIVE_S}
 
@@ -49,7 +50,7 @@ class RunStore(HistoryStore):
         await self._database.write(work)
 
     async def progress(self, owner: str, id_: str, response: bytes) -> None:
-        """Set the status to in progress, unless the run has ended. response: the object with this status."""
+        """Sets the status to in progress, unless the run has ended. response: the object with this status."""
         queued = and_(_is_response(owner, id_), responses.c.status == QUEUED)
 
         def work(connection: Connection) -> None:
@@ -58,21 +59,21 @@ class RunStore(HistoryStore):
         await self._database.write(work)
 
     async def finish(self, owner: str, id_: str, end: RunEnd, added: Sequence[Item] = (), conversation: str = "") -> bool:
-        """Store the end of a run; False, without a change: it has ended before. added: items for its conversation, in the same
-        transaction.
+        """Stores the end of a run. False: it had already ended, and nothing changes. added: items for its conversation, in the
+        same transaction.
 
-        Raises UnknownObjectError if its conversation is gone, HistoryTooLargeError if that is full.
+        Raises UnknownObjectError if its conversation does not exist, HistoryTooLargeError if that is full.
         """
         now = self._clock()
 
         def work(connection: Connection) -> bool:
-            if not _taken(connection, owner, id_):
+            if not _delete_row(connection, owner, id_):
                 return False
             values = {"status": end.status, "output": end.output, "response": end.response}
             size = responses.c.size + len(end.output)
             row = and_(_is_response(owner, id_), responses.c.emptied == 0)
             changed: Any = connection.execute(update(responses).where(row).values(size=size, **values))
-            if changed.rowcount:  # else it has expired meanwhile
+            if changed.rowcount:  # otherwise it has expired in the meantime
                 names.add(connection, owner, id_, end.names)
             if conversation:
                 self._extend(connection, owner, conversation, added, now)
@@ -81,16 +82,16 @@ class RunStore(HistoryStore):
         return await self._database.write(work)
 
     async def cancel(self, owner: str, id_: str) -> None:
-        """Cancel a run, unless it has ended."""
+        """Cancels a run, unless it has ended."""
 
         def work(connection: Connection) -> None:
-            if _taken(connection, owner, id_):
-                self._ended(connection, owner, id_, CANCELLED)
+            if _delete_row(connection, owner, id_):
+                self._end_without_answer(connection, owner, id_, CANCELLED)
 
         await self._database.write(work)
 
     async def delete(self, owner: str, id_: str) -> bool:
-        """Delete a response; False: there is none. Later turns lose their history; a running one is stopped."""
+        """Deletes a response. False: there is none. Later turns lose their history; a running one is stopped."""
         now = self._clock()
 
         def work(connection: Connection) -> bool:
@@ -104,15 +105,15 @@ class RunStore(HistoryStore):
         return await self._database.write(work)
 
     async def get(self, owner: str, id_: str) -> StoredResponse:
-        """A response; an abandoned run has failed. Raises UnknownObjectError or ExpiredObjectError."""
+        """A response. An abandoned run has failed. Raises UnknownObjectError or ExpiredObjectError."""
         found = await super().get(owner, id_)
-        if found.status not in RUNNING or await self.going(owner, id_):
+        if found.status not in RUNNING or await self.running(owner, id_):
             return found
         await self._end(owner, id_)
         return await super().get(owner, id_)
 
-    async def going(self, owner: str, id_: str) -> bool:
-        """Tell whether the run exists and its runner is alive."""
+    async def running(self, owner: str, id_: str) -> bool:
+        """True if the run exists and its runner is alive."""
         query = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > self._clock())
 
         def work(connection: Connection) -> bool:
@@ -120,8 +121,8 @@ class RunStore(HistoryStore):
 
         return await self._database.read(work)
 
-    async def going_of(self, runner: str, others: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-        """(owner, id) of the runner's runs, and of those of `others` whose runners are alive. others: MAX_ASKED at most."""
+    async def running_of(self, runner: str, others: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
+        """(owner, id) of the runner's runs, and of the runs in `others` with a living runner. others: at most MAX_ASKED."""
         wanted = runs.c.runner == runner
         if others:
             theirs = tuple_(runs.c.owner, runs.c.id).in_(list(others))
@@ -134,7 +135,7 @@ class RunStore(HistoryStore):
         return await self._database.read(work)
 
     async def renew(self, runner: str, ids: Collection[str]) -> None:
-        """Renew these runs of a process. (Runs that it does not know, because `begin` seemed to fail, are abandoned.)"""
+        """Renews these runs of a process. Runs unknown to the process, because `begin` seemed to fail, are abandoned."""
         until = self._clock() + ALIVE_S
         mine = and_(runs.c.runner == runner, runs.c.id.in_(list(ids)))
 
@@ -147,8 +148,8 @@ class RunStore(HistoryStore):
         return await super().sweep() + await self.end_abandoned()
 
     async def end_abandoned(self) -> int:
-        """End some abandoned runs. Returns their number; 0: none are left."""
-        query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDED_AT_ONCE)
+        """Ends some abandoned runs. Returns their number; 0: none are left."""
+        query = select(runs.c.owner, runs.c.id).where(runs.c.alive_until <= self._clock()).limit(_ENDS_PER_STEP)
 
         def work(connection: Connection) -> list[tuple[str, str]]:
             return [(row.owner, row.id) for row in connection.execute(query).all()]
@@ -159,19 +160,21 @@ class RunStore(HistoryStore):
         return len(found)
 
     async def _end(self, owner: str, id_: str) -> None:
-        """End a run as failed if it is abandoned."""
+        """Ends a run as failed if it is abandoned."""
         now = self._clock()
 
         def work(connection: Connection) -> None:
-            going = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > now)
-            if connection.execute(going).first() is None:
-                _taken(connection, owner, id_)
-                self._ended(connection, owner, id_, FAILED, RESTARTED)
+            running = select(runs.c.id).where(_is_run(owner, id_), runs.c.alive_until > now)
+            if connection.execute(running).first() is None:
+                _delete_row(connection, owner, id_)
+                self._end_without_answer(connection, owner, id_, FAILED, RESTARTED)
 
         await self._database.write(work)
 
-    def _ended(self, connection: Connection, owner: str, id_: str, status: str, failure: RunFailure | None = None) -> None:
-        """Store the end of a response without an answer."""
+    def _end_without_answer(
+        self, connection: Connection, owner: str, id_: str, status: str, failure: RunFailure | None = None
+    ) -> None:
+        """Stores the end of a response without an answer."""
         row = and_(_is_response(owner, id_), responses.c.status.in_(list(RUNNING)), responses.c.emptied == 0)
         found: Any = connection.execute(select(responses.c.response).where(row)).scalars().first()
         if found is not None:
@@ -179,8 +182,8 @@ class RunStore(HistoryStore):
             connection.execute(update(responses).where(row).values(status=status, response=response))
 
 
-def _taken(connection: Connection, owner: str, id_: str) -> bool:
-    """Delete the run's row; True: this transaction did it."""
+def _delete_row(connection: Connection, owner: str, id_: str) -> bool:
+    """Deletes the run's row. True: this transaction did it."""
     return bool(connection.execute(delete(runs).where(_is_run(owner, id_))).rowcount)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import Column, Float, Index, String, Table
+from sqlalchemy import Index, Table
 
+from gateway.database.columns import floats, keys, texts
 from gateway.features.histories.tables import schema
 
-# Runs have a row here while they are queued or in progress; the transaction that deletes it decides how the
-# response ends. runner: its gateway process. alive_until: expiry of the last renewal.
+# A run has a row while it is queued or in progress; the transaction that deletes the row decides how the response ends.
+# runner: its gateway process. alive_until: expiry of the last renewal.
 runs: Final = Table(
     "warmroute_runs",
     schema,
-    Column("owner", String, primary_key=True),
-    Column("id", String, primary_key=True),
-    Column("runner", String, nullable=False),
-    Column("alive_until", Float, nullable=False),
+    *keys("owner", "id"),
+    *texts("runner"),
+    *floats("alive_until"),
     Index("warmroute_runs_by_runner", "runner"),
     Index("warmroute_runs_by_life", "alive_until"),
 )

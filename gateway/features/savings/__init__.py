@@ -1,1 +1,1 @@
-"""Savings: what other routing policies would have found cached."""
+"""Savings of the routing in comparison with other policies."""

@@ -1,16 +1,16 @@
-"""What other policies would have found cached: the same requests, on shadows of the replicas' caches.
+"""Simulates other policies: the same requests, on shadows of the replicas' caches.
 
-    decision ──► for each policy: a replica, what its shadow holds of the prompt; then the prompt is put there
-    end      ──► the tokens that each would have had cached, beside those that the engine has reported
+    decision ──► for each policy: a replica, and the cached part of the prompt in its shadow; then the prompt is inserted there
+    end      ──► the tokens that each policy would have found cached, compared with the tokens reported by the engine
 
-All shadows are in one prefix index of their own, of bounded memory, in which each policy has replicas of its own. They have the
-capacities of the real ones, but in units of prompts (bytes), of which a block has an exact number: tokens are estimates, poor
-ones before the first answers, and a path of the index keeps the weight that its first prompt had. A match ends within a block,
-anywhere: half a block counts.
+All shadows share one prefix index of bounded memory, in which each policy has its own replicas. They have the capacities of the
+real replicas, but in units of prompts (bytes), which are exact for a block. Tokens are estimates, poor ones before the first
+answers, and a path of the index keeps the weight of its first prompt. A match may end anywhere within a block: half a block is
+added.
 
-- ROUND_ROBIN; LEAST_LOADED (requests in flight of this process, if each took as long as it did); SESSION (rendezvous hash of
-  the session, else of the prompt's head, without a bound on load);
-- ACTUAL: the replica that was chosen. What its shadow finds, against what the engines have reported, is the error of them all.
+- ROUND_ROBIN; LEAST_LOADED (requests in flight of this process, with their real durations); SESSION (rendezvous hash of the
+  session, or of the prompt's head, without a bound on load);
+- ACTUAL: the chosen replica. The difference between its shadow and the engines' reports is the error of all shadows.
 
 Pure: time and chance are arguments.
 """
@@ -33,14 +33,14 @@ SESSION: Final = "session"
 ACTUAL: Final = "actual"
 POLICIES: Final = (ROUND_ROBIN, LEAST_LOADED, SESSION, ACTUAL)
 
-MAX_REPLICAS: Final = 4096  # that have shadows; those of others are forgotten
-_SWEPT: Final = 32  # entries that are looked at for their age, with each request
-_SCALE_TOKENS: Final = 32_768  # of prompts, with which half of what was known of a replica's scale is forgotten
-_NEWS: Final = 0.01  # by which a capacity has to change to be set again
+MAX_REPLICAS: Final = 4096  # replicas with shadows; the least recently chosen are dropped
+_SWEPT: Final = 32  # index entries checked for their age, per request
+_SCALE_TOKENS: Final = 32_768  # prompt tokens after which a replica's earlier scale has half its weight
+_CAPACITY_CHANGE: Final = 0.01  # relative change of a capacity that is applied
 
 
 class ShadowPlacement:
-    """A request under all policies. cached: tokens of its prompt that each of POLICIES would have found; replicas: where."""
+    """A request under all policies. cached: cached tokens under each of POLICIES. replicas: the chosen replica under each."""
 
     __slots__ = ("cached", "replicas")
 
@@ -50,9 +50,9 @@ class ShadowPlacement:
 
 
 class Shadow:
-    """A replica under all policies. names: in the index. capacity: units of prompts, None: not known. scale: units per token of
-    the prompts that went to any of its shadows. turn: when round robin chose it last; since: when it was made, in its turns.
-    inflight: of LEAST_LOADED.
+    """A replica under all policies. names: in the index. capacity: units of prompts; None: unknown. scale: units per token of
+    the prompts in any of its shadows. turn: of its last choice by round robin. since: the turn when it was made. inflight:
+    under LEAST_LOADED.
     """
 
     __slots__ = ("capacity", "inflight", "names", "scale", "since", "turn")
@@ -67,8 +67,8 @@ class Shadow:
 
 
 class Counterfactual:
-    """See the top of this file. capacity: KV tokens of a replica, None: not known. ttl_s, memory_bytes: of the index. most:
-    replicas that have shadows.
+    """capacity: returns the KV tokens of a replica; None: unknown. ttl_s, memory_bytes: of the index. max_replicas: replicas
+    with shadows.
     """
 
     def __init__(
@@ -77,21 +77,22 @@ class Counterfactual:
         capacity: Callable[[str], int | None],
         ttl_s: float,
         memory_bytes: int,
-        most: int = MAX_REPLICAS,
+        max_replicas: int = MAX_REPLICAS,
     ) -> None:
         self._chance = chance
-        self._most = most
+        self._max_replicas = max_replicas
         self._capacity = capacity
         self._trie = RadixTrie(ttl_s, memory_bytes)
         self._shadows: dict[str, Shadow] = {}
         self._turn = 0
 
     def choose(self, prompt: Prompt, candidates: Collection[str], chosen: str, tokens: int, now: float) -> ShadowPlacement:
-        """A request was sent to `chosen`. candidates: where it may have gone. tokens: of its prompt, as estimated.
+        """Places a request that was sent to `chosen` under each policy. candidates: the possible replicas. tokens: estimate for
+        its prompt.
 
-        O(candidates), and what the index takes for a match and an insertion by each policy.
+        O(candidates), plus a match and an insertion in the index for each policy.
         """
-        names = candidates if 0 < len(candidates) <= self._most // 2 else [chosen]
+        names = candidates if 0 < len(candidates) <= self._max_replicas // 2 else [chosen]
         shadows = {name: self._shadow(name, names) for name in names}
         replicas = (self._next(shadows), self._idle(shadows), _hashed(prompt, names), chosen)
         block = tokens * prompt.block_units / prompt.units if prompt.units else 0.0
@@ -110,25 +111,25 @@ class Counterfactual:
         trie.sweep(now, _SWEPT)
         return ShadowPlacement(tuple(cached), replicas)
 
-    def ended(self, placed: ShadowPlacement) -> None:
-        """It is over, however."""
+    def end(self, placed: ShadowPlacement) -> None:
+        """The request has ended, successfully or not."""
         if shadow := self._shadows.get(placed.replicas[1]):
             shadow.inflight = max(0, shadow.inflight - 1)
 
     def follow(self, prompt: Prompt, candidates: Collection[str], chosen: str, tokens: int, now: float) -> None:
         """Another process has sent a request to `chosen`."""
-        self.ended(self.choose(prompt, candidates, chosen, tokens, now))
+        self.end(self.choose(prompt, candidates, chosen, tokens, now))
 
     def _shadow(self, name: str, kept: Collection[str]) -> Shadow:
-        """Made if there is none. Where there is no room, those go whose turn is longest ago, some at once; the kept ones, half
-        of all at most, stay. O(1) mostly.
+        """The shadow of a replica, made if missing. If there is no room, several of the least recently chosen are dropped, but
+        none of `kept`, which is at most half of all. O(1) mostly.
         """
         shadow = self._shadows.get(name)
         if shadow is None:
-            if len(self._shadows) >= self._most:
+            if len(self._shadows) >= self._max_replicas:
                 stay = set(kept)
                 others = sorted([each for each in self._shadows if each not in stay], key=self._last_turn)
-                for oldest in others[: max(1, self._most // 8)]:
+                for oldest in others[: max(1, self._max_replicas // 8)]:
                     for left in self._shadows.pop(oldest).names:
                         self._trie.remove_replica(left)
             shadow = self._shadows[name] = Shadow(name, self._turn)
@@ -141,37 +142,39 @@ class Counterfactual:
         return max(shadow.turn, shadow.since)
 
     def _resize(self, name: str, shadow: Shadow, units: int, tokens: int) -> None:
-        """A prompt goes there, of so many units and tokens."""
+        """Updates scale and capacity for a prompt of so many units and tokens."""
         if units > 0 and tokens > 0:
             shadow.scale.learn(units, tokens, tokens)
-        known, former = self._capacity(name), shadow.capacity
+        known, previous = self._capacity(name), shadow.capacity
         capacity = None if known is None else int(known * shadow.scale.value)
-        if capacity != former and (capacity is None or former is None or abs(capacity - former) > _NEWS * former):
+        if capacity != previous and (
+            capacity is None or previous is None or abs(capacity - previous) > _CAPACITY_CHANGE * previous
+        ):
             shadow.capacity = capacity
             for each in shadow.names:
                 self._trie.add_replica(each, capacity)
 
     def _next(self, shadows: dict[str, Shadow]) -> str:
-        """Of the least recently chosen ones, any."""
+        """A random one of the least recently chosen replicas."""
         self._turn += 1
         _, _, name = min([(shadow.turn, self._chance.random(), name) for name, shadow in shadows.items()])
         shadows[name].turn = self._turn
         return name
 
     def _idle(self, shadows: dict[str, Shadow]) -> str:
-        """Of those with the fewest requests in flight, any."""
+        """A random one of the replicas with the fewest requests in flight."""
         return min([(shadow.inflight, self._chance.random(), name) for name, shadow in shadows.items()])[2]
 
     def check(self) -> None:
-        """For tests: raises AssertionError if its books are wrong."""
+        """For tests. Raises AssertionError if an invariant is broken."""
         self._trie.check()
-        assert len(self._shadows) <= self._most
+        assert len(self._shadows) <= self._max_replicas
 
     def __repr__(self) -> str:
         return f"<Counterfactual of {len(self._shadows)} replicas, {self._trie!r}>"
 
 
 def _hashed(prompt: Prompt, names: Collection[str]) -> str:
-    """The highest of a hash of session and replica."""
+    """The replica with the highest hash of session and name."""
     key = key_of(prompt)
     return max(names, key=lambda name: weight(key, name))

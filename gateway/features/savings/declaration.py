@@ -1,4 +1,4 @@
-"""Savings: what other routing policies would have found cached."""
+"""Savings of the routing in comparison with other policies."""
 
 from __future__ import annotations
 

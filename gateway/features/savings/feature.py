@@ -1,4 +1,4 @@
-"""Savings: what other routing policies would have found cached."""
+"""Savings: compares the routing with other policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def install(core: Core) -> None:
 
 
 def _counterfactual(core: Core) -> Counterfactual:
-    """Follows the decisions of other processes from now on."""
+    """The simulation, which from now on also follows the decisions of other processes."""
     fleet, router, routing = core.fleet, core.router, core.config.routing
 
     def capacity(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What other policies would have found cached (`routing.compare`)."""
+"""Feeds requests to the simulation of other policies (`routing.compare`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLACED: Final = Slot[ShadowPlacement]("savings")
 
 
 class OtherPolicies:
-    """Counts what other policies would have found cached, and what that is worth (`features/savings/counterfactual.py`)."""
+    """Simulates each request under the other policies, and counts the differences (`features/savings/counterfactual.py`)."""
 
     def __init__(self, counterfactual: Counterfactual, meter: Meter, savings: Savings) -> None:
         self._counterfactual = counterfactual
@@ -24,7 +24,7 @@ class OtherPolicies:
         self._savings = savings
 
     def chosen(self, exchange: Exchange, live: Collection[str], now: float) -> None:
-        """Place the request as the other policies would."""
+        """Places the request under the other policies."""
         booking, record = exchange.booking, exchange.record
         if record.subject.metered and _PLACED.get(record) is None:
             decision = booking.decision
@@ -35,7 +35,7 @@ class OtherPolicies:
         placed, booking, used = _PLACED.get(request), request.booking, request.spent.consumed
         if placed is None:
             return
-        self._counterfactual.ended(placed)
+        self._counterfactual.end(placed)
         if (
             booking is None
             or used is None
@@ -43,7 +43,7 @@ class OtherPolicies:
             or request.spent.usage.cached is None
             or not request.answer.ok
         ):
-            return  # what the engine has delivered is not known
+            return  # without reported cached tokens there is no comparison
         decision, prompt = booking.decision, used.usage.prompt
         scale = prompt / max(1, decision.prompt_tokens)
         cached = [min(each * scale, prompt) for each in placed.cached]

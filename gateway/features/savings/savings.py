@@ -1,10 +1,10 @@
-"""What the choice of replicas has saved against other policies, since the gateway's start and today: tokens, GPU-seconds, USD.
+"""Savings against other policies, since the start and today: tokens, GPU-seconds, USD.
 
-For each policy of `counterfactual.py`, and for DELIVERED (what the engines have reported), sums of cached tokens, of the
-seconds that they would have taken, and of what they are worth. What routing has saved against a policy is ACTUAL less that
-policy, for what shadows get wrong they get wrong for both; the error is how far ACTUAL is from DELIVERED.
+For each policy of `counterfactual.py`, and for DELIVERED (as reported by the engines), there are sums of cached tokens, of the
+seconds of their prefill, and of their price. The savings against a policy are ACTUAL minus that policy, because the shadows'
+errors affect both. The error is the difference between ACTUAL and DELIVERED.
 
-A day is of UTC. now: Unix seconds; a clock that jumps begins a new day, or goes on with this one.
+A day is a UTC day. now: Unix seconds. If the clock jumps to another day, a new day begins.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _OTHERS: Final = tuple(each for each in POLICIES if each != ACTUAL)
 
 
 class Savings:
-    """See the top of this file."""
+    """The sums of one process."""
 
     def __init__(self, metrics: SavingsMetrics, now: Callable[[], float]) -> None:
         self._metrics = metrics
         self._now = now
         self._day = 0
-        self._prompt = 0.0  # tokens of today, in the answers whose cached tokens were reported
+        self._prompt = 0.0  # prompt tokens of today's answers with reported cached tokens
         self._tokens = dict.fromkeys(_ALL, 0.0)
         self._seconds = dict.fromkeys(_ALL, 0.0)
         self._dollars = dict.fromkeys(_ALL, 0.0)
 
     def add(self, prompt: int, delivered: int, cached: Sequence[float], token_s: float, token_savings: int) -> None:
-        """One answer. cached: tokens under each of POLICIES. token_s: seconds of prefill for a token, where it was sent;
-        token_savings: picodollars that a cached one saves.
+        """Adds one answer. cached: tokens under each of POLICIES. token_s: seconds of prefill per token at its replica.
+        token_savings: picodollars saved per cached token.
         """
         self.turn()
         metrics = self._metrics
@@ -49,7 +49,7 @@ class Savings:
             self._dollars[policy] += dollars(round(tokens * token_savings))
 
     def turn(self) -> None:
-        """Begin the day that it is."""
+        """Begins a new day if the date has changed."""
         day = int(self._now() // _DAY_S)
         if day != self._day:
             self._day, self._prompt = day, 0.0
@@ -57,7 +57,7 @@ class Savings:
                 sums.update(dict.fromkeys(_ALL, 0.0))
 
     def set_gauges(self) -> None:
-        """Before the metrics are read."""
+        """To be called before the metrics are read."""
         self.turn()
         metrics = self._metrics
         metrics.compared_today.set((), self._prompt)

@@ -1,1 +1,1 @@
-"""Several gateways with one mind: the replication log over a Valkey or Redis server."""
+"""Several gateways with a common prefix index: the replication log over a Valkey or Redis server."""

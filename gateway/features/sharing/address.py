@@ -22,8 +22,8 @@ _PORTS: Final = {"": 6379, "cluster": 6379, "sentinel": 26379}
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Of a Valkey or Redis server. kind: "", "sentinel" (hosts are those of the sentinels; service: what they watch) or
-    "cluster" (hosts are some of its nodes).
+    """The address of a Valkey or Redis server. kind: "", "sentinel" (hosts: of the sentinels; service: the watched one) or
+    "cluster" (hosts: some of its nodes).
     """
 
     kind: str
@@ -35,7 +35,7 @@ class StoreAddress:
 
 
 def parse_store_url(url: str) -> StoreAddress:
-    """Raises AddressError, which does not show credentials."""
+    """Raises AddressError, without credentials."""
     if "@" in url and ":" in url.partition("://")[2].rpartition("@")[0]:
         raise AddressError("a password does not belong in a URL; set WARMROUTE_SHARING_PASSWORD")
     match = _STORE_URL.fullmatch(url)
@@ -65,7 +65,7 @@ def _store_host(text: str, otherwise: int) -> tuple[str, int]:
 
 
 def store_url(url: str) -> str:
-    """The same URL, checked. Raises AddressError."""
+    """The checked URL. Raises AddressError."""
     if url != "off":
         parse_store_url(url)
     return url

@@ -1,4 +1,4 @@
-"""The library and the certificates that sharing needs."""
+"""Problems of sharing: a missing library, unusable certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.features.sharing.section import SHARING
 
 
 class SharingAdvice(Advice):
-    """See the top of this file."""
+    """Advice on the section `sharing`."""
 
     def require(self, config: Config) -> None:
         """Raises ConfigError."""

@@ -1,4 +1,4 @@
-"""Sharing: several gateways with one mind, over a store."""
+"""Sharing: several gateways with a common prefix index, over a store."""
 
 from __future__ import annotations
 

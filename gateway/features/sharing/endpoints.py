@@ -13,7 +13,14 @@ from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
 from gateway.server.routing import Response, Route, get
 
-NOTHING: Final[dict[str, Any]] = {"up": False, "problem": None, "gateway": None, "cluster": None, "gateways": [], "refused": []}
+NO_STATE: Final[dict[str, Any]] = {
+    "up": False,
+    "problem": None,
+    "gateway": None,
+    "cluster": None,
+    "gateways": [],
+    "refused": [],
+}
 
 
 class SharingEndpoints:
@@ -27,11 +34,11 @@ class SharingEndpoints:
         return [get("/warmroute/sharing", self.sharing)]
 
     async def sharing(self, request: HttpRequest) -> Response:
-        """Is the store there, and which other gateways are."""
+        """The state of the store and the other gateways."""
         self._operator.allow(request)
         answers = await self._control.ask(TOPIC)
         shown = [_shown(answer) for answer in answers.values()]
-        value = shown[0] if shown else {"configured": False, **NOTHING}
+        value = shown[0] if shown else {"configured": False, **NO_STATE}
         return Response(orjson.dumps(value, option=orjson.OPT_INDENT_2))
 
 

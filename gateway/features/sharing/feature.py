@@ -1,4 +1,4 @@
-"""One process with its prefix index in a file, and shared with other gateways, as far as that is configured."""
+"""A gateway of one process: its prefix index in a file and shared with other gateways, if configured."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Connects the routers of this gateway with those of others, through one stream of a Valkey or Redis server.
+"""Connects the routers of this gateway with the routers of other gateways, through a stream in a Valkey or Redis server.
 
-    publish, reset ──► Outbox ──► XADD ──► (the stream) ──► XREAD ──► Incoming ──► Routers
+    publish, reset ──► Outbox ──► XADD ──► (the stream) ──► XREAD ──► EntryReader ──► Routers
 
-It is a second transport of the replication log, beside the workers' hub, and no request ever waits for it. Events are written
-and read in batches. The stream has the last WINDOW_S seconds only: a new gateway gets a snapshot from a sibling, and one that
-has missed entries asks for them again (`others.py` notices that).
+It is a second transport of the replication log, beside the workers' hub. No request waits for it. Events are written and read
+in batches. The stream has only the last WINDOW_S seconds. A new gateway gets a snapshot from a sibling. A gateway that has
+missed entries asks for them again (`peer_gateways.py` detects that).
 
-While the store is away each gateway goes on alone. Its events wait in the outbox, for some seconds of load or minutes of less;
-if they are too many, it later publishes its open bookings, and offers a snapshot of the prefixes used since.
+While the store is unavailable, each gateway continues alone. Its events wait in the outbox: seconds of high load, or minutes of
+low load. If there are too many, it later publishes its open bookings, and offers a snapshot of the prefixes used since.
 
-With many gateways each writes and reads more rarely, for the work of a reader grows with the number of batches.
+With many gateways each writes and reads less often, because the work of a reader grows with the number of batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gateway.cluster.replication import pause_s
 from gateway.config.listen import OFF
 from gateway.config.schema import Config
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import Incoming, Routers
+from gateway.features.sharing.entry_reader import EntryReader, Routers
 from gateway.features.sharing.messages import (
     ALL,
     ENVELOPE_FIELD,
@@ -46,8 +46,8 @@ from gateway.features.sharing.messages import (
     encode_envelope,
 )
 from gateway.features.sharing.metrics import SharingMetrics
-from gateway.features.sharing.others import DEAD_S
-from gateway.features.sharing.outbox import MOST_BYTES, Outbox
+from gateway.features.sharing.outbox import MAX_UNSENT_BYTES, Outbox
+from gateway.features.sharing.peer_gateways import DEAD_S
 from gateway.features.sharing.position import BEGINNING, Position, order_of
 from gateway.features.sharing.section import SHARING, SharingConfig
 from gateway.features.sharing.server import client as store
@@ -60,20 +60,22 @@ from gateway.upstream.resolver import Resolver
 
 log = logging.getLogger("warmroute.sharing")
 
-WINDOW_S: Final = 30.0  # of the stream
-MAX_ENTRIES: Final = 200_000  # of the stream, if the store's clock does not bound it
-FORGET_S: Final = 3600  # after the last gateway has ended
-CARE_S: Final = 10.0  # between two times that these bounds are renewed
-BEAT_S: Final = 1.0  # a gateway that has nothing to say shows that it lives
-BLOCK_MS: Final = 500  # that a read waits for news
-RETRY_S: Final = 0.2, 2.0  # the pause before the store is tried again: at first, at most
-BYE_S: Final = 1.0
+WINDOW_S: Final = 30.0  # length of the stream
+MAX_ENTRIES: Final = 200_000  # length of the stream, if the store's clock does not bound it
+STREAM_TTL_S: Final = 3600  # the stream expires this long after the last gateway has ended
+RENEW_S: Final = 10.0  # between two renewals of these bounds
+HEARTBEAT_S: Final = 1.0  # between heartbeats of an idle gateway
+BLOCK_MS: Final = 500  # longest wait of a read
+RETRY_S: Final = 0.2, 2.0  # pause before the next attempt to connect: first, longest
+GOODBYE_S: Final = 1.0
 
 Connect = Callable[[SharingConfig], AbstractAsyncContextManager[Any]]
 
 
 class Link:
-    """See the top of this file. `run` is to be a task; `publish`, `reset` and `want_open` are synchronous and never fail."""
+    """The connection of one gateway to the store. `run` is to be a task. `publish`, `reset` and `want_open` are synchronous and
+    never fail.
+    """
 
     def __init__(
         self,
@@ -84,9 +86,9 @@ class Link:
         *,
         clock: Callable[[], float] = time.monotonic,
         connect: Connect | None = None,
-        unsent_bytes: int = MOST_BYTES,
+        unsent_bytes: int = MAX_UNSENT_BYTES,
     ) -> None:
-        """unsent_bytes: that wait while the store is away, then more is dropped. connect: default: over the network."""
+        """unsent_bytes: limit of waiting events while the store is unavailable. connect: default: over the network."""
         self.me = secrets.token_hex(8)
         self._sharing = sharing
         self._routers = routers
@@ -94,13 +96,13 @@ class Link:
         self._clock = clock
         self._connect = connect or partial(store.connected, resolver=Resolver())
         self._format = format.encode()
-        # In braces: in a cluster of stores, all keys are at one node.
+        # The braces put all keys on one node of a cluster.
         prefix = f"warmroute:{{{quote(sharing.cluster, safe='')}}}:"
         self._stream = f"{prefix}log"
         self._host = socket.gethostname()[:256]
         self._store_clock = StoreClock()
         self._outbox = Outbox(clock, unsent_bytes)
-        self.incoming = Incoming(
+        self.entry_reader = EntryReader(
             me=self.me,
             format=format,
             routers=routers,
@@ -110,19 +112,19 @@ class Link:
             metrics=metrics,
         )
         self._snapshots = SnapshotExchange(
-            incoming=self.incoming, routers=routers, metrics=metrics, clock=clock, prefix=prefix, add=self._add
+            entry_reader=self.entry_reader, routers=routers, metrics=metrics, clock=clock, prefix=prefix, add=self._add
         )
-        self._client: Any = None  # while it is connected, and has read and written
-        self._does: set[str] = set()  # "reads", "writes"
-        self._news = asyncio.Event()  # there is something to write
-        self._writing = asyncio.Lock()
+        self._client: Any = None  # while connected, after a first read and a first write
+        self._working: set[str] = set()  # "reads", "writes": succeeded in this connection
+        self._unsent = asyncio.Event()  # set: messages wait to be written
+        self._write_lock = asyncio.Lock()
         self._seq = 0
-        self._unsure: tuple[int, tuple[Item, ...]] | None = None  # an envelope that may or may not be in the store
+        self._pending: tuple[int, tuple[Item, ...]] | None = None  # (seq, items) of an envelope that may be in the store
         self._position = Position()
-        self._read_at, self._cared_at = -DEAD_S, -CARE_S
+        self._read_at, self._renewed_at = -DEAD_S, -RENEW_S
         self._closed = False
-        self._failing = "", ""  # why the store is away: the reason, the error
-        self._worked = False  # it was there once
+        self._failing = "", ""  # why the store is unavailable: the reason, the error
+        self._worked = False  # it has been connected once
         self._begin_metrics()
 
     def _begin_metrics(self) -> None:
@@ -130,19 +132,19 @@ class Link:
             self._metrics.errors.add((reason,), 0)
         self._show()
 
-    # -- from our own routers
+    # -- from our routers
 
     def publish(self, source: int, batch: EventBatch) -> None:
-        """The next events of one of our routers."""
+        """Sends the next events of one of our routers."""
         self._add(batch, source, len(batch.events))
 
     def reset(self, source: int) -> None:
-        """One of our routers has ended, or its events were lost: it has nothing open that was published before."""
+        """One of our routers has ended, or its events were lost: all its published bookings count as closed."""
         self._add(Reset(), source)
 
     def want_open(self) -> None:
-        """A new router of ours does not know the open bookings of the others."""
-        for gateway in self.incoming.others.alive:
+        """Asks the other gateways for their open bookings, for a new router of ours."""
+        for gateway in self.entry_reader.peers.alive:
             self._add(Want(gateway))
 
     def _add(self, message: Kind, source: int = ALL, size: int = 0) -> None:
@@ -150,47 +152,47 @@ class Link:
         self._outbox.add((source, message), size)
         if self._outbox.dropped != before:
             if not before:
-                log.warning("the store does not take what is booked here: it is dropped")
+                log.warning("bookings for other gateways are dropped: the store does not accept them")
             self._metrics.dropped.add((), self._outbox.dropped - before)
-        self._news.set()
+        self._unsent.set()
 
     # -- at the start and at the end
 
-    async def first(self) -> Snapshot | None:
-        """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
-        return await self._snapshots.first()
+    async def first_snapshot(self) -> Snapshot | None:
+        """A snapshot of a sibling. None: there is no other gateway, or none answers in time."""
+        return await self._snapshots.first_snapshot()
 
-    def begun(self) -> None:
-        """The first snapshot has been taken in, or there is none."""
-        self._snapshots.begun()
+    def started(self) -> None:
+        """The first snapshot has been applied, or there is none."""
+        self._snapshots.started()
 
     async def close(self) -> None:
-        """Write the rest, and say goodbye, if the store takes it at once."""
+        """Writes the remaining messages and the goodbye, if the store accepts them at once."""
         self._closed = True
         self._add(Reset(ended=True))
         try:
-            async with asyncio.timeout(BYE_S):
-                while self._client is not None and (self._outbox or self._unsure):
+            async with asyncio.timeout(GOODBYE_S):
+                while self._client is not None and (self._outbox or self._pending):
                     await self._write_one(self._client)
-        except Exception as error:  # noqa: BLE001  (also what the library raises if its connection is closed in this moment)
+        except Exception as error:  # noqa: BLE001  (the library raises other errors, too, if its connection is closed at this time)
             log.debug("no goodbye to other gateways", extra={"error": str(error)})
 
     # -- the connection
 
     async def run(self) -> None:
-        """Exchange events until cancelled. Raises only by a bug."""
-        await first_of([self._keep_connected(), self._expire(), self._snapshots.take_in()])
+        """Exchanges events until cancelled. Raises only because of a bug."""
+        await first_of([self._keep_connected(), self._expire(), self._snapshots.apply()])
 
     async def _keep_connected(self) -> None:
         pause_s = RETRY_S[0]
         while True:
-            begun = self._clock()
+            started = self._clock()
             try:
                 async with self._connect(self._sharing) as client:
                     await self._exchange(client)
             except store.store_errors() as error:
                 self._failed(error)
-            except Exception as error:  # a bug must not end the sharing
+            except Exception as error:  # a bug must not stop the sharing
                 log.exception("sharing failed")
                 self._failed(error)
             except asyncio.CancelledError:
@@ -198,12 +200,12 @@ class Link:
                     raise
                 self._failed(CancelledWithin())
             finally:
-                self._client, self._outbox.taken = None, False
+                self._client, self._outbox.connected = None, False
                 self._snapshots.lost()
-                self._does.clear()
+                self._working.clear()
                 self._store_clock.forget()
                 self._show()
-            pause_s = RETRY_S[0] if self._clock() - begun > RETRY_S[1] else min(RETRY_S[1], pause_s * 2)
+            pause_s = RETRY_S[0] if self._clock() - started > RETRY_S[1] else min(RETRY_S[1], pause_s * 2)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
 
     async def _exchange(self, client: Any) -> None:
@@ -211,7 +213,7 @@ class Link:
         await first_of([self._read(client), self._write(client), self._snapshots.serve(client)])
 
     async def _attach(self, client: Any) -> None:
-        """Find out the store's time, and where to go on in the stream."""
+        """Finds the store's time, and the position in the stream."""
         before = self._clock()
         seconds, micros = await client.time()
         time_s = int(seconds) + int(micros) / 1e6
@@ -228,9 +230,9 @@ class Link:
             log.warning("the store is away: this gateway goes on alone", extra=about)
 
     def _up(self, client: Any, did: str) -> None:
-        """Something was written, or read. Once both were, the store works."""
-        self._does.add(did)
-        if self._client is None and len(self._does) == 2:
+        """A write or a read has succeeded. After both, the store works."""
+        self._working.add(did)
+        if self._client is None and len(self._working) == 2:
             self._client, self._worked = client, True
             self._failing = "", ""
             log.info("the store is there: this gateway shares what it knows", extra={"cluster": self._sharing.cluster})
@@ -238,21 +240,21 @@ class Link:
 
     @property
     def state(self) -> SharingState:
-        """For operators."""
-        now, others = self._clock(), self.incoming.others.alive.values()
-        seen = [OtherGateway(each.gateway, each.host, now - each.since, now - each.seen) for each in others]
+        """The state for operators."""
+        now, peers = self._clock(), self.entry_reader.peers.alive.values()
+        seen = [OtherGateway(each.gateway, each.host, now - each.since, now - each.seen) for each in peers]
         reason, error = self._failing
         problem = f"{reason} ({error})" if reason else ""
         up = self._client is not None
-        return SharingState(self.me, self._sharing.cluster, up, problem, tuple(seen), self.incoming.refused)
+        return SharingState(self.me, self._sharing.cluster, up, problem, tuple(seen), self.entry_reader.refused)
 
     def describe(self, _question: bytes) -> bytes:
-        """For other processes of this gateway."""
+        """The state for other processes of this gateway."""
         return encode_state(self.state)
 
     def _show(self) -> None:
         self._metrics.up.set((), self._client is not None)
-        self._metrics.gateways.set((), len(self.incoming.others.alive))
+        self._metrics.gateways.set((), len(self.entry_reader.peers.alive))
 
     # -- writing
 
@@ -263,27 +265,27 @@ class Link:
             await self._write_one(client)
             self._up(client, "writes")
             if (since := self._outbox.reopen()) is not None:
-                self._tell_all(since)
-            if self._clock() - self._cared_at > CARE_S:
-                await client.expire(self._stream, FORGET_S)
+                self._announce_loss(since)
+            if self._clock() - self._renewed_at > RENEW_S:
+                await client.expire(self._stream, STREAM_TTL_S)
                 await client.xtrim(self._stream, maxlen=MAX_ENTRIES, approximate=True)
-                self._cared_at = self._clock()
-            await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
+                self._renewed_at = self._clock()
+            await asyncio.sleep(pause_s(len(self.entry_reader.peers.alive)))
             if not self._outbox:
-                self._news.clear()
+                self._unsent.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(BEAT_S):
-                        await self._news.wait()
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._unsent.wait()
 
     async def _write_one(self, client: Any) -> None:
-        """The next envelope, or again the one of which it is not known whether it was written: it has the same number."""
-        async with self._writing:
-            if self._unsure is None:
+        """Writes the next envelope, or repeats the pending one with the same number."""
+        async with self._write_lock:
+            if self._pending is None:
                 if self._closed and not self._outbox:
                     return  # no heartbeat after the goodbye
                 self._seq += 1
-                self._unsure = self._seq, self._outbox.take()
-            seq, items = self._unsure
+                self._pending = self._seq, self._outbox.take()
+            seq, items = self._pending
             before = self._clock()
             fields = {
                 VERSION_FIELD: VERSION,
@@ -296,81 +298,81 @@ class Link:
                 entry = await client.xadd(self._stream, fields, minid=str(max(0, int(oldest_s * 1000))), approximate=True)
             except store.store_errors() as error:
                 if store.is_exhausted(error):
-                    await self._begin_stream_anew(client)
+                    await self._delete_stream(client)
                 raise
-            self._unsure, self._outbox.taken = None, True
+            self._pending, self._outbox.connected = None, True
             self._store_clock.measure(before, now := self._clock(), order_of(entry)[0] / 1000)
-            if not self._position.wrote(entry, now):
-                await self._begin_stream_anew(client)
+            if not self._position.note_written(entry, now):
+                await self._delete_stream(client)
 
-    async def _begin_stream_anew(self, client: Any) -> None:
+    async def _delete_stream(self, client: Any) -> None:
         log.error("the stream in the store cannot be continued: it is deleted", extra={"key": self._stream})
         await client.delete(self._stream)
 
-    def _tell_all(self, since: float) -> None:
-        """Items were dropped since then, but now the store takes them again."""
+    def _announce_loss(self, since: float) -> None:
+        """Messages were dropped since this time, but now the store accepts them again."""
         self._add(Reset())
         self._routers.join()
-        self._snapshots.tell_all(since)
+        self._snapshots.offer_to_all(since)
 
     # -- reading
 
     async def _read(self, client: Any) -> None:
         while True:
-            asked, most = self._position.id, self._position.most
+            asked, limit = self._position.id, self._position.max_entries
             entries = await self._read_some(client)
             self._read_at = self._clock()
             self._up(client, "reads")
             for entry, fields in entries if asked == self._position.id else ():
-                written_at = self._position.read(entry)
+                written_at = self._position.note_read(entry)
                 self._read_at = self._clock()
-                for _ in self.incoming.entry(written_at, fields or {}):
+                for _ in self.entry_reader.entry(written_at, fields or {}):
                     await asyncio.sleep(0)
                 await asyncio.sleep(0)
-            self.incoming.answer()
+            self.entry_reader.answer()
             if self._outbox:
-                self._news.set()
-            self._snapshots.read(all_of_it=len(entries) < most)
+                self._unsent.set()
+            self._snapshots.read(to_end=len(entries) < limit)
             self._show()
-            if len(entries) < most:
-                await asyncio.sleep(pause_s(len(self.incoming.others.alive)))
+            if len(entries) < limit:
+                await asyncio.sleep(pause_s(len(self.entry_reader.peers.alive)))
 
     async def _read_some(self, client: Any) -> list[tuple[bytes, dict[bytes, bytes] | None]]:
-        """The next entries. What does not come in time is asked for again in smaller pieces, and at last passed over: what was
-        missed is noticed, and asked of its writer. Raises InvalidReplyError.
+        """The next entries. After a timeout fewer entries are read; entries that still cannot be read are skipped. The loss is
+        detected, and the writer asked to repeat. Raises InvalidReplyError.
         """
         try:
-            found = await client.xread({self._stream: self._position.id}, count=self._position.most, block=BLOCK_MS)
+            found = await client.xread({self._stream: self._position.id}, count=self._position.max_entries, block=BLOCK_MS)
         except Exception as error:
             if store.is_late(error):
-                self._position.late()
+                self._position.note_timeout()
             raise
-        self._position.in_time()
+        self._position.note_answer()
         entries: list[tuple[bytes, dict[bytes, bytes] | None]] = found[0][1] if found else []
         for entry, _ in entries:
-            order_of(entry)  # before anything is taken from them
+            order_of(entry)  # raises before any entry is applied
         return entries
 
     async def _expire(self) -> None:
-        """Others that are silent are dead; if nothing can be read, all of them are."""
-        due = self._clock() + BEAT_S
+        """Removes silent gateways; if nothing can be read, all of them."""
+        due = self._clock() + HEARTBEAT_S
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             now = self._clock()
-            late, due = now - due > BEAT_S, now + BEAT_S
-            if late:  # this process did not run: entries of that time are still to be read
+            late, due = now - due > HEARTBEAT_S, now + HEARTBEAT_S
+            if late:  # this process was suspended: entries of that time are not read yet
                 continue
             try:
                 if now - self._read_at > DEAD_S:
-                    self.incoming.expire_all()
+                    self.entry_reader.expire_all()
                 else:
-                    self.incoming.expire(self._read_at)
+                    self.entry_reader.expire(self._read_at)
                 self._show()
-            except Exception:  # a bug must not end the watching
-                log.exception("a gateway that is gone was not forgotten")
+            except Exception:  # a bug must not stop the expiry
+                log.exception("a silent gateway was not removed")
 
     def __repr__(self) -> str:
-        return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.incoming.others!r}>"
+        return f"<Link {self.me} to {self._stream}, {self._outbox!r}, {self.entry_reader.peers!r}>"
 
 
 def link_of(
@@ -378,9 +380,9 @@ def link_of(
     routers: Routers,
     metrics: SharingMetrics,
     clock: Callable[[], float] = time.monotonic,
-    unsent_bytes: int = MOST_BYTES,
+    unsent_bytes: int = MAX_UNSENT_BYTES,
 ) -> Link | None:
-    """None: the gateway does not share."""
+    """The link of this gateway. None: sharing is off."""
     if SHARING.of(config).url == OFF:
         return None
     return Link(SHARING.of(config), format_of(config.routing), routers, metrics, clock=clock, unsent_bytes=unsent_bytes)

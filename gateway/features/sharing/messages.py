@@ -1,11 +1,11 @@
-"""Messages between gateways through the store. All of it is msgpack, decoded into the types below.
+"""Messages between gateways through the store, encoded as msgpack.
 
-Each gateway writes envelopes into one stream, with the same messages about routers that the workers of a gateway exchange. The
-entry's fields say which version and format it has, so that one of another version is refused and not misread, and which
-gateway wrote it. Times are of the writer's monotonic clock; with `sent`, and the store's time of the entry, a reader translates
-them (`clock.py`).
+Each gateway writes envelopes into one stream, with the same messages about routers as the workers of a gateway exchange. The
+fields of an entry contain its version and format, so that another version is refused and not misread, and the gateway that
+wrote it. Times are of the writer's monotonic clock. With `sent`, and the store's time of the entry, a reader converts them
+(`clock.py`).
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc, so this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from msgspec import Meta, Struct
 
 from gateway.cluster.messages import EventBatch, Reset, Want, decode
 
-VERSION: Final = b"2"  # to be raised when an envelope or an event changes its meaning
+VERSION: Final = b"2"  # to be incremented when the meaning of an envelope or an event changes
 MAX_ENVELOPE_BYTES: Final = 2 << 20
 MAX_ITEMS: Final = 4096
 
-ALL: Final = 0  # the gateway itself: no router has this number
+ALL: Final = 0  # the source number of the gateway itself; no router has it
 
 VERSION_FIELD: Final = b"v"
 FORMAT_FIELD: Final = b"f"  # `snapshots.snapshot.format_of`
 GATEWAY_FIELD: Final = b"g"
 ENVELOPE_FIELD: Final = b"e"
 
-Source = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]  # a router of that gateway
+Source = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]  # a router of the writing gateway
 
 
 class Offer(Struct, frozen=True, array_like=True, tag=18):
-    """A snapshot is in the store. key: its own; "": there is nothing to be known. to: the gateway that wanted it; "": it is for
-    all. at: its moment. first: everything was wanted, to begin with.
+    """A snapshot in the store. key: its key; "": the gateway knows no prefixes. to: the gateway that wanted it; "": for all.
+    at: the time of the snapshot. first: it answers a want of everything, at a start.
     """
 
     to: Annotated[str, Meta(max_length=64)]
@@ -44,13 +44,15 @@ class Offer(Struct, frozen=True, array_like=True, tag=18):
 
 Kind = EventBatch | Reset | Want | Offer
 Item = tuple[Source, Kind]
-"""A message of a router, or of the gateway: then the source is ALL. A Reset of ALL is of all its routers; if it says that they
-have ended, so has the gateway.
+"""A message of a router or, with source ALL, of the gateway. A Reset with ALL concerns all its routers; with `ended`, the
+gateway has ended.
 """
 
 
 class Envelope(Struct, frozen=True, array_like=True):
-    """seq: counts the envelopes of a gateway, from 1; one without items is a heartbeat. host: for people."""
+    """A batch of messages. seq: number of the envelope, from 1, per gateway. Without items it is a heartbeat. host: host name,
+    for operators.
+    """
 
     seq: Annotated[int, Meta(ge=1)]
     sent: float

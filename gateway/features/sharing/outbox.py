@@ -1,8 +1,8 @@
-"""Messages that wait until the store has taken them. No I/O.
+"""Messages that wait to be written to the store. No I/O.
 
-While the store is away, items wait: of MOST_BYTES at most, then all of them are dropped, and what follows, until `reopen`. Then
-the others have to be told the open bookings, and offered the rest. All that is open may be more than MOST_BYTES, so while the
-store takes items MOST_TAKEN_BYTES may wait.
+While the store is unavailable, at most MAX_UNSENT_BYTES wait. Beyond that, all of them are dropped, and all later ones until
+`reopen`. Then the gateway publishes its open bookings, and offers the rest as a snapshot. The open bookings may exceed
+MAX_UNSENT_BYTES, so while the store accepts messages, MAX_UNSENT_CONNECTED_BYTES may wait.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Final
 
 from gateway.features.sharing.messages import MAX_ITEMS, Item
 
-MOST_BYTES: Final = 8 << 20
-MOST_TAKEN_BYTES: Final = 256 << 20
-ENVELOPE_BYTES: Final = 128 << 10  # from which on an envelope is full: a reader takes some milliseconds for it
-ITEM_BYTES: Final = 32  # about what an item takes beside its events
+MAX_UNSENT_BYTES: Final = 8 << 20
+MAX_UNSENT_CONNECTED_BYTES: Final = 256 << 20
+ENVELOPE_BYTES: Final = 128 << 10  # size of a full envelope, which takes a reader some milliseconds
+ITEM_BYTES: Final = 32  # estimated size of an item without its events
 
 
 class Outbox:
-    """See the top of this file."""
+    """The queue of messages, bounded in bytes."""
 
-    def __init__(self, clock: Callable[[], float], most_bytes: int = MOST_BYTES) -> None:
-        self.dropped = 0  # items so far
-        self.lost_since: float | None = None  # items are dropped since then
-        self.taken = False  # the store takes items
+    def __init__(self, clock: Callable[[], float], max_bytes: int = MAX_UNSENT_BYTES) -> None:
+        self.dropped = 0  # number of dropped items
+        self.lost_since: float | None = None  # time of the first dropped item
+        self.connected = False  # the store accepts items
         self._clock = clock
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._items: deque[tuple[Item, int]] = deque()
         self._bytes = 0
-        self._oldest = 0.0  # when the first of them was added
+        self._oldest = 0.0  # time of the oldest waiting item
 
     def __len__(self) -> int:
         return len(self._items)
 
     def add(self, item: Item, size: int = 0) -> None:
-        """size: of its events in bytes."""
+        """size: of its events, in bytes."""
         if self.lost_since is not None:
             self.dropped += 1
             return
@@ -44,27 +44,27 @@ class Outbox:
             self._oldest = self._clock()
         self._items.append((item, size + ITEM_BYTES))
         self._bytes += size + ITEM_BYTES
-        if self._bytes > (MOST_TAKEN_BYTES if self.taken else self._most_bytes):
+        if self._bytes > (MAX_UNSENT_CONNECTED_BYTES if self.connected else self._max_bytes):
             self.dropped += len(self._items)
             self.lost_since = self._oldest
             self._items.clear()
             self._bytes = 0
 
     def take(self) -> tuple[Item, ...]:
-        """Remove and return as many of the oldest as an envelope takes; at least one, if there are any."""
-        taken: list[Item] = []
+        """Removes and returns the oldest items, at most one envelope; at least one item, if there are any."""
+        connected: list[Item] = []
         size = 0
-        while self._items and len(taken) < MAX_ITEMS:
+        while self._items and len(connected) < MAX_ITEMS:
             size += self._items[0][1]
-            if taken and size > ENVELOPE_BYTES:
+            if connected and size > ENVELOPE_BYTES:
                 break
             item, length = self._items.popleft()
             self._bytes -= length
-            taken.append(item)
-        return tuple(taken)
+            connected.append(item)
+        return tuple(connected)
 
     def reopen(self) -> float | None:
-        """The store takes items again. Returns since when items were dropped; None: none were."""
+        """Accepts items again. Returns the time since which items were dropped; None: none were."""
         since, self.lost_since = self.lost_since, None
         return since
 

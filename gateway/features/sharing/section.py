@@ -1,4 +1,4 @@
-"""The section `sharing`: the store through which gateways share what they know."""
+"""The section `sharing`: the store through which gateways share their prefix indexes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.features.sharing.address import STORE_URL, STORE_URL_PATTERN, store
 
 
 class SharingConfig(ConfigSection, frozen=True):
-    """A Valkey or Redis server through which several gateways share what they know."""
+    """A Valkey or Redis server through which several gateways share their prefix indexes."""
 
     url: Annotated[
         str,
@@ -39,7 +39,7 @@ class SharingConfig(ConfigSection, frozen=True):
 
 
 def _wrong(values: Mapping[Key, Any]) -> Iterator[Problem]:
-    """Certificates without a use: who gives them believes that nobody on the way can read."""
+    """Certificates without TLS: the operator probably expects an encrypted connection."""
     sharing = values.get(("sharing",))
     if not isinstance(sharing, SharingConfig):
         return

@@ -1,4 +1,4 @@
-"""A gateway that is one process, with its prefix index in a file and shared with other gateways, as far as it is configured."""
+"""A gateway of one process, with its prefix index in a file and shared with other gateways, if configured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.cluster.messages import EventBatch
 from gateway.cluster.replication import Subscriber
 from gateway.features.sharing.link import Link, link_of
 from gateway.features.sharing.metrics import SharingMetrics
-from gateway.features.sharing.outbox import MOST_BYTES
+from gateway.features.sharing.outbox import MAX_UNSENT_BYTES
 from gateway.features.sharing.state import TOPIC
 from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.features.snapshots.knowledge import MAX_BYTES, Knowledge
@@ -23,9 +23,9 @@ SOURCE = 1
 
 
 def single_process(
-    local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MOST_BYTES
+    local: LocalControl, *, snapshot: SnapshotFile | None = None, unsent_bytes: int = MAX_UNSENT_BYTES
 ) -> SingleProcess:
-    """snapshot: the file that it begins with, and leaves. unsent_bytes: see Link."""
+    """snapshot: the file to read at the start and to write at the end. unsent_bytes: see Link."""
     knowledge = Knowledge(local)
     transport = StoreTransport(knowledge)
     link = transport.link = link_of(local.live.config, transport, local.metrics.of(SharingMetrics), local.clock, unsent_bytes)
@@ -38,15 +38,15 @@ class StoreTransport:
     """A `ReplicationTransport`, and the `Routers` of its link."""
 
     def __init__(self, knowledge: Knowledge) -> None:
-        self.link: Link | None = None  # set before anything is published
+        self.link: Link | None = None  # set before the first event
         self._knowledge = knowledge
         self._subscriber: Subscriber | None = None
 
-    # -- of the router
+    # -- for the router
 
     @property
     def unsent(self) -> int:
-        """None is ever dropped here: the link has a bound of its own."""
+        """Always 0, because the link has its own bound."""
         return 0
 
     def publish(self, batch: EventBatch) -> None:
@@ -61,7 +61,7 @@ class StoreTransport:
     def subscribe(self, subscriber: Subscriber) -> None:
         self._subscriber = subscriber
 
-    # -- of the link
+    # -- for the link
 
     def receive(self, source: int, batch: EventBatch) -> None:
         if self._subscriber:
@@ -82,4 +82,4 @@ class StoreTransport:
         try:
             await self._knowledge.restore(snapshot)
         except KnowledgeError as error:
-            log.warning("a snapshot of another gateway is not taken in", extra={"error": str(error)})
+            log.warning("a snapshot of another gateway was not applied", extra={"error": str(error)})

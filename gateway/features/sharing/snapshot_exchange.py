@@ -1,10 +1,10 @@
 """Snapshots from and for other gateways: the first one, wanted ones, offered ones (`offers.py`).
 
-    Incoming.wants ──► collect ──► offers.put ──► Offer          Incoming.offers ──► offers.get ──► first, or `take_in`
+    EntryReader.wants ──► collect ──► offers.put ──► Offer          EntryReader.offers ──► offers.get ──► first, or `apply`
 
-What a gateway begins with is the answer to its own question. What others offer meanwhile waits until that is taken in, for it
-is newer. If no answer comes in time, it begins alone, takes in a late one beside what it has learned by then, and asks again.
-An offer is fetched while no other snapshot is being taken in; a fetched one is taken in even if the connection is lost.
+A gateway starts with the answer to its own question. Offers that arrive in the meantime are applied later, because they are
+newer. If no answer arrives in time, it starts alone, merges a late answer into its index, and asks again. An
+offer is fetched when no other snapshot is being applied. A fetched one is applied even if the connection is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gateway.cluster.messages import EVERYTHING_S, Want
 from gateway.features.sharing import offers
-from gateway.features.sharing.incoming import MARGIN_S, Incoming, Routers
+from gateway.features.sharing.entry_reader import MARGIN_S, EntryReader, Routers
 from gateway.features.sharing.messages import Kind, Offer
 from gateway.features.sharing.metrics import SharingMetrics
 from gateway.features.sharing.server import client as store
@@ -32,29 +32,27 @@ log = logging.getLogger("warmroute.sharing")
 Wanted = tuple[str, float]
 Offered = tuple[Offer, float]
 
-ATTACH_S: Final = 3.0  # that a start waits for the store
-SIBLINGS: Final = 2  # that a new gateway asks for a snapshot
-HEARD_S: Final = 2.0  # that it waits for one which is certainly alive: two heartbeats
-SIBLING_S: Final = 8.0  # that each of them has for it
-LOOK_S: Final = 0.25  # whether it is still there, and the store
-AGAIN_S: Final = 30.0  # between two questions of a gateway that began alone because no answer came in time
-TRIES: Final = 3  # to give or to take one, while the store is lost each time
-PACE_S: Final = 0.1  # between two of them: each is work for everybody
-MOST_GIVEN_BYTES: Final = 512 << 20  # of this gateway in the store: one that asks for more may be mistaken, or hostile
-MAX_TAKEN: Final = 256  # keys of snapshots that were taken, and are not taken again
+ATTACH_S: Final = 3.0  # wait of a start for the store
+SIBLINGS: Final = 2  # gateways that a new gateway asks for a snapshot
+HEARD_S: Final = 2.0  # wait for a gateway that is certainly alive: two heartbeats
+SIBLING_S: Final = 8.0  # time limit of each answer
+LOOK_S: Final = 0.25  # between two checks of the sibling and the store
+AGAIN_S: Final = 30.0  # between two questions of a gateway that started alone because no answer came in time
+TRIES: Final = 3  # attempts at an exchange while the store is lost each time
+PACE_S: Final = 0.1  # between two exchanges, because each is work for several gateways
+MAX_STORED_BYTES: Final = 512 << 20  # snapshots of this gateway in the store; larger demands are errors or attacks
+MAX_FETCHED: Final = 256  # remembered keys of fetched snapshots
 
 
 class SnapshotExchange:
-    """See the top of this file.
-
-    work: a snapshot is wanted, or offered. attached: the store is there, and the others are known. heard: the stream was read,
-    whether something had come or not.
+    """work: a snapshot is wanted or offered. attached: the store is connected, and the other gateways are known. heard: the
+    stream was read, with or without new entries.
     """
 
     def __init__(
         self,
         *,
-        incoming: Incoming,
+        entry_reader: EntryReader,
         routers: Routers,
         metrics: SharingMetrics,
         clock: Callable[[], float],
@@ -62,11 +60,11 @@ class SnapshotExchange:
         add: Callable[[Kind], None],
         sibling_s: float = SIBLING_S,
     ) -> None:
-        """prefix: of the keys in the store. add: publish an item. sibling_s: that a sibling has for what a start wants."""
+        """prefix: of the keys in the store. add: publishes an item. sibling_s: time limit of a sibling's answer at a start."""
         self.work = asyncio.Event()
         self.attached = asyncio.Event()
         self.heard = asyncio.Event()
-        self._incoming = incoming
+        self._entry_reader = entry_reader
         self._routers = routers
         self._metrics = metrics
         self._clock = clock
@@ -75,41 +73,41 @@ class SnapshotExchange:
         self._sibling_s = sibling_s
         self._notices = Notices(clock)
         self._tries = 0
-        self._begun = False
-        self._lacks = False  # it began alone, but others may know something
+        self._started = False
+        self._incomplete = False  # it started alone, but others may have a snapshot
         self._ask_at = -math.inf
         self._first: asyncio.Future[Snapshot | None] | None = None
-        self._fetched: Snapshot | None = None  # that is being taken in
-        self._given: deque[tuple[float, int]] = deque()  # when, bytes: of the last offers.KEEP_S
-        self._taken: deque[str] = deque(maxlen=MAX_TAKEN)
+        self._fetched: Snapshot | None = None  # being applied
+        self._stored: deque[tuple[float, int]] = deque()  # (time, bytes) of the last offers.KEEP_S
+        self._fetched_keys: deque[str] = deque(maxlen=MAX_FETCHED)
         self._arrived = asyncio.Event()
 
-    def read(self, *, all_of_it: bool) -> None:
-        """The stream was read; all_of_it: to its end."""
+    def read(self, *, to_end: bool) -> None:
+        """The stream was read. to_end: to its end."""
         self.heard.set()
-        if all_of_it:
+        if to_end:
             self.attached.set()
             self._ask_again()
-        if self._incoming.wants or self._incoming.offers:
+        if self._entry_reader.wants or self._entry_reader.offers:
             self.work.set()
 
     def lost(self) -> None:
-        """The store is away."""
+        """The store is unavailable."""
         self.attached.clear()
 
-    def tell_all(self, since: float) -> None:
-        """The others have missed all events since then: offer all of them a snapshot."""
-        self._incoming.wants.append(("", since - MARGIN_S))
+    def offer_to_all(self, since: float) -> None:
+        """The others have missed all events since then: offers all of them a snapshot."""
+        self._entry_reader.wants.append(("", since - MARGIN_S))
         self.work.set()
 
     def _ask_again(self) -> None:
-        now, others = self._clock(), self._incoming.others.alive
-        if self._lacks and self._begun and others and now >= self._ask_at:
+        now, peers = self._clock(), self._entry_reader.peers.alive
+        if self._incomplete and self._started and peers and now >= self._ask_at:
             self._ask_at = now + AGAIN_S
-            self._add(Want(random.choice(list(others)), EVERYTHING_S))
+            self._add(Want(random.choice(list(peers)), EVERYTHING_S))
 
-    async def first(self) -> Snapshot | None:
-        """A snapshot of a sibling; None: there is no other gateway, or none answers in time."""
+    async def first_snapshot(self) -> Snapshot | None:
+        """A snapshot of a sibling. None: there is no other gateway, or none answers in time."""
         self._first = asyncio.get_running_loop().create_future()
         try:
             await self._attached()
@@ -119,15 +117,15 @@ class SnapshotExchange:
                 self._add(Want(sibling, EVERYTHING_S))
                 if await self._answered(self._first, sibling):
                     if found := self._first.result():
-                        self._lacks = False
+                        self._incomplete = False
                         return found
-                    self._first = asyncio.get_running_loop().create_future()  # it knows nothing
+                    self._first = asyncio.get_running_loop().create_future()  # the sibling knows no prefixes
                     continue
-                log.warning("another gateway gives no snapshot", extra={"gateway": sibling})
-                self._lacks, self._ask_at = True, self._clock() + AGAIN_S
+                log.warning("another gateway has sent no snapshot", extra={"gateway": sibling})
+                self._incomplete, self._ask_at = True, self._clock() + AGAIN_S
         except TimeoutError:
-            self._lacks = True
-            log.warning("the store cannot be used yet: this gateway begins alone")
+            self._incomplete = True
+            log.warning("the store cannot be used yet: this gateway starts alone")
         finally:
             self._first = None
         return None
@@ -138,40 +136,40 @@ class SnapshotExchange:
             await self.attached.wait()
 
     async def _answered(self, answer: asyncio.Future[Any], sibling: str) -> bool:
-        """True: it comes in time. Raises TimeoutError if the store is lost meanwhile, and does not come back soon."""
+        """True if the answer arrives in time. Raises TimeoutError if the store is lost and does not return soon."""
         for _ in range(math.ceil(self._sibling_s / LOOK_S)):
             done, _ = await asyncio.wait([answer], timeout=LOOK_S)
-            if done or sibling not in self._incoming.others.alive:
+            if done or sibling not in self._entry_reader.peers.alive:
                 return bool(done)
             await self._attached()
         return False
 
-    def begun(self) -> None:
-        """The first snapshot has been taken in, or there is none."""
-        self._begun = True
+    def started(self) -> None:
+        """The first snapshot has been applied, or there is none."""
+        self._started = True
         self.work.set()
 
     async def _sibling(self, since: float, asked: Collection[str]) -> str | None:
-        """A gateway to be asked, at best one that has written since then: one that has not may have been killed a moment ago,
-        as this gateway's predecessor, perhaps. None: there is no other.
+        """A gateway to ask, preferably one with an envelope since then. A gateway without one may have been killed a moment
+        ago, such as this gateway's predecessor. None: there is no other gateway.
         """
-        others, heard = self._incoming.others, set[str]()
+        peers, heard = self._entry_reader.peers, set[str]()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARD_S):
-                while not (heard := others.heard_since(since).difference(asked)) and not others.alive.keys() <= set(asked):
+                while not (heard := peers.heard_since(since).difference(asked)) and not peers.alive.keys() <= set(asked):
                     self.heard.clear()
                     await self.heard.wait()
-        candidates = sorted(heard or others.alive.keys() - set(asked))
+        candidates = sorted(heard or peers.alive.keys() - set(asked))
         return random.choice(candidates) if candidates else None
 
     async def serve(self, client: Any) -> None:
-        """Give snapshots that others want, and take those that they offer; one at a time."""
+        """Serves wanted snapshots and fetches offered ones, one at a time, until cancelled."""
         self.work.set()
         while True:
             await self.work.wait()
             self.work.clear()
             while waiting := self._next():
-                # Removed when it is done: if the store is lost meanwhile, it is tried again.
+                # Removed when done: if the store is lost in the meantime, it is tried again.
                 self._tries += 1
                 if self._tries > TRIES:
                     self._say("a snapshot was not exchanged", "the store was lost each time")
@@ -182,41 +180,41 @@ class SnapshotExchange:
                 await asyncio.sleep(PACE_S)
 
     def _next(self) -> Wanted | Offered | None:
-        """The next task."""
-        for offered in self._incoming.offers:
-            at_once = offered[0].first and (self._first is not None or not self._lacks)
-            if at_once or (self._begun and self._fetched is None):
+        """The next want or offer."""
+        for offered in self._entry_reader.offers:
+            at_once = offered[0].first and (self._first is not None or not self._incomplete)
+            if at_once or (self._started and self._fetched is None):
                 return offered
-        return self._incoming.wants[0] if self._incoming.wants else None
+        return self._entry_reader.wants[0] if self._entry_reader.wants else None
 
     def _remove(self, done: Wanted | Offered) -> None:
-        """It may have been pushed out already."""
-        for waiting in (self._incoming.offers, self._incoming.wants):
+        """Removes it, unless the bounded queue has dropped it."""
+        for waiting in (self._entry_reader.offers, self._entry_reader.wants):
             with contextlib.suppress(ValueError):
                 waiting.remove(done)  # type: ignore[arg-type]
 
-    async def take_in(self) -> None:
-        """Take in fetched snapshots, one after the other, until cancelled."""
+    async def apply(self) -> None:
+        """Applies fetched snapshots, one after the other, until cancelled."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             try:
                 if self._fetched:
                     await self._routers.restore(self._fetched)
-            except Exception:  # a bug in it must not end the exchange
-                log.exception("a snapshot of another gateway was not taken in")
+            except Exception:  # a bug must not stop the exchange
+                log.exception("a snapshot of another gateway was not applied")
             finally:
                 self._fetched = None
                 self.work.set()
 
     async def _exchange(self, client: Any, waiting: Wanted | Offered) -> None:
-        """Raises only if the store is lost: what fails by itself (a key of another type, no memory) would fail for ever."""
+        """Raises only if the store is lost. Other failures (a key of another type, no memory) would repeat for ever."""
         of, at = waiting
         try:
             if isinstance(of, Offer):
-                await self._take(client, of, at)
+                await self._fetch(client, of, at)
             else:
-                await self._give(client, of, at)
+                await self._serve_want(client, of, at)
         except Exception as error:
             if store.reason_of(error) == "unreachable":
                 raise
@@ -225,61 +223,61 @@ class SnapshotExchange:
     def _say(self, text: str, error: str) -> None:
         self._notices.say(text, log.warning, text, {"error": error})
 
-    async def _give(self, client: Any, to: str, since: float) -> None:
-        at, key, all_of_it = self._clock(), "", since == -math.inf
+    async def _serve_want(self, client: Any, to: str, since: float) -> None:
+        at, key, to_end = self._clock(), "", since == -math.inf
         try:
-            if self._in_store(at) > MOST_GIVEN_BYTES:
-                raise KnowledgeError("too many were asked for within a minute")
+            if self._in_store(at) > MAX_STORED_BYTES:
+                raise KnowledgeError("too many snapshots were wanted within a minute")
             snapshot = await self._routers.collect(at - since, offers.MAX_BYTES)
         except KnowledgeError as error:
             log.info("no snapshot for another gateway", extra={"gateway": to, "error": str(error)})
             snapshot = None
         if snapshot is not None:
-            self._given.append((at, snapshot.size))
+            self._stored.append((at, snapshot.size))
             at, key = snapshot.at, await offers.put(client, self._prefix, snapshot)
             log.info("snapshot offered to another gateway", extra={"gateway": to or "all", "bytes": snapshot.size})
         if key or to:
-            self._add(Offer(to, key, at, first=all_of_it))
+            self._add(Offer(to, key, at, first=to_end))
 
     def _in_store(self, now: float) -> int:
-        """Bytes of snapshots from here, if nobody has taken one."""
-        while self._given and self._given[0][0] < now - offers.KEEP_S:
-            self._given.popleft()
-        return sum([size for _, size in self._given])
+        """Bytes of snapshots from this gateway in the store, if none was fetched."""
+        while self._stored and self._stored[0][0] < now - offers.KEEP_S:
+            self._stored.popleft()
+        return sum([size for _, size in self._stored])
 
-    async def _take(self, client: Any, offer: Offer, at: float) -> None:
+    async def _fetch(self, client: Any, offer: Offer, at: float) -> None:
         waits = self._first if self._first and not self._first.done() and offer.first and offer.to else None
         if not offer.key:
             if waits:
                 waits.set_result(None)
             elif offer.first:
-                self._lacks = False
+                self._incomplete = False
             return
-        if offer.first and not (waits or self._lacks):  # it has been answered by another one
+        if offer.first and not (waits or self._incomplete):  # another gateway has answered first
             await offers.remove(client, self._prefix, offer.key)
             return
-        if offer.key in self._taken:
+        if offer.key in self._fetched_keys:
             return
         try:
             snapshot = await offers.get(client, self._prefix, offer.key, at)
-        except offers.SnapshotGone as error:
-            self._say("a snapshot of another gateway cannot be had", str(error))
+        except offers.SnapshotMissing as error:
+            self._say("a snapshot of another gateway is missing", str(error))
             return
         except KnowledgeError as error:
             self._metrics.refused.add(("garbage",))
-            self._say("a snapshot of another gateway is not taken in", str(error))
+            self._say("a snapshot of another gateway was refused", str(error))
             return
-        self._taken.append(offer.key)
+        self._fetched_keys.append(offer.key)
         if offer.first:
-            self._lacks = False
+            self._incomplete = False
         if waits is None:
             self._fetched = snapshot
             self._arrived.set()
         elif not waits.done():
             waits.set_result(snapshot)
         if offer.to:
-            with contextlib.suppress(*store.store_errors()):  # it ends by itself
+            with contextlib.suppress(*store.store_errors()):  # it expires
                 await offers.remove(client, self._prefix, offer.key)
 
     def __repr__(self) -> str:
-        return f"<SnapshotExchange, {len(self._incoming.wants)} wanted, {len(self._incoming.offers)} offered>"
+        return f"<SnapshotExchange, {len(self._entry_reader.wants)} wanted, {len(self._entry_reader.offers)} offered>"

@@ -1,6 +1,6 @@
 """State of the exchange with other gateways, for operators.
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc, so this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OtherGateway(Struct, frozen=True):
 
 
 class RefusedGateway(Struct, frozen=True):
-    """A gateway whose entries are refused. reason: as the metric has it. error: in words."""
+    """A gateway whose entries are refused. reason: the label of the metric. error: the explanation."""
 
     gateway: str
     reason: str
@@ -33,8 +33,8 @@ class RefusedGateway(Struct, frozen=True):
 
 
 class SharingState(Struct, frozen=True):
-    """State of the exchange with other gateways. gateway: the id of this one. problem: the reason why it does not reach the
-    store; "" if it does, or has not tried yet. gateways: the live ones. refused: gateways that write, but are not followed.
+    """State of the exchange with other gateways. gateway: the id of this one. problem: why the store is not connected; "" if it
+    is, or before the first attempt. gateways: the live ones. refused: gateways whose recent entries were refused.
     """
 
     gateway: str

@@ -1,7 +1,7 @@
-"""Events of another machine's router, with times of this machine's clock, and without what cannot be.
+"""Converts events of another machine's router to this machine's clock, and drops impossible ones.
 
-Whoever may write into the store could write anything. Decoding checks types; here numbers are bounded, so that they can be
-computed with, and events are dropped that are out of bounds.
+Anybody with access to the store could write anything. Decoding checks the types. Here numbers are bounded, so that computations
+are safe, and events out of bounds are dropped.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from router.types import KEY_BYTES
 
 MAX_KEY_BYTES: Final = MAX_BLOCKS * KEY_BYTES
 MAX_NAME_CHARS: Final = 1024
-MAX_BREAKPOINTS: Final = 16  # a request has four at most
+MAX_BREAKPOINTS: Final = 16  # a request has at most four
 MAX_RENT_S: Final = 1e6
-AT_ONCE: Final = 64  # events: some milliseconds for those who apply them, unless their prompts are very long
+EVENTS_PER_PIECE: Final = 64  # events per piece, which take some milliseconds to apply unless their prompts are very long
 
 
 def translated(batch: EventBatch, shift_s: float, now: float) -> tuple[Iterator[EventBatch], int]:
-    """(the batch in pieces of AT_ONCE events, events that were dropped). shift_s: this machine's clock less the writer's.
-    Raises EventError.
+    """(the batch in pieces of EVENTS_PER_PIECE events, number of dropped events). shift_s: this machine's clock minus the
+    writer's. Raises EventError.
     """
 
     def local(time: float) -> float:
@@ -45,7 +45,7 @@ def translated(batch: EventBatch, shift_s: float, now: float) -> tuple[Iterator[
     events = decode(batch.events)
     good = [_local(event, local) for event in events if is_possible(event)]
     since = local(batch.since)
-    pieces = (EventBatch(since, encode(good[at : at + AT_ONCE])) for at in range(0, len(good), AT_ONCE))
+    pieces = (EventBatch(since, encode(good[at : at + EVENTS_PER_PIECE])) for at in range(0, len(good), EVENTS_PER_PIECE))
     return pieces, len(events) - len(good)
 
 
@@ -58,7 +58,7 @@ def _local(event: Event, local: Callable[[float], float]) -> Event:
 
 
 def is_possible(event: Event) -> bool:
-    """True: its numbers are within bounds that no request reaches."""
+    """True if its numbers are within the bounds of real requests."""
     if isinstance(event, BookingOpened):
         lengths_ = event.units, event.block_units, event.matched_blocks
         counts = (*lengths_, event.prompt_tokens, event.uncached_tokens, event.unseen)

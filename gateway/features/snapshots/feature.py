@@ -1,4 +1,4 @@
-"""One process with its prefix index in a file."""
+"""A gateway of one process, with its prefix index in a file."""
 
 from __future__ import annotations
 

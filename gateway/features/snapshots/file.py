@@ -1,9 +1,9 @@
-"""A snapshot in a file.
+"""Stores a snapshot in a file.
 
     MAGIC, then each frame of the snapshot (`frames.py`) after its length (4 bytes, little-endian)
 
-The file is written beside its place and then moved there, so that there is a whole one at any time; its owner alone may read
-it. What is not such a file, or was cut off, changed or made too large, is a KnowledgeError.
+The file is written under another name and then moved, so that there is always a complete one. Only its owner may read it. Other
+files, and incomplete, changed or too large ones, raise KnowledgeError.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
-    """Returns its size in bytes. Blocks. Raises OSError, and leaves what was there before."""
+    """Writes a snapshot and returns its size in bytes. Blocks. Raises OSError, and then leaves the earlier file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = Path(os.path.realpath(path))  # a link stays one
+    path = Path(os.path.realpath(path))  # a symbolic link stays one
     if path.exists() and not path.is_file():
-        raise OSError("it is no file: it stays as it is")
+        raise OSError("it is not a regular file, and stays unchanged")
     new = path.with_name(path.name + ".new")
-    with os.fdopen(_ours(new), "wb") as file:
+    with os.fdopen(_open_new(new), "wb") as file:
         try:
             size = _write(file, snapshot, clocks)
             file.flush()
@@ -48,21 +48,23 @@ def write(path: Path, snapshot: Snapshot, clocks: Clocks = CLOCKS) -> int:
     return size
 
 
-def _ours(new: Path) -> int:
-    """Open the file that is written, which another process may be writing, or have left when it was killed. Raises OSError."""
+def _open_new(new: Path) -> int:
+    """Opens the file to be written. Another process may be writing it, or may have left it when it was killed. Raises
+    OSError.
+    """
     try:
         left = os.lstat(new)
         if not stat.S_ISREG(left.st_mode) or left.st_uid != os.geteuid() or not os.access(new, os.W_OK):
-            new.unlink()  # another user has left it, or it is something else
+            new.unlink()  # it belongs to another user, or is not a regular file
     except FileNotFoundError:
         pass
     while True:
-        # Readable and writable for its owner only.
+        # Only its owner may read and write it.
         number = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         try:
             _lock(number)
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(number), os.lstat(new)):  # else the other one has just moved it to its place
+                if os.path.samestat(os.fstat(number), os.lstat(new)):  # otherwise the other process has just moved it
                     os.fchmod(number, 0o600)
                     os.ftruncate(number, 0)
                     return number
@@ -76,8 +78,8 @@ def _lock(number: int) -> None:
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise OSError("another process writes it: each gateway needs a file of its own (snapshot.file)") from error
-    except OSError:  # there are file systems without locks
+        raise OSError("another process writes it: each gateway needs its own file (snapshot.file)") from error
+    except OSError:  # some file systems have no locks
         log.debug("the file of snapshots cannot be locked")
 
 
@@ -90,25 +92,25 @@ def _write(file: BinaryIO, snapshot: Snapshot, clocks: Clocks) -> int:
 
 
 def read(path: Path, clocks: Clocks = CLOCKS) -> Snapshot:
-    """Blocks. Raises FileNotFoundError, OSError or KnowledgeError."""
-    with open(path, "rb", opener=_at_once) as file:
+    """Reads a snapshot. Blocks. Raises FileNotFoundError, OSError or KnowledgeError."""
+    with open(path, "rb", opener=_open_nonblocking) as file:
         about_file = os.fstat(file.fileno())
         if not stat.S_ISREG(about_file.st_mode):
-            raise KnowledgeError("it is no file")
+            raise KnowledgeError("it is not a regular file")
         if about_file.st_size > MAX_FILE_BYTES:
             raise KnowledgeError(f"it has more than {MAX_FILE_BYTES} bytes")
         if _exactly(file, len(MAGIC)) != MAGIC:
-            raise KnowledgeError("it is no snapshot")
+            raise KnowledgeError("it is not a snapshot")
         frames, found = Frames(clocks, MAX_FILE_BYTES), None
         while found is None:
             found = frames.add(_frame(file))
         if file.read(1):
-            raise KnowledgeError("its checksum is wrong: there is more behind its end")
+            raise KnowledgeError("its checksum is wrong: data follows its end")
     return replace(found, source=str(path))
 
 
-def _at_once(path: str, flags: int) -> int:
-    """A FIFO would wait for its writer."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """A FIFO would otherwise block until it has a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

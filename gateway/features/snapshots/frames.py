@@ -1,14 +1,13 @@
-"""Frames of a snapshot, the same for all that carry one: the file, the channel of a worker, the store of other gateways.
+"""Frames of a snapshot, the same for all carriers: the file, the channel of a worker, the store of other gateways.
 
-    head         when it was made, its source, its header
+    head         the time of the snapshot, its source, its header
     chunk ...    encoded records
     end          END, and the xxh3-128 digest of all frames before it
 
-A chunk is an array of msgpack, which never begins with END. The age of a snapshot is the difference of the machine's monotonic
-clock where it was made since the last boot, else that of the wall clock, which may have been set meanwhile: an age below zero
-counts as zero.
+A chunk is a msgpack array, which never begins with END. The age of a snapshot is measured by the machine's monotonic clock if
+it was made since the last boot. Otherwise the wall clock is used, which may have been set: a negative age counts as zero.
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc, so this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ END: Final = b"\xc1"
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """boot: an id of the machine's boot, "" where there is none. monotonic: since that boot, wall: Unix time; in seconds."""
+    """boot: an id of the machine's boot, "" if unknown. monotonic: seconds since that boot. wall: Unix time in seconds."""
 
     boot: Callable[[], str]
     monotonic: Callable[[], float]
@@ -50,7 +49,7 @@ CLOCKS: Final = Clocks(_boot_id, lambda: time.clock_gettime(time.CLOCK_MONOTONIC
 
 
 class _Head(Struct, frozen=True, array_like=True):
-    """boot, monotonic, wall: when it was made, by both clocks. source: as in Snapshot."""
+    """boot, monotonic, wall: the time of the snapshot, by both clocks. source: as in Snapshot."""
 
     boot: Annotated[str, Meta(max_length=256)]
     monotonic: float
@@ -75,19 +74,19 @@ def frames_of(snapshot: Snapshot, clocks: Clocks = CLOCKS) -> Iterator[bytes]:
 
 
 class Frames:
-    """A snapshot that arrives frame by frame."""
+    """Assembles a snapshot frame by frame."""
 
-    def __init__(self, clocks: Clocks = CLOCKS, most_bytes: int = 2 * MAX_BYTES) -> None:
+    def __init__(self, clocks: Clocks = CLOCKS, max_bytes: int = 2 * MAX_BYTES) -> None:
         self._clocks = clocks
-        self._left_bytes = most_bytes
+        self._remaining_bytes = max_bytes
         self._head: _Head | None = None
         self._chunks: list[bytes] = []
         self._digest = xxhash.xxh3_128()
 
     def add(self, frame: bytes) -> Snapshot | None:
-        """The snapshot, with its last frame. Raises KnowledgeError if it is invalid."""
-        self._left_bytes -= len(frame)
-        if self._left_bytes < 0 or len(frame) > MAX_CHUNK_BYTES:
+        """Returns the snapshot after its last frame. Raises KnowledgeError if it is invalid."""
+        self._remaining_bytes -= len(frame)
+        if self._remaining_bytes < 0 or len(frame) > MAX_CHUNK_BYTES:
             raise KnowledgeError("it is too large")
         if self._head is None:
             try:
@@ -96,7 +95,7 @@ class Frames:
                 raise KnowledgeError(f"its header is not of this version ({error})") from error
         elif frame.startswith(END):
             if frame != END + self._digest.digest():
-                raise KnowledgeError("its checksum is wrong: it was changed, or cut off")
+                raise KnowledgeError("its checksum is wrong: it was changed, or is incomplete")
             return Snapshot(self._head.header, self._chunks, self._at(self._head), self._head.source)
         else:
             self._chunks.append(frame)
@@ -104,7 +103,7 @@ class Frames:
         return None
 
     def _at(self, head: _Head) -> float:
-        """Its moment, by this machine's monotonic clock."""
+        """The time of the snapshot, by this machine's monotonic clock."""
         now = self._clocks.monotonic()
         if head.boot and head.boot == self._clocks.boot():
             return min(now, head.monotonic)

@@ -1,7 +1,6 @@
-"""Keeps a snapshot in a file: read at the start, written from time to time and at the end.
+"""Keeps a snapshot in a file: read at the start, written periodically and at the end.
 
-A snapshot that cannot be read, or that is of no use, is a cold start and a line in the log, never an error. One that cannot be
-written is tried again.
+An unreadable or useless snapshot leads to a cold start and a log line, never to an error. A failed write is retried.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.snapshots")
 
-TOLD_S = 3600.0  # between two lines about the same reason
-EVERY_S = 60.0  # a restart that loses a minute of prompts finds nearly all of them
-LAST_S = 5.0  # for the last one, at the end
+REPEATED_LOG_S = 3600.0  # between two log lines with the same reason
+EVERY_S = 60.0  # a restart loses at most a minute of prompts
+LAST_S = 5.0  # time limit of the last snapshot, at the end
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """every_s: seconds between two writes."""
+    """The file of snapshots. every_s: seconds between two writes."""
 
     path: Path
     every_s: float = EVERY_S
 
 
 def file_of(config: Config) -> SnapshotFile | None:
-    """The file that a configuration asks for."""
+    """The configured file of snapshots, or None."""
     file = SNAPSHOT.of(config).file
     if file != AUTO:
         return SnapshotFile(Path(file)) if file != OFF else None
@@ -55,7 +54,7 @@ def file_of(config: Config) -> SnapshotFile | None:
 
 
 def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """The result of work in a thread that the end of the process does not wait for: a disk may hang."""
+    """Runs work in a daemon thread, so that a hanging disk does not delay the end of the process."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
@@ -68,18 +67,18 @@ def in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
             set_it = partial(result.set_result, work())
         except BaseException as error:  # noqa: BLE001  (the caller gets it)
             set_it = partial(result.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # if the loop is closed
             loop.call_soon_threadsafe(end, set_it)
 
     try:
         threading.Thread(target=run, name="snapshot", daemon=True).start()
-    except RuntimeError as error:  # the process may have no more threads
+    except RuntimeError as error:  # the process has reached its limit of threads
         result.set_exception(OSError(errno.ENOMEM, str(error)))
     return result
 
 
 class Keeper:
-    """See the top of this file."""
+    """Reads and writes the file."""
 
     def __init__(
         self,
@@ -89,20 +88,20 @@ class Keeper:
         clocks: Clocks = CLOCKS,
         last_s: float = LAST_S,
     ) -> None:
-        """collect: None: there is nothing to be kept. May raise KnowledgeError: there is none now. last_s: for the last one."""
+        """collect: None: no prefixes are known. May raise KnowledgeError. last_s: time limit of the last snapshot."""
         self._path = file.path
         self._every_s = file.every_s
         self._collect = collect
         self._metrics = metrics
         self._clocks = clocks
         self._last_s = last_s
-        self._notices = Notices(clocks.monotonic, most=1, within_s=TOLD_S)
-        self._writing: asyncio.Future[int] | None = None  # in its thread
+        self._notices = Notices(clocks.monotonic, most=1, within_s=REPEATED_LOG_S)
+        self._writing: asyncio.Future[int] | None = None  # a write in a thread
         for result in ("good", "failed"):
             metrics.written.add((result,), 0)
 
     async def read(self) -> Snapshot | None:
-        """The last one, if there is one."""
+        """The last snapshot, or None."""
         try:
             found = await asyncio.to_thread(read, self._path, self._clocks)
         except FileNotFoundError:
@@ -115,13 +114,13 @@ class Keeper:
         return None
 
     async def run(self) -> None:
-        """Write one every `every_s`, until cancelled."""
+        """Writes a snapshot every `every_s`, until cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             await self.write()
 
     async def write_last(self) -> None:
-        """At the end. After last_s nobody waits for it any more: the process may end before it is written."""
+        """Writes the last snapshot. Waits at most last_s: the process may end before it is written."""
         try:
             async with asyncio.timeout(self._last_s):
                 await self.write(logging.INFO)
@@ -129,18 +128,18 @@ class Keeper:
             log.warning("last snapshot not written in time", extra={"path": str(self._path), "seconds": self._last_s})
 
     async def write(self, level: int = logging.DEBUG) -> None:
-        """level: of the log line."""
+        """Writes a snapshot. level: of the log line."""
         try:
             snapshot = await self._collect()
             if snapshot is None:
                 return
             if snapshot.header.partial:
-                about = {"path": str(self._path), "reason": "the one that this gateway began with is not all taken in"}
-                log.log(level, "snapshot kept as it is", extra=about)
+                about = {"path": str(self._path), "reason": "the first snapshot is not completely restored"}
+                log.log(level, "snapshot file left unchanged", extra=about)
                 return
-            if self._writing and not self._writing.done():  # its caller has given up
+            if self._writing and not self._writing.done():  # its caller has timed out
                 await asyncio.wait([self._writing])
-                self._writing.exception()  # nobody else asks for it
+                self._writing.exception()  # marks the exception as retrieved
             self._writing = in_thread(partial(write, self._path, snapshot, self._clocks))
             size = await asyncio.shield(self._writing)
         except (OSError, KnowledgeError) as error:
@@ -158,7 +157,7 @@ class Keeper:
         log.log(level, "snapshot written", extra={"path": str(self._path), "bytes": size})
 
     def _show_age(self, snapshot: Snapshot) -> None:
-        """Show the age of the snapshot that the next start would read."""
+        """Sets the metric of the age of the snapshot in the file."""
         self._metrics.timestamp.set((), self._clocks.wall() - (self._clocks.monotonic() - snapshot.at))
 
     def __repr__(self) -> str:

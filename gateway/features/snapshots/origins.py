@@ -1,7 +1,8 @@
-"""Is a replica the process that a snapshot was made of?
+"""Compares a replica with the process in a snapshot.
 
-Its name may be another one's by now, its pod may be another one, its process may have been started anew. Where an engine shows
-no start time, and no pod is known, it is believed to be the same; if it is not, the first misses show it (`evidence.py`).
+The replica's name may belong to another server now, its pod may be another one, or its process may have been restarted. If an
+engine reports no start time, and no pod is known, it is assumed to be the same. If it is not, the first misses show it
+(`evidence.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ def origin_of(state: ReplicaState) -> Origin:
 
 
 def has_restarted(state: ReplicaState, origin: Origin | None) -> bool:
-    """True: it is another process than the snapshot's, which therefore says nothing about it: a later one, another one of its
-    name, or one that the snapshot's gateway did not know. If that cannot be known yet, its start time is compared at its next
-    probe. Of a process older than the snapshot's the prober is about to learn that it is gone.
+    """True if the replica is another process than in the snapshot, so that the snapshot does not apply: a later process,
+    another server of its name, or a replica unknown to the snapshot's gateway. If this cannot be known yet, its start time is
+    compared at its next probe. If the process is older than the snapshot, the prober will find that it has ended.
     """
     if origin is None:
         return True
-    why = _difference(state, origin)
-    if why:
-        log.info("replica is not what it was in the snapshot", extra={"replica": state.name, "reason": why})
+    reason = _difference(state, origin)
+    if reason:
+        log.info("replica has changed since the snapshot", extra={"replica": state.name, "reason": reason})
     elif state.started is None:
         state.started = origin.started
-    return bool(why)
+    return bool(reason)
 
 
 def _difference(state: ReplicaState, origin: Origin) -> str:

@@ -13,7 +13,7 @@ from gateway.config.sections import Section
 
 
 class SnapshotConfig(ConfigSection, frozen=True):
-    """A file of what the gateway knows of the replicas' caches, so that a restart does not begin cold."""
+    """A file with the prefix index, so that a restart is not cold."""
 
     file: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""A gateway that is one process, with its prefix index in a file."""
+"""A gateway of one process, with its prefix index in a file."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ log = logging.getLogger("warmroute.snapshots")
 
 
 def with_file(local: LocalControl, snapshot: SnapshotFile | None) -> SingleProcess:
-    """snapshot: the file that it begins with, and leaves; None: there is none."""
+    """snapshot: the file to read at the start and to write at the end; None: no file."""
     return SingleProcess(local, knowledge_of(local, Knowledge(local), snapshot))
 
 
 def knowledge_of(
     local: LocalControl, knowledge: Knowledge, snapshot: SnapshotFile | None, siblings: Siblings | None = None
 ) -> SingleKnowledge:
-    """siblings: gateways with which it shares; None: there are none."""
+    """siblings: gateways that share the prefix index; None: none."""
     keeper = Keeper(snapshot, knowledge.collect, local.metrics.of(SnapshotMetrics)) if snapshot else None
     return SingleKnowledge(knowledge, format_of(local.live.config.routing), keeper, siblings)
 
 
 class SingleKnowledge(WarmStart):
-    """The `IndexPersistence` part of one process."""
+    """The `IndexPersistence` part of a gateway of one process."""
 
     def __init__(self, knowledge: Knowledge, format: str, keeper: Keeper | None, siblings: Siblings | None) -> None:  # noqa: A002
         super().__init__(format, keeper, siblings)
         self.knowledge = knowledge
 
     async def begin(self) -> None:
-        await self.find(self._take_in)
-        self.begun()
+        await self.apply_all(self._apply)
+        self.started()
 
-    async def _take_in(self, snapshot: Snapshot) -> bool:
+    async def _apply(self, snapshot: Snapshot) -> bool:
         try:
-            await self.knowledge.begin(snapshot)
+            await self.knowledge.restore_first(snapshot)
         except KnowledgeError as error:
             about = {"source": snapshot.source, "reason": str(error)}
             log.warning("snapshot ignored", extra=about)

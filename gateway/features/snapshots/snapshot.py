@@ -1,9 +1,9 @@
-"""A snapshot of what a gateway's routers know, as it is written to a file or sent to another process.
+"""A snapshot of the prefix index of a gateway's routers, for a file or another process.
 
-Its chunks are records (`router/snapshot/records.py`); its header says what they refer to: the format, and for each replica
-which process it was, so that what a restarted one had is not believed (`origins.py`).
+Its chunks are records (`router/snapshot/records.py`). Its header has their format, and identifies the process of each replica,
+so that the prefixes of a restarted replica are not restored (`origins.py`).
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc, so this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from msgspec import Meta, Struct
 
 from gateway.config.schema import RoutingConfig
 
-# To be raised when block keys, routing events or records change their meaning: what another format wrote is not read.
+# To be incremented when the meaning of block keys, routing events or records changes. Other formats are not read.
 FORMAT: Final = 1
-# Ours are far shorter: of a megabyte, or one prompt's keys (`router/snapshot/collect.py`).
+# Our chunks are far smaller: a megabyte, or one prompt's keys (`router/snapshot/collect.py`).
 MAX_CHUNK_BYTES: Final = 16 << 20
 MAX_REPLICAS: Final = 1 << 16
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """Which process a replica was. instance: of its member, "" where unknown. started: of its process, as `Facts` has it."""
+    """The identity of a replica's process. instance: of its member, "" if unknown. started: start of the process, as in
+    `Facts`.
+    """
 
     url: Annotated[str, Meta(max_length=4096)]
     instance: Annotated[str, Meta(max_length=256)]
@@ -32,8 +34,8 @@ class Origin(Struct, frozen=True, array_like=True):
 
 
 class Header(Struct, frozen=True, array_like=True):
-    """format: `format_of` the configuration. origins: by replica. partial: replicas of the snapshot that its gateway began with
-    may still join, and are missing here.
+    """format: by `format_of`. origins: by replica. partial: the snapshot lacks replicas that may still join, although an
+    earlier snapshot had them.
     """
 
     format: Annotated[str, Meta(max_length=256)]
@@ -43,7 +45,7 @@ class Header(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """chunks: encoded records. at: its moment, by this machine's monotonic clock. source: where it comes from, for the log."""
+    """chunks: encoded records. at: its time, by this machine's monotonic clock. source: its origin, for the log."""
 
     header: Header
     chunks: Sequence[bytes]
@@ -59,20 +61,20 @@ class Snapshot:
 
 
 class KnowledgeError(ValueError):
-    """A snapshot cannot be made, or be taken in; its text is the reason."""
+    """A snapshot cannot be made or restored. The message is the reason."""
 
 
 def format_of(routing: RoutingConfig) -> str:
-    """The format of block keys, the same in two gateways that share: its version, and the lengths of blocks."""
+    """The format of block keys, which must be equal in two gateways that share: a version, and the lengths of blocks."""
     return f"{FORMAT}/{routing.block_bytes}/{routing.block_tokens}"
 
 
 def difference_of(theirs: str, ours: str) -> str:
-    """The reason why block keys of one format mean nothing in another."""
+    """Why block keys of one format are useless in another."""
     (their_format, *their_lengths), (our_format, *our_lengths) = theirs.split("/"), ours.split("/")
     if their_format != our_format or len(their_lengths) != len(our_lengths):
         return f"its release makes blocks in another way ({theirs}, not {ours})"
     names = ("routing.block_bytes", "routing.block_tokens")
     lengths = zip(names, their_lengths, our_lengths, strict=True)
     differ = [f"{name} is {their} there and {our} here" for name, their, our in lengths if their != our]
-    return f"{', '.join(differ)}: both have to be configured alike"
+    return f"{', '.join(differ)}: both must have the same configuration"

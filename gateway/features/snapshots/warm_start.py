@@ -1,9 +1,9 @@
-"""Snapshots that the routers of a gateway begin with, and the file that the next start reads.
+"""The snapshots with which the routers of a gateway start, and the file for the next start.
 
-There may be a file, other gateways (siblings), both or none. At the start a snapshot of a sibling goes before the file, which
-is older. Where it is much smaller the sibling knows little itself (it began alone, a while ago) or has only a part yet: then
-the file is taken in, and the sibling's snapshot after it. Not always, for what is older than the newest of the file would then
-seem as new as that.
+There may be a file, other gateways (siblings), both or none. A sibling's snapshot takes precedence over the file, which is
+older. If it is much smaller, the sibling has little knowledge itself (it started alone, a while ago), or only a part. Then the
+file is applied first, and the sibling's snapshot after it. This is an exception, because the file's oldest prefixes would then
+seem as recent as its latest ones.
 """
 
 from __future__ import annotations
@@ -19,85 +19,85 @@ from gateway.tasks import for_ever
 
 log = logging.getLogger("warmroute.snapshots")
 
-MUCH: Final = 0.8  # of the file: a sibling that knows less than that does not go before it
+MIN_SIBLING_SHARE: Final = 0.8  # of the file's size: a smaller snapshot of a sibling does not replace the file
 
 
 class Siblings(Protocol):
     """Other gateways, and the exchange with them."""
 
-    async def first(self) -> Snapshot | None:
-        """A snapshot of one of them; None: there is no other gateway, or none answers in time."""
+    async def first_snapshot(self) -> Snapshot | None:
+        """A snapshot of a sibling. None: there is no other gateway, or none answers in time."""
 
-    def begun(self) -> None:
-        """The first snapshot has been taken in, or there is none."""
+    def started(self) -> None:
+        """The first snapshot has been applied, or there is none."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until cancelled."""
 
     async def close(self) -> None:
-        """The last events were published."""
+        """Disconnects after the last events were published."""
 
 
 class WarmStart:
-    """See the top of this file. `run` is to be a task, from before `find` until after `close`."""
+    """`run` is to be a task, from before `apply_all` until after `close`."""
 
     def __init__(self, format: str, keeper: Keeper | None, siblings: Siblings | None) -> None:  # noqa: A002
-        """format: of block keys, `format_of` the configuration."""
+        """format: of block keys, by `format_of`."""
         self._format = format
         self._keeper = keeper
         self._siblings = siblings
 
     def __bool__(self) -> bool:
-        """True: there may be a snapshot."""
+        """True if there may be a snapshot."""
         return bool(self._keeper or self._siblings)
 
-    async def find(self, take_in: Callable[[Snapshot], Awaitable[bool]]) -> None:
-        """Find the snapshots. take_in: returns whether the snapshot could be taken in."""
-        found = await self._siblings.first() if self._siblings else None
-        kept = await self._keeper.read() if self._keeper else None
-        if found and not self._knows_less(found, kept):
-            if await take_in(found):
+    async def apply_all(self, apply: Callable[[Snapshot], Awaitable[bool]]) -> None:
+        """Applies the snapshots. apply: returns False if the snapshot could not be applied."""
+        found = await self._siblings.first_snapshot() if self._siblings else None
+        stored = await self._keeper.read() if self._keeper else None
+        if found and not self._is_smaller(found, stored):
+            if await apply(found):
                 return
             found = None
-        if kept:
-            await take_in(kept)
+        if stored:
+            await apply(stored)
         if found:
-            await take_in(found)
+            await apply(found)
 
-    async def first(self) -> Sequence[Snapshot]:
-        """The snapshots, in the order in which they are to be taken in."""
+    async def snapshots(self) -> Sequence[Snapshot]:
+        """The snapshots, in the order in which they are to be applied."""
         snapshots: list[Snapshot] = []
 
-        async def keep(snapshot: Snapshot) -> bool:
+        async def collect(snapshot: Snapshot) -> bool:
             snapshots.append(snapshot)
             return True
 
-        await self.find(keep)
+        await self.apply_all(collect)
         return snapshots
 
-    def _knows_less(self, found: Snapshot, kept: Snapshot | None) -> bool:
-        if kept is None or kept.header.format != self._format:
+    def _is_smaller(self, found: Snapshot, stored: Snapshot | None) -> bool:
+        if stored is None or stored.header.format != self._format:
             return False
-        return found.header.partial or found.size < MUCH * kept.size
+        return found.header.partial or found.size < MIN_SIBLING_SHARE * stored.size
 
-    def begun(self) -> None:
-        """The snapshots have been taken in, or there are none."""
+    def started(self) -> None:
+        """The snapshots have been applied, or there are none."""
         if self._siblings:
-            self._siblings.begun()
+            self._siblings.started()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for part in (self._siblings, self._keeper):
                 if part:
-                    group.create_task(for_ever(part.run, log, "sharing or keeping the prefix index failed"))
+                    group.create_task(for_ever(part.run, log, "sharing or saving the prefix index failed"))
 
     async def keep(self) -> None:
-        """The requests are over: write the file that the next start reads."""
+        """Writes the file for the next start, after the last request."""
         if self._keeper:
             await self._keeper.write_last()
 
     async def close(self) -> None:
-        """The last events were published."""
+        """Disconnects after the last events were published."""
         if self._siblings:
             await self._siblings.close()
 

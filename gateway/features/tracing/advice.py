@@ -1,4 +1,4 @@
-"""The library that traces need."""
+"""Problems of tracing: a missing library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.features.tracing.section import TRACING
 
 
 class TracingAdvice(Advice):
-    """See the top of this file."""
+    """Advice on the section `tracing`."""
 
     def require(self, config: Config) -> None:
         """Raises ConfigError."""

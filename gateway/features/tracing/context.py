@@ -2,7 +2,7 @@
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
                  version  trace id (16 bytes)         parent's span id  flags; 1: sampled
-    tracestate:  vendor=value,other=value             passed on; at most 32 members
+    tracestate:  vendor=value,other=value             forwarded; at most 32 members
 
 An invalid traceparent starts a new trace, and its tracestate is dropped. An invalid tracestate is dropped too. Requests that
 are not traced keep both headers, byte for byte.
@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 HEADER: Final = "Traceparent"
-SAMPLED: Final = 1  # of the flags
+SAMPLED: Final = 1  # flag bit
 MAX_MEMBERS: Final = 32  # of a tracestate, by the standard
 MAX_STATE: Final = 512  # characters of a forwarded tracestate; the standard's minimum
 LONG_MEMBER: Final = 128  # characters; longer members are dropped first
@@ -83,7 +83,7 @@ def _length(members: list[bytes]) -> int:
 
 
 def with_parent(lines: bytes, parent: bytes, *, keeps_state: bool) -> bytes:
-    """Replace the traceparent in header lines. keeps_state: their tracestate belongs to the trace."""
+    """Replaces the traceparent in header lines. keeps_state: their tracestate belongs to the trace."""
     state = b""
     if keeps_state:
         state = bounded_tracestate([value for which, value in _LINE.findall(lines) if which.lower() == b"state"])

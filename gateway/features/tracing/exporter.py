@@ -26,8 +26,8 @@ from gateway.features.tracing.span import Span
 
 log = logging.getLogger("warmroute.traces")
 
-MAX_QUEUED: Final = 1024  # requests whose spans wait; some 8 KB each
-BATCH: Final = 64  # requests that are sent at once, at most
+MAX_QUEUED: Final = 1024  # requests with waiting spans; some 8 KB each
+BATCH: Final = 64  # requests per batch, at most
 BATCH_S: Final = 1.0  # time in which a batch collects
 PAUSES: Final = 3.0  # rest after encoding, as a multiple of its duration
 MAX_PAUSE_S: Final = 0.05
@@ -54,13 +54,13 @@ class Exporter:
         self._max_queued = max_queued
         self._batch_s = batch_s
         self._queue: deque[Sequence[Span]] = deque()
-        self._news = threading.Event()
+        self._queued = threading.Event()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._failing = False  # the last batch was rejected, at least in part
         self.exported = 0
-        self.failed = 0  # spans that the collector has not stored
-        self.dropped = 0  # spans that found the queue full
+        self.failed = 0  # spans not stored by the collector
+        self.dropped = 0  # spans dropped because the queue was full
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
@@ -70,17 +70,17 @@ class Exporter:
         """Queue the spans of one request, or drop them. O(1); never blocks."""
         if len(self._queue) >= self._max_queued or self._closing.is_set():
             if not self.dropped:
-                log.warning("spans are dropped: the queue of the exporter is full; this is said once")
+                log.warning("spans are dropped: the queue of the exporter is full (logged once)")
             self.dropped += len(spans)
             return
         self._queue.append(spans)
-        if not self._news.is_set():
-            self._news.set()
+        if not self._queued.is_set():
+            self._queued.set()
 
     async def close(self, within_s: float = CLOSE_S) -> None:
-        """Send the queued spans, and wait for that at most so long. Idempotent."""
+        """Send the queued spans, and wait for that at most within_s. Idempotent."""
         self._closing.set()
-        self._news.set()
+        self._queued.set()
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._thread.join, within_s)
 
@@ -92,9 +92,9 @@ class Exporter:
 
     def _run(self) -> None:
         while True:
-            self._news.wait()
-            closing = self._closing.wait(self._batch_s)  # meanwhile a batch collects
-            self._news.clear()
+            self._queued.wait()
+            closing = self._closing.wait(self._batch_s)  # a batch collects in the meantime
+            self._queued.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
                 if self._failing and self._closing.is_set():
@@ -115,13 +115,13 @@ class Exporter:
         self.failed += rejected
         if rejection and not self._failing:
             about = {"spans": rejected, "of": count, "error": rejection.reason[:MAX_REASON]}
-            log.warning("traces are not exported; this is said once", extra=about)
+            log.warning("traces are not exported (logged once)", extra=about)
         elif self._failing and not rejection:
             log.info("traces are exported again")
         self._failing = rejection is not None
 
     def _with_rests(self, batch: list[Sequence[Span]]) -> Iterator[Span]:
-        """Yield the spans, and after those of each request give the interpreter to the event loop."""
+        """Yield the spans, and after each request's spans give the interpreter to the event loop."""
         for spans in batch:
             begun = time.thread_time()
             yield from spans

@@ -6,7 +6,7 @@ from gateway.telemetry.metrics import MetricFamily
 
 
 class TracingMetrics:
-    """Spans on their way to the collector."""
+    """Exported spans."""
 
     def __init__(self, make: MetricFamily) -> None:
         self.exported = make.counter("spans_exported_total", "Spans of traces that a collector has taken.")

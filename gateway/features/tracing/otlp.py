@@ -1,7 +1,7 @@
 """Sends spans by OTLP over HTTP with OpenTelemetry's exporter, imported when traces are configured: the extra `otel`.
 
 The library encodes, compresses, posts and repeats. Its tracers are not used: they cost more per span than a request does here,
-and the request's record already has what they would note (`features/tracing/`).
+and the request's record already contains the data (`features/tracing/`).
 
 The library reads the standard's variables: OTEL_EXPORTER_OTLP_HEADERS (keys), OTEL_EXPORTER_OTLP_CERTIFICATE,
 OTEL_RESOURCE_ATTRIBUTES and the like.
@@ -61,7 +61,9 @@ class SpanStream:
 
 
 class ResponseCheck:
-    """Response hook of `requests` for what the library takes for success: a redirect, and rejected spans (partial success)."""
+    """Response hook of `requests` for failures that the library treats as success: redirects, and rejected spans (partial
+    success).
+    """
 
     def __init__(self) -> None:
         self.rejected = 0
@@ -74,7 +76,7 @@ class ResponseCheck:
         if 300 <= response.status_code < 400:
             target = response.headers.get("Location", "")[:_MAX_SHOWN]
             response.close()
-            raise ValueError(f"the collector redirects to {target!r}: name that in tracing.endpoint")
+            raise ValueError(f"the collector redirects to {target!r}: set that as tracing.endpoint")
         if response.ok:
             with contextlib.suppress(DecodeError):  # the status alone says that the spans are stored
                 partial = ExportTraceServiceResponse.FromString(response.content).partial_success

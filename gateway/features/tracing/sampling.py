@@ -20,11 +20,11 @@ from gateway.features.tracing.trace import ROOT_BITS, Trace
 from gateway.request.client import ClientRequest
 
 _IDS: Final = 1 << 64  # values of the deciding half of a trace id
-_RANDOM: Final = 2  # flag: the trace id is random; it is forwarded
+_RANDOM: Final = 2  # flag: the trace id is random; forwarded
 
 
 class Tracer:
-    """See the top of this file. wall_clock: Unix seconds. chance: source of ids, which need not be secret."""
+    """Starts traces. wall_clock: Unix seconds. chance: source of ids, which need not be secret."""
 
     def __init__(self, live: Live, chance: random.Random, wall_clock: Callable[[], float]) -> None:
         self._live = live
@@ -42,9 +42,9 @@ class Tracer:
         parent = parse_traceparent(header) if header else None
         if parent is None:
             return self._trace(None, request, now) if self._chance.random() < self._sampled.sample else None
-        return self._trace(parent, request, now) if parent.sampled and self._takes(parent) else None
+        return self._trace(parent, request, now) if parent.sampled and self._samples(parent) else None
 
-    def _takes(self, parent: TraceParent) -> bool:
+    def _samples(self, parent: TraceParent) -> bool:
         return self._sampled.follow_parents or int(parent.trace_id[16:], 16) < self._sampled.sample * _IDS
 
     def _trace(self, parent: TraceParent | None, request: ClientRequest, now: float) -> Trace:

@@ -1,4 +1,4 @@
-"""A finished span for the exporter: plain values, which no other thread changes."""
+"""A finished span for the exporter: plain values that no other thread changes."""
 
 from __future__ import annotations
 

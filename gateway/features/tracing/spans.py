@@ -1,6 +1,6 @@
 """The spans of a traced request, made from its record at its end. Pure.
 
-    chat qwen3 (server) ─┬─ receive ── parse ── recall ── admit ── choose        the phases that it has passed
+    chat qwen3 (server) ─┬─ receive ── parse ── recall ── admit ── choose        the phases of the request
                          ├─ attempt (client), one for each call to a replica
                          └─ deliver
 

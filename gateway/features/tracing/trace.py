@@ -1,13 +1,13 @@
-"""Record of a traced request: times, decisions, attempts. Spans are made of it at the request's end.
+"""The record of a traced request: times, decisions, attempts. Spans are made from it at the request's end.
 
     begun ── receive ── parse ── recall ── admit ── choose ──┬── deliver ── ended      phases: each ends when the next begins
                                              ▲               │
                                              └─ another pool ┤
                                                              └── attempt, attempt, ...  from the call to the answer's end
 
-A request that is not traced has no `Trace`: its phases find no notes and read no clock. The record is
-bounded: phases by the pools, each of which is tried once; attempts by MAX_ATTEMPTS, because a request may try thousands of
-replicas that refuse connections. Of more attempts, the first ones and the last one are kept.
+Other requests have no `Trace`: their phases find no notes and read no clock. The record is bounded: phases by the pools, each
+of which is tried once; attempts by MAX_ATTEMPTS, because a request may try thousands of replicas that refuse connections. Of
+more attempts, the first ones and the last one are kept.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Choice:
 
 
 class Trace(Notes):
-    """See the top of this file. parent_id: of the client's span, "" if the request starts a trace. origin_ns: Unix time in
-    nanoseconds at which the gateway's clock was zero.
+    """parent_id: of the client's span, "" if the request starts a trace. origin_ns: Unix time in nanoseconds when the gateway's
+    clock was zero.
     """
 
     __slots__ = ("attempts", "choices", "flags", "method", "origin_ns", "parent_id", "phases", "root", "trace_id", "tried")
@@ -126,7 +126,7 @@ class Trace(Notes):
         return traceparent(self.trace_id, span_id, self.flags)
 
     def calls(self, call: ReplicaCall, replica: ReplicaState, now: float) -> ReplicaCall:
-        """With a traceparent, so that what the replica traces is below the attempt."""
+        """The call with a traceparent, so that the replica's spans are children of the attempt."""
         parent = self.attempt(replica.name, replica.url, replica.engine.name, now)
         return call.with_headers(with_parent(call.headers, parent, keeps_state=bool(self.parent_id)))
 

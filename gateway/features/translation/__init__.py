@@ -1,1 +1,1 @@
-"""Other dialects in the words of OpenAI's chat, for replicas that speak only that."""
+"""Translation of other dialects to OpenAI's chat, for replicas that support only that."""

@@ -1,4 +1,4 @@
-"""The answer of a replica that was asked in chat, read for a client of another dialect."""
+"""Reads the chat answer of a replica for a client of another dialect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from gateway.features.translation.translation import Translation
 
 
 class TranslatedAnswers(Answers):
-    """One request's. echo: what the answer repeats of it (`TranslatedRequest`). seed: the request's id."""
+    """The answers to one request. echo: the part of the request that the answer repeats (`TranslatedRequest`). seed: the
+    request's id.
+    """
 
     def __init__(self, translation: Translation, echo: bytes, seed: str) -> None:
         self.translated = True

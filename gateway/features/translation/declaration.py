@@ -1,4 +1,4 @@
-"""Translation for replicas that do not speak a request's dialect."""
+"""Translation for replicas that do not support a request's dialect."""
 
 from __future__ import annotations
 

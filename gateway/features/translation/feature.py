@@ -1,4 +1,6 @@
-"""Translation: replicas that do not speak a request's dialect are asked in chat, engines that take texts only in plain chat."""
+"""Translation: replicas that do not support a request's dialect get chat requests; engines that accept only texts get plain
+chat.
+"""
 
 from __future__ import annotations
 

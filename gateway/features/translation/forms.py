@@ -1,4 +1,4 @@
-"""The forms of requests for replicas that do not speak their dialect, and for engines that take texts only."""
+"""The forms of requests for replicas without the request's dialect, and for engines that accept only texts."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from gateway.request.forms import Form
 from gateway.upstream.client import ReplicaCall
 from gateway.upstream.headers import with_bearer
 
-OPERATION: Final = "translate"  # of the parser process: dialect -> body, echo
-_INLINE_BYTES: Final = 1 << 16  # of a body that is translated in the event loop
+OPERATION: Final = "translate"  # an operation of the parser process: dialect -> body, echo
+_INLINE_BYTES: Final = 1 << 16  # largest body that is translated in the event loop
 
 
 class AdaptedForm(Form):
-    """A chat request for an engine that takes texts only."""
+    """A chat request for an engine that accepts only texts."""
 
     def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:
         return _adapted(exchange, call, call.body, exchange.dialect)
 
 
 class TranslatedForm(Form):
-    """A request of another dialect in chat."""
+    """A request of another dialect, translated to chat."""
 
     def __init__(self, process: ParserProcess) -> None:
         self._process = process
 
     async def prepare(self, exchange: Exchange) -> None:
-        """Raises GatewayError 400 for what cannot be said in chat, 500 or 503 if a large body could not be read."""
+        """Raises GatewayError 400 for fields that chat cannot express, 500 or 503 if a large body could not be parsed."""
         if exchange.rewritten is not None:
             return
         name, body = exchange.dialect.name, exchange.api.body
@@ -66,14 +66,14 @@ class TranslatedForm(Form):
 
 
 class ChatForms:
-    """Chooses between the two, and none."""
+    """Chooses the form for a replica."""
 
     def __init__(self, process: ParserProcess) -> None:
         self._adapted = AdaptedForm()
         self._translated = TranslatedForm(process)
 
     def of(self, exchange: Exchange, replica: ReplicaState, now: float) -> Form | None:
-        """For this replica; None: none of them."""
+        """The form for this replica. None: no translation is needed."""
         dialect = exchange.dialect
         if dialect.translatable:
             return None if replica.speaks(dialect.name, now) else self._translated
@@ -81,8 +81,8 @@ class ChatForms:
 
 
 def _adapted(exchange: Exchange, call: ReplicaCall, body: bytes, inner: Answers) -> ReplicaCall:
-    """body: a chat request. inner: reads a chat answer for the client. Raises ReplicaFailure if its engine cannot do what the
-    request asks for.
+    """body: a chat request. inner: reads a chat answer for the client. Raises ReplicaFailure if the engine does not support the
+    request.
     """
     try:
         chat = adapted(body)

@@ -1,4 +1,4 @@
-"""The translation of a large body, as an operation of the parser process."""
+"""Translation of a large body, as an operation of the parser process."""
 
 from __future__ import annotations
 

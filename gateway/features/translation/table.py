@@ -1,4 +1,4 @@
-"""The table: from a dialect's name to its translation."""
+"""The translations by the name of their dialect."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""A dialect in the words of OpenAI's chat: what a replica that speaks only that is asked, and what its answer means.
+"""Translation of a dialect to OpenAI's chat: the request for the replica, and its answer.
 
     body ── request ──► a chat request ──► replica ──► whole answer ── answer ──► the dialect's
                                                   ├──► stream ── TranslatingReader, EventWriter ──► the dialect's events
                                                   └──► error ── error ──► the dialect's
 
-Pure: bytes in, bytes out. What cannot be said in chat is a GatewayError 400 that names the field: nothing is dropped in silence
-that would change the answer.
+Pure: bytes in, bytes out. A field that chat cannot express is a GatewayError 400 that names it: nothing that would change the
+answer is dropped silently.
 
-The stream's end is written when the chat stream ends ([DONE]): only then its usage is known.
+The end of a stream is written when the chat stream ends ([DONE]), because its usage is known only then.
 
-An answer that lacks a part must not look whole: data that cannot be read, a stream without a `finish_reason`, and one that says
-that the engine gave up, are the replica's failure.
+An incomplete answer must not look complete: unreadable data, a stream without a `finish_reason`, and a `finish_reason` of an
+engine that gave up are failures of the replica.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EventWriter:
         self.last_number = -1
 
     def counted(self, usage: dict[str, Any]) -> None:
-        """The chat's usage as its engine wrote it, for what a Usage has not. It may have anything in it."""
+        """The chat's usage as written by the engine, for counts that Usage lacks. It is unchecked."""
 
     def begin(self, chunk: dict[str, Any]) -> bytes:
         """The first chunk is here (its deltas come to `delta` as well)."""
@@ -77,14 +77,14 @@ class EventWriter:
         raise NotImplementedError
 
     def stopped(self, text: str) -> None:
-        """The engine names the stop sequence that ended the text. Comes before `end`, if at all."""
+        """The stop sequence that ended the text, if the engine reports it. Called before `end`."""
 
     def end(self, reason: str, usage: Usage | None) -> bytes:
         """All is here. reason: chat's `finish_reason`. Raises ReplicaFailure "garbage" if something is missing after all."""
         raise NotImplementedError
 
     def failed(self, message: str) -> bytes:
-        """The engine has reported an error: what makes the dialect's official clients raise."""
+        """The engine has reported an error. Returns events at which the dialect's official clients raise."""
         raise NotImplementedError
 
 
@@ -101,13 +101,13 @@ class Translation:
         raise NotImplementedError
 
     def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
-        """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is none. seed: what tells the
-        answer's ids from those of other requests, for engines have ids that come again.
+        """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is not a chat completion.
+        seed: distinguishes the answer's ids from other requests' ids, because engines repeat ids.
         """
         raise NotImplementedError
 
     def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
-        """The body of a replica's error in the dialect's shape. body: whatever it sent, cut to a few kB."""
+        """The body of a replica's error in the dialect's format. body: the replica's body, cut to a few kB."""
         raise NotImplementedError
 
     def writer(self, echo: bytes, seed: str = "") -> EventWriter:
@@ -119,7 +119,7 @@ class Translation:
 
 
 class TranslatingReader(StreamReader):
-    """Reads a chat stream, event by event; what it returns is in the dialect of its writer. O(bytes)."""
+    """Reads a chat stream, event by event, and returns events in the dialect of its writer. O(bytes)."""
 
     def __init__(self, writer: EventWriter) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ class TranslatingReader(StreamReader):
         return self.writer.last_number
 
     def feed(self, chunk: bytes) -> bytes:
-        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT, one whose data is no JSON, what the writer refuses,
-        and an answer that the engine gave up.
+        """Raises ReplicaFailure "garbage" for an event beyond MAX_EVENT or without valid JSON, for errors of the writer, and
+        for an answer that the engine gave up.
         """
         out = [self._event(event) for event in self._splitter.feed(chunk)]
         if self._splitter.held > MAX_EVENT:
@@ -232,7 +232,9 @@ def require_finished(reason: str) -> None:
 
 
 def _chunk_of(event: bytes) -> dict[str, Any]:
-    """{}: it has none. A long one is read, too: some engines write all arguments of a tool call at once."""
+    """The chunk of an event; {} without data. Long events are parsed, too, because some engines write all arguments of a tool
+    call at once.
+    """
     if len(event) > MAX_EVENT or (len(event) > MAX_PARSED_EVENT and exceeds(event, MAX_VALUES)):
         raise _too_large()
     data = data_of(event).strip()

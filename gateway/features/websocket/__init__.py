@@ -1,1 +1,1 @@
-"""WebSockets of clients: Responses' WebSocket mode, which the gateway serves itself, and those that go to a replica."""
+"""WebSockets of clients: the WebSocket mode of Responses, served by the gateway, and tunnels to replicas."""

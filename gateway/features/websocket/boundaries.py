@@ -1,8 +1,7 @@
-"""Where the frames of a passing WebSocket end, so that one of ours can be put behind them. Pure.
+"""Finds the frame boundaries of a tunneled WebSocket, so that the gateway can append its own frame. Pure.
 
-Only heads are read: payloads, compressed or not, pass as they are. Frames may be two bytes long, and each costs work: where
-more than MAX_FRAMES come in one read, the place is lost, and nothing can be put there any more. A `FrameTap` sees
-the frames in passing.
+Only frame heads are parsed; payloads pass unchanged, compressed or not. Frames may be two bytes long, and each costs work.
+After a read with more than MAX_FRAMES, parsing stops, and no frame can be appended. A `FrameTap` observes the frames.
 """
 
 from __future__ import annotations
@@ -16,30 +15,31 @@ _LENGTHS: Final = {126: 2, 127: 8}
 
 
 class FrameTap:
-    """Base class: sees nothing. What it is given lies in `data`, of which it keeps no reference."""
+    """Base class, which ignores the frames. It must keep no reference to `data`."""
 
     def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
-        """A frame begins: the bytes of its head, its length, and what of its payload is here: data[begin:end]."""
+        """A frame begins: the first two bytes of its head, its length, and the received part of its payload,
+        data[begin:end].
+        """
 
     def more(self, data: bytes, end: int) -> None:
         """More of the current frame's payload: data[:end]."""
 
     def lost(self) -> None:
-        """Nobody knows any more where frames begin."""
+        """Parsing has stopped."""
 
 
 class Boundaries:
-    """One direction. closing: a close frame has passed. between: what has passed ends with a whole frame.
-
-    tap: sees the frames.
+    """One direction of a WebSocket. closing: a close frame has passed. between: the passed bytes end with a complete frame.
+    tap: observes the frames.
     """
 
     def __init__(self, tap: FrameTap | None = None) -> None:
         self._tap = tap or FrameTap()
         self.closing = False
         self._lost = False
-        self._head = b""  # of a frame that has not passed whole
-        self._left = 0  # bytes of a payload that are still to come
+        self._head = b""  # the incomplete head of a frame
+        self._left = 0  # outstanding bytes of a payload
 
     @property
     def between(self) -> bool:

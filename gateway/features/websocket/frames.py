@@ -1,11 +1,11 @@
-"""WebSocket frames (RFC 6455, section 5) of a client, and those that it is sent. Pure.
+"""WebSocket frames (RFC 6455, section 5): parses the frames of a client, and makes frames for it. Pure.
 
-    bytes ── FrameReader.read ──► Frames: pieces of a text message as they come, ping, pong, close
+    bytes ── FrameReader.read ──► Frames: pieces of text messages, ping, pong, close
 
-A message is not put together here: whoever holds its bytes charges them, so each piece is given out unmasked as soon as it is
-here. A reader takes text messages only, without extensions; what breaks a rule is its `error`, with the code to close the
-connection with, and nothing is read after it. Frames without a payload are six bytes long, and each costs work: `read` takes
-MAX_FRAMES at a time, and the caller comes again in another turn of the event loop (`more`).
+Messages are not assembled here: the owner of the bytes charges them, so each piece is returned unmasked as soon as it is
+received. A reader accepts only text messages without extensions. A violation sets `error`, with the code for the close frame,
+and ends the reading. Frames without payload are six bytes long, and each costs work, so `read` returns at most MAX_FRAMES, and
+the caller continues in another turn of the event loop (`more`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONG: Final = struct.Struct(">Q")
 
 
 class Frame:
-    """kind: TEXT, PING, PONG or CLOSE. data: unmasked; of TEXT a piece of a message, `last`: its last one."""
+    """kind: TEXT, PING, PONG or CLOSE. data: unmasked; for TEXT a piece of a message. last: the last piece."""
 
     __slots__ = ("data", "kind", "last")
 
@@ -44,7 +44,7 @@ class Frame:
 
 
 class FrameError(Exception):
-    """The client has broken a rule. code: to close the connection with."""
+    """The client has violated the protocol. code: for the close frame."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -53,9 +53,9 @@ class FrameError(Exception):
 
 
 class FrameReader:
-    """See the top of this file. max_message: bytes of a message.
+    """Parses frames. max_message: bytes of a message.
 
-    more: there may be further frames in what was fed. error: why nothing more is read. in_message: a message has begun.
+    more: the fed bytes may contain further frames. error: why reading has ended. in_message: a message has begun.
     """
 
     def __init__(self, max_message: int) -> None:
@@ -63,17 +63,17 @@ class FrameReader:
         self.more = False
         self.error: FrameError | None = None
         self.in_message = False
-        self._data = b""  # not read yet
-        self._left = 0  # bytes of the payload of a text frame that are still to come
-        self._last = False  # that frame is the last one of its message
+        self._data = b""  # not parsed yet
+        self._left = 0  # outstanding bytes of a text frame's payload
+        self._last = False  # the text frame is the last one of its message
         self._mask = b""
-        self._size = 0  # of the message so far
+        self._size = 0  # received bytes of the message
         self._closed = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
-        self._split = False  # the last piece has ended within a character
+        self._split = False  # the last piece ended within a character
 
     def feed(self, data: bytes) -> None:
-        """After an error, or the client's close frame, bytes are dropped."""
+        """Adds received bytes; ignored after an error or the client's close frame."""
         if not (self.error or self._closed):
             self._data = self._data + data if self._data else data
 
@@ -99,7 +99,7 @@ class FrameReader:
         return made
 
     def _payload(self, data: bytes, at: int, made: list[Frame]) -> int:
-        """More of a text frame; returns where it ends, -1: nothing is here."""
+        """More of a text frame. Returns its end, or -1 if no byte is available."""
         piece = data[at : at + self._left]
         if not piece:
             return -1
@@ -107,20 +107,20 @@ class FrameReader:
         plain = unmasked(piece, self._mask)
         turn = len(piece) % 4
         self._mask = self._mask[turn:] + self._mask[:turn]
-        self._give(plain, made)
+        self._append_piece(plain, made)
         return at + len(piece)
 
     def _frame(self, data: bytes, at: int, made: list[Frame]) -> int:
-        """The head of the next frame, with the payload of one that is short; returns where that ends, -1: not all is here."""
+        """The head of the next frame; for a control frame also its payload. Returns the end, or -1 if it is incomplete."""
         size = len(data) - at
         if size < 2:
             return -1
         first, second = data[at], data[at + 1]
         opcode, length = first & _OPCODE, second & _LENGTH
         if first & _RESERVED or opcode not in _KNOWN:
-            raise FrameError(PROTOCOL_ERROR, "a frame of an extension that was not agreed on")
+            raise FrameError(PROTOCOL_ERROR, "a frame of an extension that was not negotiated")
         if not second & _MASKED:
-            raise FrameError(PROTOCOL_ERROR, "a client's frame has to be masked")
+            raise FrameError(PROTOCOL_ERROR, "a client's frame must be masked")
         if opcode >= _CLOSE and (length > MAX_CONTROL or not first & _FINAL):
             raise FrameError(PROTOCOL_ERROR, "a control frame that is too long or in parts")
         body = at + 6 + (2 if length == 126 else 8 if length == 127 else 0)
@@ -139,22 +139,22 @@ class FrameReader:
         self._begin(opcode, length)
         self._left, self._mask, self._last = length, mask, bool(first & _FINAL)
         if not length:
-            self._give(b"", made)
+            self._append_piece(b"", made)
         return body
 
     def _begin(self, opcode: int, length: int) -> None:
-        """A frame of a message."""
+        """Checks the next frame of a message."""
         if opcode == _BINARY:
-            raise FrameError(NOT_TEXT, "messages have to be text")
+            raise FrameError(NOT_TEXT, "messages must be text")
         if (opcode == _TEXT) == self.in_message:
-            raise FrameError(PROTOCOL_ERROR, "a message begins within another one, or goes on without one")
+            raise FrameError(PROTOCOL_ERROR, "a message begins within another one, or continues without a beginning")
         self._size = length if opcode == _TEXT else self._size + length
         self.in_message = True
         if self._size > self.max_message:
             raise FrameError(TOO_LARGE, f"a message of more than {self.max_message} bytes")
 
-    def _give(self, plain: bytes, made: list[Frame]) -> None:
-        """A piece of a message."""
+    def _append_piece(self, plain: bytes, made: list[Frame]) -> None:
+        """Appends a piece of a message."""
         last = self._last and not self._left
         if self._split or last or not plain.isascii():
             try:
@@ -178,7 +178,7 @@ class FrameReader:
 
 
 def unmasked(data: bytes, mask: bytes) -> bytes:
-    """data: from the mask's first byte on. O(length)."""
+    """Unmasks data that begin at the mask's first byte. O(length)."""
     size = len(data)
     if not size:
         return b""
@@ -187,7 +187,7 @@ def unmasked(data: bytes, mask: bytes) -> bytes:
 
 
 def code_of(close: bytes) -> int:
-    """The code in a close frame's payload, NO_STATUS without one. Raises FrameError."""
+    """The code in the payload of a close frame, or NO_STATUS. Raises FrameError."""
     if not close:
         return NO_STATUS
     code = _SHORT.unpack_from(close)[0] if len(close) >= 2 else 0
@@ -201,7 +201,7 @@ def code_of(close: bytes) -> int:
 
 
 def text_frame(data: bytes) -> bytes:
-    """A whole text message."""
+    """A complete text message."""
     return _frame(_TEXT, data)
 
 
@@ -210,12 +210,12 @@ def ping_frame() -> bytes:
 
 
 def pong_frame(data: bytes) -> bytes:
-    """data: of the ping that it answers."""
+    """data: of the ping."""
     return _frame(_PONG, data)
 
 
 def close_frame(code: int, reason: str = "") -> bytes:
-    """code: NO_STATUS: without one."""
+    """code: NO_STATUS: a frame without a code."""
     if code == NO_STATUS:
         return _frame(_CLOSE, b"")
     text = reason.encode()[: MAX_CONTROL - 2].decode("utf-8", "ignore").encode()

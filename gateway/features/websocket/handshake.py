@@ -15,7 +15,7 @@ VERSION: Final = "13"
 WRONG_VERSION: Final = 426
 _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY_BYTES: Final = 16
-_CREDENTIALS: Final = "openai-insecure-api-key."  # in which browsers' programs send their key: no name of a protocol
+_CREDENTIALS: Final = "openai-insecure-api-key."  # browser programs send their API key with this prefix; it is not a protocol
 
 
 def wants_websocket(request: HttpRequest) -> bool:
@@ -26,23 +26,23 @@ def wants_websocket(request: HttpRequest) -> bool:
     return (fields.get("Upgrade") or "").lower() == "websocket" and "upgrade" in [token.strip() for token in tokens]
 
 
-def accepting(fields: HeaderFields) -> bytes:
-    """The head that accepts a handshake, without extensions. Raises GatewayError 400 or 426."""
+def accept_head(fields: HeaderFields) -> bytes:
+    """The response head that accepts a handshake, without extensions. Raises GatewayError 400 or 426."""
     if (fields.get("Sec-WebSocket-Version") or "").strip() != VERSION:
         text = f"The gateway speaks version {VERSION} of the WebSocket protocol."
         raise GatewayError(WRONG_VERSION, "websocket_version", text)
     key = (fields.get("Sec-WebSocket-Key") or "").strip()
     try:
-        whole = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
+        valid = len(base64.b64decode(key, validate=True)) == _KEY_BYTES
     except (binascii.Error, ValueError):
-        whole = False
-    if not whole:
-        raise bad_request(f"Sec-WebSocket-Key has to be {_KEY_BYTES} bytes in base64.")
+        valid = False
+    if not valid:
+        raise bad_request(f"Sec-WebSocket-Key must be {_KEY_BYTES} bytes in base64.")
     accept = base64.b64encode(hashlib.sha1(key.encode("ascii") + _GUID, usedforsecurity=False).digest())
     lines = [b"Upgrade: websocket", b"Connection: Upgrade", b"Sec-WebSocket-Accept: " + accept, b"Server: warmroute"]
     offered = [token.strip() for token in fields.joined("Sec-WebSocket-Protocol").split(",")]
     if chosen := next((token for token in offered if _is_token(token)), ""):
-        lines.append(b"Sec-WebSocket-Protocol: " + chosen.encode("ascii"))  # a browser fails if none of its own is chosen
+        lines.append(b"Sec-WebSocket-Protocol: " + chosen.encode("ascii"))  # a browser fails if none of its protocols is chosen
     return b"HTTP/1.1 101 Switching Protocols\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
 
 

@@ -1,10 +1,10 @@
-"""A message of a WebSocket as a request of the gateway, and the messages that answer it.
+"""A WebSocket message as a request of the gateway, and the messages of its answer.
 
-    stream of events ──► one message for each event: its data            {"type": "response.output_text.delta", ...}
+    stream of events ──► one message per event: its data                 {"type": "response.output_text.delta", ...}
     any other answer ──► one message                                     {"type": "error", "status": 404, "error": {...}}
 
-Both have the request's `stream_id`, if it named one. An event that is not whole when the answer breaks off is dropped, so an
-error can be said at any place.
+Both contain the request's `stream_id`, if it has one. If the answer breaks off, an incomplete event is dropped, so that an
+error message can follow at any point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.dialects.excerpt import excerpt
 from gateway.dialects.openai.errors import error_of
 from gateway.dialects.responses.create_message import CreateMessage, prewarm_events
 from gateway.errors import GatewayError
-from gateway.features.histories.recent import Lane, NewestResponses
+from gateway.features.histories.recent import ConnectionResponses, Lane
 from gateway.features.websocket.frames import text_frame
 from gateway.features.websocket.message_socket import MessageSocket
 from gateway.request.client import REQUEST_ID_HEADER, Caller, ClientReply, ClientRequest, Headers
@@ -30,20 +30,17 @@ from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 from gateway.upstream.headers import upstream_headers
 
-MAX_ERROR: Final = 64 << 10  # bytes of an answer that is no stream
+MAX_ERROR: Final = 64 << 10  # bytes of an answer that is not a stream
 
-_NOT_FOUND: Final = "previous_response_not_found"  # with which OpenAI has clients send the whole conversation again
-_NAMED_HEADERS: Final = frozenset([b"retry-after", b"x-request-id"])  # that an error's message has
+_NOT_FOUND: Final = "previous_response_not_found"  # OpenAI's code after which clients send the whole conversation again
+_NAMED_HEADERS: Final = frozenset([b"retry-after", b"x-request-id"])  # forwarded in an error message
 _HEADER: Final = re.compile(rb"([^:\r\n]+): ?([^\r\n]*)\r\n")
 _STREAM: Final = b"text/event-stream"
 _HANDSHAKE: Final = b"sec-websocket-"
 
 
 class SocketOpening:
-    """The request that has opened the connection: who sends its messages, and what goes on of its headers.
-
-    lines: for replicas.
-    """
+    """The request that opened the connection: the caller and headers of all its messages. lines: header lines for replicas."""
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
@@ -53,7 +50,7 @@ class SocketOpening:
 
 
 class MessageHeaders:
-    """The opening request's headers. A request id of the client's gets the message's number, for ids tell requests apart."""
+    """The headers of the opening request. The message's number is appended to a client's request id, so that ids are unique."""
 
     def __init__(self, opening: Headers, number: int) -> None:
         self._opening = opening
@@ -65,21 +62,21 @@ class MessageHeaders:
 
 
 class MessageRequest(ClientRequest):
-    """One message. opening: of its connection. `close` it."""
+    """One message. opening: of its connection. To be closed."""
 
     def __init__(self, opening: SocketOpening, socket: MessageSocket, number: int, lease: MemoryLease) -> None:
         request = opening.request
         super().__init__("POST", request.path, request.target, MessageHeaders(request.headers, number), lease)
         self.opened_by = request
         self.opening = opening
-        self.refers = False  # the request names an earlier response
-        self.warms = False  # it wants no output
+        self.refers = False  # the request refers to an earlier response
+        self.warms = False  # the client wants no output
         self.stream_id = ""
         self._socket = socket
         self._body = b""
 
-    def put(self, body: bytes, found: CreateMessage, newest: NewestResponses) -> None:
-        """newest: of the connection's responses."""
+    def put(self, body: bytes, found: CreateMessage, newest: ConnectionResponses) -> None:
+        """Sets the body. newest: the connection's latest responses."""
         self._body = body
         self.stream_id, self.refers, self.warms = found.stream_id, found.refers, found.warms
         self.recent = Lane(newest, found.stream_id, warms=found.warms)
@@ -115,7 +112,7 @@ class MessageRequest(ClientRequest):
 
 
 class MessageReply(ClientReply):
-    """The messages that answer one."""
+    """The messages of one answer."""
 
     def __init__(self, socket: MessageSocket, request: MessageRequest) -> None:
         super().__init__()
@@ -130,8 +127,8 @@ class MessageReply(ClientReply):
         self._status = 0
         self._length: int | None = None
         self._headers = b""
-        self._held = bytearray()  # the body of an answer that is no stream
-        self._over = False
+        self._held = bytearray()  # the body of an answer that is not a stream
+        self._ended = False
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
         self.begun = True
@@ -141,10 +138,10 @@ class MessageReply(ClientReply):
             self._events = WholeEvents(self._lease)
         self.write(first)
         if not self._events and length == 0:
-            self._say()
+            self._send_error()
 
     def write(self, data: bytes) -> None:
-        if self._over or not data:
+        if self._ended or not data:
             return
         if self._events:
             self._send(self._events.feed(data))
@@ -152,22 +149,24 @@ class MessageReply(ClientReply):
             return
         self._held += data[: MAX_ERROR - len(self._held)]
         if self._length is not None and len(self._held) >= min(self._length, MAX_ERROR):
-            self._say()
+            self._send_error()
 
     def end(self, last: bytes = b"") -> None:
         self.write(last)
-        if not self._over:
+        if not self._ended:
             if self._events:
                 self._send(self._events.finish())
             else:
-                self._say()
+                self._send_error()
         self._close()
 
     def cut(self) -> None:
-        """It breaks off where an error cannot be an event: here it can. A client that does not read is dropped."""
+        """The answer breaks off. Other transports cannot send an error now; a WebSocket can. A client that does not read is
+        dropped.
+        """
         if not self._socket.writable:
             self._socket.abort()
-        elif not self._over:
+        elif not self._ended:
             self._fail(GatewayError(502, "replica_failed", "The replica failed while it answered. Retry the request."))
 
     def feed_from(self, answer: PausableSource | None) -> None:
@@ -185,20 +184,20 @@ class MessageReply(ClientReply):
             self._socket.send(b"".join(messages))
 
     def _message(self, data: bytes) -> bytes:
-        """An event's data, with the stream id; empty if it is no object ([DONE], or none)."""
+        """An event's data with the stream id; b"" if it is not an object ([DONE], or none)."""
         data = data.strip()
         if not (data.startswith(b"{") and data.endswith(b"}")):
             return b""
         if not data.isascii():
-            data = data.decode("utf-8", "replace").encode()  # a text message has to be UTF-8
+            data = data.decode("utf-8", "replace").encode()  # a text message must be UTF-8
         return labelled(data, self._stream_id)
 
-    def _say(self) -> None:
-        """The message for an answer that is no stream."""
+    def _send_error(self) -> None:
+        """Sends the message for an answer that is not a stream."""
         body = bytes(self._held)
         self._close()
         error = _error_in(body, self._status)
-        if self._refers and _is_lost(error, self._status):
+        if self._refers and _lacks_response(error, self._status):
             error["code"] = _NOT_FOUND
         headers = {
             name.lower().decode("latin-1"): value.decode("latin-1")
@@ -213,13 +212,13 @@ class MessageReply(ClientReply):
         self._socket.send(text_frame(message_of(error, self._stream_id)))
 
     def _close(self) -> None:
-        self._over = True
+        self._ended = True
         self._held = bytearray()
         if self._events:
             self._events.drop()
 
     def __repr__(self) -> str:
-        state = "over" if self._over else "begun" if self.begun else "not begun"
+        state = "over" if self._ended else "begun" if self.begun else "not begun"
         return f"<MessageReply {state}, {self._events or len(self._held)!r}>"
 
 
@@ -245,7 +244,7 @@ def error_message(error: dict[str, Any], status: int, stream_id: str, headers: d
 
 
 def _error_in(body: bytes, status: int) -> dict[str, Any]:
-    """What the body of an error says, in OpenAI's form."""
+    """The error in a body, in OpenAI's format."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -259,7 +258,7 @@ def _error_in(body: bytes, status: int) -> dict[str, Any]:
     return error_of(GatewayError(status, "replica_error", excerpt(body) or f"The replica answered {status}."))["error"]
 
 
-def _is_lost(error: dict[str, Any], status: int) -> bool:
-    """Whether a replica refuses a request because it does not have, or cannot have, the earlier response that is named."""
+def _lacks_response(error: dict[str, Any], status: int) -> bool:
+    """True if a replica refuses the request because it does not have the earlier response."""
     about = error.get("param") == "previous_response_id" or "previous_response" in str(error.get("message"))
     return about if status == 400 else status in (404, 410) and error.get("code") != "model_not_found"

@@ -1,15 +1,15 @@
-"""A client's WebSocket of text messages: what comes as whole messages, each with its own lease of the memory budget.
+"""A client's WebSocket of text messages. Each complete message has its own lease of the memory budget.
 
-    bytes ── FrameReader ──► pieces, charged as they come ──► Message ──► inbox ──► next
+    bytes ── FrameReader ──► pieces, charged on arrival ──► Message ──► inbox ──► next
 
-A message that the budget has no room for is read to its end and dropped: its taker answers with an error. Reading pauses while
-MAX_WAITING messages wait to be taken, and between the turns of a read with very many frames. Pings are answered, the last one
-of a turn only, as RFC 6455 allows.
+A message beyond the budget is read to its end and dropped; the consumer answers with an error. Reading pauses while MAX_WAITING
+messages wait, and between the turns of a read with very many frames. Pings are answered, only the last one of each turn, as RFC
+6455 allows.
 
-Ends: the client closes, or leaves (`next` returns None); it breaks a rule of the protocol; it is idle for
-`limits.client_idle_s` with nothing running (`busy`), or takes `limits.body_s` for one message; while something runs it is
-pinged, and dropped if it answers nothing for `timeouts.idle_s`. Whoever closes waits LAST_S for the other side. `refused` has
-the reason where a message could not be read.
+The connection ends when the client closes or leaves (`next` returns None), violates the protocol, is idle for
+`limits.client_idle_s` without a running request (`busy`), or takes `limits.body_s` for one message. While a request runs, the
+client is pinged, and dropped without any answer for `timeouts.idle_s`. After a close frame, the other side has LAST_S.
+`refused` is called with the reason if a message could not be read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gateway.features.websocket.frames import CLOSE, PING, TEXT, Frame, FrameErr
 from gateway.features.websocket.takeover import LAST_S, UpgradedConnection
 from gateway.turns import turns_of
 
-MAX_WAITING: Final = 16  # whole messages that are not taken yet
-PING_S: Final = 20.0  # of silence while something runs, after which the client is pinged
-_LOOKS: Final = 4  # in an idle time
+MAX_WAITING: Final = 16  # complete messages
+PING_S: Final = 20.0  # silence before a ping, while a request runs
+_CHECKS: Final = 4  # per idle time
 
 
 class Message:
-    """data: its text, empty if the budget had no room (`refusal`). lease: what it holds of the budget; its taker closes it."""
+    """data: the text, empty without memory (`refusal`). lease: its memory, to be closed by the consumer."""
 
     __slots__ = ("data", "lease", "refusal")
 
@@ -45,8 +45,8 @@ class Message:
 
 
 class MessageSocket(UpgradedConnection):
-    """See the top of this file. busy: whether a request of this client runs, or waits to. refused: is called with why a message
-    could not be read, after the close frame. closing: a close frame went out.
+    """busy: returns True while a request of this client runs or waits. refused: called with the reason why a message could not
+    be read, after the close frame. closing: a close frame was sent.
     """
 
     def __init__(
@@ -65,56 +65,56 @@ class MessageSocket(UpgradedConnection):
         self._busy = busy
         self._reader = FrameReader(live.max_body)
         self._inbox = deque[Message]()
-        self._taker: asyncio.Future[None] | None = None
-        self._lease: MemoryLease | None = None  # of the message that is being received
+        self._consumer: asyncio.Future[None] | None = None
+        self._lease: MemoryLease | None = None  # of the message being received
         self._pieces = BytesIO()
         self._size = 0
         self._begun = 0.0  # loop times
         self._heard = loop.time()
         self._pinged = 0.0
-        self._ping: bytes | None = None  # to be answered
-        self._stopped = self._scheduled = False  # reading is paused; a turn of `_read` will come
-        self._over = False  # nothing more is taken
-        self._timer = loop.call_later(self._interval(), self._look)
+        self._ping: bytes | None = None  # payload of a ping to answer
+        self._stopped = self._scheduled = False  # reading is paused; a turn of `_read` is scheduled
+        self._ended = False  # no further messages
+        self._timer = loop.call_later(self._interval(), self._check_silence)
 
-    # -- the owner's side
+    # -- for the owner
 
     async def next(self) -> Message | None:
-        """The next message; None: the client has left, or the connection is being closed."""
-        while not (self._inbox or self._over):
-            self._taker = self.loop.create_future()
-            await self._taker
-        if self._over:
+        """The next message. None: the client has left, or the connection is closing."""
+        while not (self._inbox or self._ended):
+            self._consumer = self.loop.create_future()
+            await self._consumer
+        if self._ended:
             return None
         message = self._inbox.popleft()
-        self._hold_back()
+        self._update_reading()
         return message
 
     def send(self, data: bytes) -> None:
-        """Frames. Raises ConnectionResetError if the client has left, or the connection is being closed."""
+        """Sends frames. Raises ConnectionResetError if the client has left, or the connection is closing."""
         if self.closing:
-            raise ConnectionResetError("the connection is being closed")
+            raise ConnectionResetError("the connection is closing")
         self.write(data)
 
     def close(self, code: int, reason: str = "") -> None:
-        """Begin to close: the client has LAST_S to do so, too. Idempotent."""
+        """Sends a close frame. The client has LAST_S to answer. Idempotent."""
         if not self.closing and self.transport:
             self.closing = True
             self.transport.write(frames.close_frame(code, reason))
             self.end_within(LAST_S)
         self._stop()
 
-    def used(self) -> None:
-        """Something that was running has ended: the idle time begins."""
+    def restart_idle_time(self) -> None:
+        """A request has ended, so the idle time begins."""
         self._heard = self.loop.time()
 
     async def ended(self) -> None:
-        """Wait for the end of the connection, after `close`."""
+        """Waits for the end of the connection, after `close`."""
         while self.transport:
-            self._taker = self.loop.create_future()
-            await self._taker
+            self._consumer = self.loop.create_future()
+            await self._consumer
 
-    # -- the transport's side
+    # -- called by the transport
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
@@ -131,7 +131,7 @@ class MessageSocket(UpgradedConnection):
         self._answer_ping()
 
     def _read(self) -> None:
-        """The frames of one turn."""
+        """Reads the frames of one turn."""
         self._scheduled = False
         reader = self._reader
         for frame in reader.read():
@@ -142,19 +142,19 @@ class MessageSocket(UpgradedConnection):
         elif reader.more and self.transport:
             self._scheduled = True
             turns_of(self.loop).later(self._read)
-        self._hold_back()
+        self._update_reading()
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == TEXT:
-            if not self._over:
-                self._keep(frame)
+            if not self._ended:
+                self._append(frame)
         elif frame.kind == PING:
             self._ping = frame.data
         elif frame.kind == CLOSE:
-            self._closed(frames.code_of(frame.data))
+            self._answer_close(frames.code_of(frame.data))
 
-    def _keep(self, frame: Frame) -> None:
-        """A piece of a message."""
+    def _append(self, frame: Frame) -> None:
+        """Adds a piece of a message."""
         if self._lease is None:
             self._lease = self._account.lease()
             self._begun = self._heard
@@ -170,10 +170,10 @@ class MessageSocket(UpgradedConnection):
             refusal = over_budget(peak_of(self._size), lease.account.largest, self._size) if lease.refused else None
             self._inbox.append(Message(self._pieces.getvalue(), lease, refusal))
             self._lease, self._pieces, self._size = None, BytesIO(), 0
-            self._wake_taker()
+            self._wake_consumer()
 
-    def _closed(self, code: int) -> None:
-        """The client closes."""
+    def _answer_close(self, code: int) -> None:
+        """The client has sent a close frame."""
         if not self.closing and self.transport:
             self.closing = True
             self.transport.write(frames.close_frame(code))
@@ -185,9 +185,9 @@ class MessageSocket(UpgradedConnection):
             self.transport.write(frames.pong_frame(self._ping))
             self._ping = None
 
-    def _hold_back(self) -> None:
-        """Read, or do not."""
-        stop = not self._over and (self._scheduled or len(self._inbox) >= MAX_WAITING)
+    def _update_reading(self) -> None:
+        """Pauses or resumes reading."""
+        stop = not self._ended and (self._scheduled or len(self._inbox) >= MAX_WAITING)
         if stop != self._stopped and self.transport and not self.transport.is_closing():
             self._stopped = stop
             if stop:
@@ -195,39 +195,39 @@ class MessageSocket(UpgradedConnection):
             else:
                 self.transport.resume_reading()
 
-    # -- its end
+    # -- ends
 
     def _fail(self, error: FrameError) -> None:
-        """Close, although what comes can no longer be read: that the client closes, too, shows in the end of its bytes."""
+        """Closes after a violation. The following bytes cannot be parsed; the client's close shows in the end of its bytes."""
         if not self.closing and self.transport and not self.transport.is_closing():
             self.close(error.code, error.reason)
             self.transport.write_eof()
             self._refused(_fault_of(error))
 
     def _stop(self) -> None:
-        """Take no further message, and drop those that wait."""
-        self._over = True
+        """Accepts no further message, and drops waiting ones."""
+        self._ended = True
         if self._lease:
             self._lease.close()
             self._lease = None
         while self._inbox:
             self._inbox.popleft().lease.close()
         self._pieces = BytesIO()
-        self._hold_back()
-        self._wake_taker()
+        self._update_reading()
+        self._wake_consumer()
 
-    def _wake_taker(self) -> None:
-        if self._taker and not self._taker.done():
-            self._taker.set_result(None)
+    def _wake_consumer(self) -> None:
+        if self._consumer and not self._consumer.done():
+            self._consumer.set_result(None)
 
     def _interval(self) -> float:
-        return min(PING_S, self._live.config.limits.client_idle_s / _LOOKS)
+        return min(PING_S, self._live.config.limits.client_idle_s / _CHECKS)
 
-    def _look(self) -> None:
-        """Whether it has been silent for too long."""
+    def _check_silence(self) -> None:
+        """Ends the connection after too much silence."""
         if self.transport is None:
             return
-        self._timer = self.loop.call_later(self._interval(), self._look)
+        self._timer = self.loop.call_later(self._interval(), self._check_silence)
         limits, now = self._live.config.limits, self.loop.time()
         silent_s = now - self._heard
         if self.closing:
@@ -252,7 +252,7 @@ class MessageSocket(UpgradedConnection):
 
 
 def _fault_of(error: FrameError) -> GatewayError:
-    """As HTTP has it."""
+    """The corresponding HTTP error."""
     if error.code == frames.TOO_LARGE:
         return GatewayError(413, "request_too_large", f"{error.reason}.")
     return GatewayError(400, "websocket_protocol", f"{error.reason}.")

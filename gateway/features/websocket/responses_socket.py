@@ -1,17 +1,17 @@
-"""Responses' WebSocket mode: GET /v1/responses with an upgrade. Engines do not have it; the gateway serves it itself.
+"""The WebSocket mode of Responses: GET /v1/responses with an upgrade. Engines do not have it; the gateway implements it.
 
-    message ──► its lane ──► one request after another: Lifecycle, as POST /v1/responses ──► one message for each event
+    message ──► its lane ──► one request after another: Lifecycle, as POST /v1/responses ──► one message per event
 
-Each `stream_id` has a lane of its own, messages without one share one; lanes run side by side. What a connection may have is
-bounded: MAX_LANES that run, MAX_QUEUED messages that wait, and their bytes by the memory budget, as for other requests. Further
-messages are answered with an error at once, and no message is read while its client does not read answers. A message that is
-refused is a request like any other: it is counted and logged.
+Each `stream_id` has its own lane; messages without one share a lane. Lanes run in parallel. A connection is limited to
+MAX_LANES running lanes and MAX_QUEUED waiting messages, and their bytes by the memory budget, as for other requests. Further
+messages get an error at once. No message is read while the client does not read answers. A refused message is counted and
+logged like any request.
 
-The connection remembers the newest response of each lane, so that a message can go on with one that nothing keeps
+The connection remembers the latest response of each lane, so that a message can continue a response that is not stored
 (`features/histories/recent.py`).
 
-The headers of the request that opened the connection are those of every message. A client that leaves, or closes, has its
-requests cancelled. When the gateway goes down, what was sent before runs to its end; then the connection is closed (1001).
+The headers of the opening request apply to every message. When a client leaves or closes, its requests are cancelled. When the
+gateway shuts down, earlier messages are answered; then the connection is closed (1001).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gateway.admission.cors import require_origin
 from gateway.admission.memory import LARGE_BODY, MemoryLease, parsing
 from gateway.config.live import Live
 from gateway.errors import GatewayError, bad_request, internal_error, shutting_down
-from gateway.features.histories.recent import NewestResponses, RecentResponses
+from gateway.features.histories.recent import ConnectionResponses, RecentResponses
 from gateway.features.websocket.frames import GOING_AWAY, text_frame
-from gateway.features.websocket.handshake import accepting
+from gateway.features.websocket.handshake import accept_head
 from gateway.features.websocket.message_request import MessageRequest, SocketOpening, message_of
 from gateway.features.websocket.message_socket import Message, MessageSocket
 from gateway.features.websocket.takeover import UpgradedReply
@@ -52,17 +52,17 @@ class ResponsesSockets:
         self.recent = RecentResponses()
 
     async def serve(self, request: HttpRequest) -> UpgradedReply:
-        """Until the connection has ended. Raises GatewayError if there is to be none, ConnectionError if the client left."""
+        """Serves a connection until its end. Raises GatewayError if it is refused, ConnectionError if the client left."""
         fields = request.fields
         require_origin(self.live.cors_origins, fields.get("Origin"))
         if self.running.draining:
             raise shutting_down()
         await self.lifecycle.require_welcome(request)
-        head = accepting(fields)
+        head = accept_head(fields)
         conversation = SocketConversation(self, request)
         if not conversation.socket.take_over(request, head):
             conversation.close()
-            raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
+            raise bad_request("A client must wait for the answer to its handshake before it sends a message.")
         await conversation.run()
         return UpgradedReply()
 
@@ -73,22 +73,22 @@ class SocketConversation:
     def __init__(self, server: ResponsesSockets, request: HttpRequest) -> None:
         loop = asyncio.get_running_loop()
         account = request.lease.account
-        self.socket = MessageSocket(loop, server.live, account, self._is_busy, self._refused_unread)
+        self.socket = MessageSocket(loop, server.live, account, self._is_busy, self._refuse_unread)
         self._account = account
         self._server = server
         self._opening = SocketOpening(request)
-        self._newest = NewestResponses(server.recent, account)
+        self._responses = ConnectionResponses(server.recent, account)
         self._lanes: dict[str, deque[MessageRequest]] = {}
         self._tasks = set[asyncio.Task[None]]()
         self._queued = 0
         self._number = 0
 
     async def run(self) -> None:
-        """Until the connection has ended."""
+        """Runs until the connection has ended."""
         running = self._server.running
         running.tell(self._drain)
         try:
-            if running.draining:  # since the request was looked at
+            if running.draining:  # since the request arrived
                 self._drain()
             while (message := await self.socket.next()) is not None:
                 await self._take(message)
@@ -100,16 +100,16 @@ class SocketConversation:
             self._cancel()
             if self._tasks:
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._newest.close()
+            self._responses.close()
             self.socket.abort()
 
     def close(self) -> None:
-        """It has not begun."""
+        """Ends a conversation that was not run."""
         self.socket.lost()
-        self._newest.close()
+        self._responses.close()
 
     async def _take(self, message: Message) -> None:
-        """Put a message into its lane, or answer with an error."""
+        """Puts a message into its lane, or answers with an error."""
         begun, request = self._server.lifecycle.clock(), self._request(message.lease)
         try:
             await self._read(message, request)
@@ -130,7 +130,7 @@ class SocketConversation:
         else:
             with parsing(lease, len(data)):
                 found, body = await self._server.parsing.created(data, lease.account.client)
-        request.put(body, found, self._newest)
+        request.put(body, found, self._responses)
 
     def _put(self, request: MessageRequest) -> None:
         """Raises GatewayError 429 or 503."""
@@ -138,20 +138,20 @@ class SocketConversation:
             raise shutting_down()
         lane = self._lanes.get(request.stream_id)
         if self._queued >= MAX_QUEUED:
-            raise _too_many(f"{MAX_QUEUED} messages of this connection wait")
+            raise _too_many(f"{MAX_QUEUED} messages of this connection are waiting")
         if lane is not None:
             lane.append(request)
             self._queued += 1
             return
         if len(self._lanes) >= MAX_LANES:
-            raise _too_many(f"{MAX_LANES} lanes (stream_id) of this connection run")
+            raise _too_many(f"{MAX_LANES} lanes (stream_id) of this connection are running")
         self._lanes[request.stream_id] = deque()
         task = asyncio.create_task(self._serve(request), name="lane")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, request: MessageRequest) -> None:
-        """A lane, from its first request on until no other waits in it."""
+        """Runs a lane until no request waits in it."""
         lane = self._lanes[request.stream_id]
         try:
             while True:
@@ -170,12 +170,12 @@ class SocketConversation:
             for left in lane:
                 self._queued -= 1
                 left.close()
-            self.socket.used()
+            self.socket.restart_idle_time()
             if self._server.running.draining:
                 self._drain()
 
     async def _answer(self, request: MessageRequest) -> None:
-        """Raises ConnectionError if the client has left."""
+        """Serves a request. Raises ConnectionError if the client has left."""
         if self._server.running.over:
             self._refuse(request, shutting_down(), self._server.lifecycle.clock())
             return
@@ -189,20 +189,20 @@ class SocketConversation:
         return MessageRequest(self._opening, self.socket, self._number, lease)
 
     def _refuse(self, request: MessageRequest, error: GatewayError, begun: float) -> None:
-        """Answer, unless the client has left."""
+        """Sends an error, unless the client has left."""
         request.close()
         with contextlib.suppress(ConnectionError):
             self._server.lifecycle.refuse(request, error, begun)
 
-    def _refused_unread(self, error: GatewayError) -> None:
-        """A message that could not be read, for which the connection is being closed."""
+    def _refuse_unread(self, error: GatewayError) -> None:
+        """Refuses a message that could not be read; the connection is closing."""
         self._refuse(self._request(self._account.lease()), error, self._server.lifecycle.clock())
 
     def _is_busy(self) -> bool:
         return bool(self._lanes)
 
     def _drain(self) -> None:
-        """The gateway goes down: close, once nothing runs."""
+        """Closes the connection for the gateway's shutdown, if no request runs."""
         if not self._lanes:
             self.socket.close(GOING_AWAY, "the gateway is shutting down")
 

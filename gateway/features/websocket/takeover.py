@@ -1,8 +1,8 @@
 """A client's connection after an upgrade.
 
-The transport is given another protocol (`set_protocol`); the one that it had, which counts the connection and charges what its
-client does not read, goes on to hear of that and of the end. RFC 6455 has clients wait for the answer to their handshake: one
-that has sent anything before is refused.
+The transport gets another protocol (`set_protocol`). The earlier protocol, which counts the connection and charges unread
+bytes, still hears of those and of the end. By RFC 6455 a client must wait for the answer to its handshake; a client with
+earlier bytes is refused.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from gateway.request.client import ClientReply
 from gateway.server.http.request import HttpRequest
 from gateway.upstream.client import PausableSource
 
-LAST_S: Final = 5.0  # for a client to close its side, and to read what is written, after the last byte
+LAST_S: Final = 5.0  # time for a client to read the last bytes and close its side
 
 
 class ReplacedProtocol(Protocol):
-    """The protocol that a transport had: `http.connection.ClientConnection`."""
+    """The earlier protocol of the transport: `http.connection.ClientConnection`."""
 
     @property
     def sent_early(self) -> bool:
-        """Whether anything has come behind the request that is being answered, or some of its body is still to come."""
+        """True if bytes follow the current request, or its body is incomplete."""
 
     def connection_lost(self, exc: Exception | None, /) -> None: ...
     def pause_writing(self) -> None: ...
@@ -30,9 +30,9 @@ class ReplacedProtocol(Protocol):
 
 
 class UpgradedConnection(asyncio.Protocol):
-    """Base class. To be overridden: `data_received`, and `lost`.
+    """Base class. To be overridden: `data_received` and `lost`.
 
-    transport: None once it is lost. writable: the client keeps up. sources: replicas' answers, paused while it does not.
+    transport: None after its end. writable: the client reads fast enough. sources: replicas' answers, paused while it does not.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,7 +45,7 @@ class UpgradedConnection(asyncio.Protocol):
         self._last: asyncio.TimerHandle | None = None
 
     def take_over(self, request: HttpRequest, head: bytes) -> bool:
-        """Answer the request with this head, and have the bytes that follow. False: the client has sent some already.
+        """Answers the request with this head, and receives the following bytes. False: the client has already sent some.
 
         Raises ConnectionResetError if it has left.
         """
@@ -74,7 +74,7 @@ class UpgradedConnection(asyncio.Protocol):
             before.connection_lost(exc)
 
     def eof_received(self) -> bool:
-        """No half-open connections: the transport is closed."""
+        """Half-open connections are not supported: closes the transport."""
         return False
 
     def pause_writing(self) -> None:
@@ -93,13 +93,13 @@ class UpgradedConnection(asyncio.Protocol):
         self._wake()
 
     def feed_from(self, answer: PausableSource) -> None:
-        """Another answer that is to be paused while the client does not keep up."""
+        """Adds an answer that is paused while the client does not read."""
         self.sources.add(answer)
         if not self.writable:
             answer.pause()
 
     async def drained(self) -> None:
-        """Wait until the client keeps up, or has left."""
+        """Waits until the client reads, or has left."""
         while not self.writable and self.transport:
             waiter = self.loop.create_future()
             self._waiters.append(waiter)
@@ -112,13 +112,13 @@ class UpgradedConnection(asyncio.Protocol):
         self.transport.write(data)
 
     def end(self) -> None:
-        """Close, once what is written was read, which has LAST_S. Idempotent."""
+        """Closes after the written bytes are read, within LAST_S. Idempotent."""
         if self.transport:
             self.transport.close()
             self.end_within(LAST_S)
 
     def end_within(self, seconds: float) -> None:
-        """Drop the connection then, if it has not ended."""
+        """Aborts the connection after this time, if it has not ended."""
         if self._last is None and self.transport:
             self._last = self.loop.call_later(seconds, self.abort)
 
@@ -134,4 +134,4 @@ class UpgradedConnection(asyncio.Protocol):
 
 
 class UpgradedReply(ClientReply):
-    """The reply on a connection that was upgraded and has ended: there is nothing more to write."""
+    """The reply on an upgraded connection that has ended: nothing more is written."""

@@ -1,13 +1,13 @@
-"""WebSockets that go to a replica: the request for the upgrade, its answer, and then bytes in both directions.
+"""WebSockets to a replica: the upgrade request, its answer, and then bytes in both directions.
 
-    GET /v1/realtime?model=M ──► Lifecycle, as any request ──► 101: bytes both ways, until one side ends
-                                                           └─► any other answer: plain HTTP, as it came
+    GET /v1/realtime?model=M ──► Lifecycle, as any request ──► 101: bytes in both directions, until one side ends
+                                                           └─► any other answer: plain HTTP
 
-The handshake is the replica's: its key and subprotocol pass, and so do all frames. Extensions are not offered to it, for usage
-cannot be read in compressed frames; what it reports in passing is the request's (`usage_tap.py`). Until its 101 it is tried on
-other replicas, as any request before its first byte. From then on the gateway only says that a connection has ended, with a
-close frame behind the replica's last whole frame: 1011 if the replica is gone or nothing passes for `timeouts.idle_s`, 1001 if
-the gateway goes down. A side that is not read holds the other one back.
+The replica does the handshake: its key and subprotocol pass, and so do all frames. Extensions are not offered to it, because
+usage cannot be read in compressed frames; reported usage is the request's (`usage_tap.py`). Before the 101, other replicas are
+tried, as for any request before its first byte. Afterwards the gateway only reports the end of a connection, with a close frame
+after the replica's last complete frame: 1011 if the replica has ended or nothing passes for `timeouts.idle_s`, 1001 if the
+gateway shuts down. A side that is not read pauses the other one.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Tunnels:
         self._running = running
 
     async def serve(self, request: HttpRequest) -> ClientReply:
-        """Until the connection has ended; any other answer than a 101 is returned. Raises as `Lifecycle.serve`."""
+        """Serves a connection until its end; any other answer than a 101 is returned. Raises as `Lifecycle.serve`."""
         require_origin(self._live.cors_origins, request.headers.get("Origin"))
         if self._running.draining:
             raise shutting_down()
-        asking = UpgradeRequest(request, self._running)
-        reply = await self._lifecycle.serve(asking)
+        upgrade = UpgradeRequest(request, self._running)
+        reply = await self._lifecycle.serve(upgrade)
         if not isinstance(reply, TunnelReply):
             return reply
         if reply.plain:
@@ -60,7 +60,7 @@ class Tunnels:
 
 
 class UpgradeRequest(ClientRequest):
-    """A request for an upgrade that goes to a replica. opening: the same as the connection has read it."""
+    """An upgrade request to a replica. opening: the client's request."""
 
     def __init__(self, opening: HttpRequest, running: RunningRequests) -> None:
         super().__init__(opening.method, opening.path, opening.target, opening.headers, opening.lease)
@@ -78,7 +78,7 @@ class UpgradeRequest(ClientRequest):
 
     @property
     def here(self) -> bool:
-        """It has no body."""
+        """True: it has no body."""
         return True
 
     @property
@@ -93,7 +93,7 @@ class UpgradeRequest(ClientRequest):
 
 
 class TunnelReply(ClientReply):
-    """The answer to one. plain: what writes it, if it is no 101."""
+    """The answer to an upgrade request. plain: the reply if the answer is not a 101."""
 
     def __init__(self, request: UpgradeRequest, running: RunningRequests, *, keep_alive: bool, patience_s: float) -> None:
         super().__init__()
@@ -104,10 +104,10 @@ class TunnelReply(ClientReply):
         self._patience_s = patience_s
         self._socket: TunnelSocket | None = None
         self._tap = UsageTap()
-        self._passed = Boundaries(self._tap)  # of the replica's frames
+        self._boundaries = Boundaries(self._tap)  # of the replica's frames
 
     def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
-        """Raises GatewayError 400 for a client that has not waited for its handshake."""
+        """Raises GatewayError 400 for a client that has not waited for the handshake."""
         if status != SWITCHING:
             self.plain = self._request.opening.reply(keep_alive=self.keep_alive, patience_s=self._patience_s)
             self.plain.begin(status, headers, length=length, first=first)
@@ -115,7 +115,7 @@ class TunnelReply(ClientReply):
             return
         socket = TunnelSocket(asyncio.get_running_loop(), self)
         if not socket.take_over(self._request.opening, b"%b%b\r\n" % (_HEAD, headers)):
-            raise bad_request("A client has to wait for the answer to its handshake before it sends a message.")
+            raise bad_request("A client must wait for the answer to its handshake before it sends a message.")
         self._socket = socket
         self.begun = True
         if first:
@@ -125,9 +125,9 @@ class TunnelReply(ClientReply):
         if self.plain:
             self.plain.write(data)
         elif self._socket:
-            self._passed.feed(data)
+            self._boundaries.feed(data)
             self.usage, self.unread = self._tap.usage, self._tap.unread
-            self.satisfied = self.satisfied or self._passed.closing
+            self.satisfied = self.satisfied or self._boundaries.closing
             self._socket.write(data)
 
     def end(self, last: bytes = b"") -> None:
@@ -153,20 +153,20 @@ class TunnelReply(ClientReply):
             self._socket.connect(answer, self._request)
 
     async def ended(self) -> None:
-        """Wait for the end of the connection."""
+        """Waits for the end of the connection."""
         if self._socket:
             await self._socket.ended()
 
     def _close(self) -> None:
-        """The replica's side has ended."""
+        """Closes the client's side, because the replica's side has ended."""
         socket = self._socket
         if socket is None or socket.transport is None or socket.transport.is_closing():
             return
-        if self._running.over and self._passed.between:
+        if self._running.over and self._boundaries.between:
             socket.write(close_frame(GOING_AWAY, "the gateway is shutting down"))
-        elif not self._passed.closing and self._passed.between:
+        elif not self._boundaries.closing and self._boundaries.between:
             socket.write(close_frame(INTERNAL_ERROR, "the connection to the replica has ended"))
-        elif not self._passed.closing:
+        elif not self._boundaries.closing:
             socket.abort()
             return
         socket.end()
@@ -183,12 +183,12 @@ class TunnelSocket(UpgradedConnection):
         self._reply: ClientReply | None = reply
         self._answer: ReplicaAnswer | None = None
         self._request: UpgradeRequest | None = None
-        self._passed = Boundaries()  # of the client's frames
-        self._charged = 0  # bytes that the replica does not read
-        self._over: asyncio.Future[None] | None = None
+        self._boundaries = Boundaries()  # of the client's frames
+        self._charged = 0  # bytes not read by the replica
+        self._end: asyncio.Future[None] | None = None
 
     def connect(self, answer: ReplicaAnswer | None, request: UpgradeRequest) -> None:
-        """Both directions; None: the replica's side has ended."""
+        """Connects both directions. None: the replica's side has ended."""
         self._hold(False)
         self.sources.clear()
         self._answer, self._request = answer, request
@@ -197,26 +197,26 @@ class TunnelSocket(UpgradedConnection):
             answer.when_held(self._hold)
 
     def data_received(self, data: bytes) -> None:
-        """After the end of the replica's side it is dropped."""
+        """Forwards; after the end of the replica's side, bytes are dropped."""
         if self._answer:
-            self._passed.feed(data)
-            if self._reply and self._passed.closing:
+            self._boundaries.feed(data)
+            if self._reply and self._boundaries.closing:
                 self._reply.satisfied = True
             self._answer.forward(data)
 
     def lost(self) -> None:
         self._hold(False)
         self._answer = self._request = self._reply = None
-        if self._over and not self._over.done():
-            self._over.set_result(None)
+        if self._end and not self._end.done():
+            self._end.set_result(None)
 
     async def ended(self) -> None:
         while self.transport:
-            self._over = self.loop.create_future()
-            await self._over
+            self._end = self.loop.create_future()
+            await self._end
 
     def _hold(self, on: bool) -> None:
-        """The replica does not read what is forwarded, or does again."""
+        """on: the replica does not read forwarded bytes; otherwise it reads again."""
         transport, request = self.transport, self._request
         if transport is None or transport.is_closing():
             return

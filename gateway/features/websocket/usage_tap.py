@@ -1,10 +1,10 @@
-"""The tokens of a realtime session, read in what its replica sends, as that passes. Pure.
+"""Reads the tokens of a realtime session from the frames of its replica. Pure.
 
-    frames ──► text messages with "response.done" in them ──► their usage, summed
+    frames ──► text messages that contain "response.done" ──► their usage, summed
 
-`Boundaries` walks the frames; here a message is searched where it lies, and only one that came in several reads or frames is
-copied, up to MAX_EVENT bytes. A JSON text has the name of an event in it as it is: within a string its quotes were escaped.
-What may have been such an event and could not be read (compressed, masked, too long, without a usage) is `unread`.
+`Boundaries` parses the frames. A message is searched in place; only a message from several reads or frames is copied, up to
+MAX_EVENT bytes. An event's name appears literally in JSON; inside a string its quotes would be escaped. If a possible event
+could not be read (compressed, masked, too long, without usage), `unread` is set.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from gateway.features.websocket.boundaries import FrameTap
 
 MAX_EVENT: Final = 1 << 18
 
-_RESPONSE, _TRANSCRIPTION = "response.done", "transcription.done"  # OpenAI's, and vLLM's for audio that becomes text
+_RESPONSE, _TRANSCRIPTION = "response.done", "transcription.done"  # OpenAI's, and vLLM's for transcription
 _MARKS: Final = (b'"response.done"', b'"transcription.done"')
-_LONGEST: Final = max(map(len, _MARKS)) - 1  # bytes of a mark that may have come already
+_LONGEST: Final = max(map(len, _MARKS)) - 1  # bytes of a mark that may be at the end of the previous piece
 _TEXT, _CONTROLS = 1, 8
 _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
 
 
 class UsageTap(FrameTap):
-    """One session. usage: the sum so far, None: none was reported."""
+    """One session. usage: the sum so far; None: none was reported."""
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
         self.unread = False
-        self._left = 0  # bytes of the current frame that are still to come
-        self._in_message = False  # a text message that can be read has begun
-        self._reading = False  # the current frame is a part of it
-        self._final = False  # and its last one
-        self._held = bytearray()  # of the message, where it did not come at once
-        self._searched: bytes | None = None  # the end of what has come of one that is too long for that
+        self._left = 0  # outstanding bytes of the current frame
+        self._in_message = False  # a readable text message has begun
+        self._reading = False  # the current frame is part of a readable message
+        self._final = False  # and its last frame
+        self._held = bytearray()  # the received parts of a message in several pieces
+        self._searched: bytes | None = None  # the last bytes of a message that is too long to be held
 
     def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
         self._left = length - (end - begin)
@@ -70,19 +70,19 @@ class UsageTap(FrameTap):
         if self._searched is not None:
             self._search(data, begin, end)
             return
-        whole = self._final and not self._left
-        if not (whole and not self._held):
+        complete = self._final and not self._left
+        if not (complete and not self._held):
             self._held += data[begin:end]
-            if whole:
+            if complete:
                 held, self._held = bytes(self._held), bytearray()
                 self._read(held, 0, len(held))
         else:
             self._read(data, begin, end)
-        if whole:
+        if complete:
             self._in_message = self._reading = False
 
     def _search(self, data: bytes, begin: int, end: int) -> None:
-        """A piece of a message that is too long to be held."""
+        """Searches a piece of a message that is too long to be held."""
         assert self._searched is not None
         text = self._searched + data[begin:end]
         if _marked(text, 0, len(text)):
@@ -91,7 +91,7 @@ class UsageTap(FrameTap):
             self._searched = text[-_LONGEST:]
 
     def _read(self, data: bytes, begin: int, end: int) -> None:
-        """A whole message."""
+        """Reads a complete message."""
         if not _marked(data, begin, end):
             return
         try:
@@ -112,7 +112,7 @@ class UsageTap(FrameTap):
 
 
 def usage_of(holder: object) -> Usage | None:
-    """The `usage` of a response, or of an event, in the words of realtime APIs or of chat; None: none that makes sense."""
+    """The `usage` of a response or event, in the format of realtime APIs or of chat. None: missing or invalid."""
     usage: Any = holder.get("usage") if isinstance(holder, dict) else None
     if not isinstance(holder, dict) or not isinstance(usage, dict):
         return None
@@ -126,7 +126,7 @@ def usage_of(holder: object) -> Usage | None:
 
 
 def added(before: Usage | None, usage: Usage) -> Usage:
-    """Both. Cached tokens are unknown where neither has them."""
+    """The sum. Cached tokens are unknown if neither has them."""
     if before is None:
         return usage
     cached = None if before.cached is usage.cached is None else (before.cached or 0) + (usage.cached or 0)

@@ -1,4 +1,4 @@
-"""Which requests open a WebSocket, and who serves it. Any other request for an upgrade is answered as plain HTTP."""
+"""Dispatches WebSocket requests. Other upgrade requests are answered as plain HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSION: Final = f"Sec-WebSocket-Version: {VERSION}\r\n".encode()
 
 
 class WebSockets:
-    """Of one gateway. Their requests go through its lifecycle, and see its configuration and its end."""
+    """The WebSockets of one gateway. Their requests go through its lifecycle."""
 
     def __init__(self, core: Core) -> None:
         live, running, lifecycle = core.live, core.running, core.lifecycle
@@ -25,11 +25,11 @@ class WebSockets:
         self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running)
 
     def wanted(self, request: HttpRequest) -> bool:
-        """Whether `serve` is for this request."""
+        """True if `serve` handles this request."""
         return wants_websocket(request) and (request.path == RESPONSES_PATH or request.path in TUNNELED)
 
     async def serve(self, request: HttpRequest) -> ClientReply:
-        """Until the connection has ended, or the answer is another one. Raises ConnectionError."""
+        """Serves a connection until its end, or returns another answer. Raises ConnectionError."""
         begun = self._lifecycle.clock()
         try:
             if request.path == RESPONSES_PATH:

@@ -2,9 +2,9 @@
 
     length of the message (4 bytes), worker (8 bytes), message
 
-`worker` is the one that a message comes from or is for, as the hub numbers them (HUB: the hub itself); or a router of another
-gateway, of which there may be more than four bytes can number, for each that comes gets another number. Messages:
-`messages.py`. A frame that is too long, or whose message does not decode, ends the channel: nothing behind it can be trusted.
+`worker` is the sender or the receiver of the message, by its number at the hub (HUB: the hub itself). It may also be a router
+of another gateway. These get a new number at each start, so four bytes might not suffice. Messages: `messages.py`. A frame that
+is too long, or whose message does not decode, ends the channel, because later frames cannot be trusted.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ log = logging.getLogger("warmroute.workers")
 
 HEAD: Final = struct.Struct("<IQ")
 HUB: Final = 0
-MAX_MESSAGE_BYTES: Final = 256 << 20  # the counters of 64 workers, each with all the label sets that it may have
+MAX_MESSAGE_BYTES: Final = 256 << 20  # the counters of 64 workers, each with all permitted label sets
 
 Receive = Callable[[int, Message, bytes], None]
-"""worker, message, and the bytes that it was decoded from, to be forwarded. May raise MessageError for its content."""
+"""(worker, message, encoded message for forwarding). May raise MessageError because of the content."""
 
 
 class ChannelError(Exception):
-    """The other end has sent an invalid frame; the text is the reason."""
+    """The other end has sent an invalid frame. The message is the reason."""
 
 
 class Channel(asyncio.Protocol):
-    """One end. Frames wait until there is a receiver. error: what ended the channel, if the other end broke the rules."""
+    """One end of the channel. Frames wait until there is a receiver. error: set if the other end has sent an invalid frame."""
 
     __slots__ = ("_buffer", "_decode", "_lost", "_receive", "_transport", "closed", "error")
 
@@ -45,17 +45,17 @@ class Channel(asyncio.Protocol):
         self._receive: Receive | None = None
         self._lost: Callable[[], None] | None = None
         self.error: ChannelError | None = None
-        self.closed = asyncio.Event()  # the other end is gone
+        self.closed = asyncio.Event()  # the other end has closed
 
     def receive(self, receive: Receive, lost: Callable[[], None]) -> None:
-        """From now on frames go there. lost: the other end is gone; called once."""
+        """Passes waiting and later frames to `receive`. lost: called once when the other end has closed."""
         self._receive, self._lost = receive, lost
         self._parse()
         if self.closed.is_set():
             lost()
 
     async def first(self) -> tuple[int, Message]:
-        """(worker, message) of the first frame; the others wait. Raises ConnectionError if there is none."""
+        """(worker, message) of the first frame; later frames wait. Raises ConnectionError if there is none."""
         waiter: asyncio.Future[tuple[int, Message]] = asyncio.get_running_loop().create_future()
 
         def receive(worker: int, message: Message, _payload: bytes) -> None:
@@ -64,30 +64,30 @@ class Channel(asyncio.Protocol):
 
         def lost() -> None:
             if not waiter.done():
-                waiter.set_exception(ConnectionError("the other end is gone"))
+                waiter.set_exception(ConnectionError("the other end has closed"))
 
         self.receive(receive, lost)
         return await waiter
 
     def send(self, message: Message, worker: int = HUB) -> None:
-        """Nothing happens if the other end is gone."""
+        """Does nothing if the other end has closed."""
         self.forward(encode(message), worker)
 
     def forward(self, payload: bytes, worker: int) -> None:
-        """Send a message that is encoded already."""
+        """Sends an encoded message."""
         if self._transport is not None:
             self._transport.write(HEAD.pack(len(payload), worker) + payload)
 
     @property
     def unsent(self) -> int:
-        """Bytes that the other end has not taken yet."""
+        """Bytes that the other end has not read yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
-    # -- the event loop's side
+    # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

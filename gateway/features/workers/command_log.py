@@ -1,14 +1,14 @@
-"""Log of the operators' commands that a new worker has to execute first.
+"""Log of the operators' commands that a new worker must execute first.
 
-    sent to all workers ──► pending ── all have answered, none refused ──► in force, until another one undoes it
-                               └────── one refused ──► forgotten
+    sent to all workers ──► pending ── all have answered, none refused ──► in force, until a later one undoes it
+                               └────── one refused ──► dropped
 
-All workers execute all commands in one order, so that all accept or refuse the same ones; in that order they come into force,
-whichever is answered first. A new worker executes those in force, then the pending ones, which it answers too. A worker that
-ended without an answer is not waited for.
+All workers execute all commands in one order, so all accept or refuse the same ones. Commands come into force in that order,
+independent of the order of the answers. A new worker executes the commands in force, then the pending ones, which it answers,
+too. A worker that ended without an answer is not waited for.
 
-What is in force is bounded: an addition by the replicas that a gateway may have, for workers refuse more, and drains by
-DRAINS_MOST, of which the oldest is dropped.
+The commands in force are bounded: additions by the replicas of a gateway, because workers refuse more, and drains by
+MAX_DRAINS, of which the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from gateway.config.schema import MAX_REPLICAS, Config
 from gateway.features.workers.channel import HUB
 from gateway.fleet.membership import CONFIGURATION, OPERATORS, member_of
 
-PENDING_MOST: Final = 1000
-DRAINS_MOST: Final = MAX_REPLICAS
+MAX_PENDING: Final = 1000
+MAX_DRAINS: Final = MAX_REPLICAS
 
-Replayed = Drain | Join | Leave
-"""The commands that a new worker has to execute."""
+ReplicaCommand = Drain | Join | Leave
+"""A command that a new worker must execute."""
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
-    """payload: the encoded message. waiting_for: the workers that have not answered yet. accepted: one has executed it."""
+class _PendingCommand:
+    """payload: the encoded message. waiting_for: workers that have not answered yet. accepted: a worker has executed it."""
 
-    command: Replayed
+    command: ReplicaCommand
     payload: bytes
     waiting_for: set[int]
     accepted: bool = False
 
 
-_Which = tuple[int, int]
-"""An asker, and its number for a command."""
+_CommandId = tuple[int, int]
+"""The asker, and its number for the command."""
 
 
 @dataclass(slots=True, eq=False)
 class _FoldedCommands:
-    """Additions and drains by name. joining, draining: those that are pending; a replica that is joining has no other drain."""
+    """Additions and drains by name. joining, draining: the pending ones; a joining replica has no other drain."""
 
     added: dict[str, tuple[Join, bytes]]
     drained: dict[str, bytes]
-    joining: dict[str, tuple[_Which, _Pending]] = field(default_factory=dict)
-    draining: dict[str, tuple[_Which, _Pending]] = field(default_factory=dict)
+    joining: dict[str, tuple[_CommandId, _PendingCommand]] = field(default_factory=dict)
+    draining: dict[str, tuple[_CommandId, _PendingCommand]] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -69,31 +69,31 @@ class _FoldedCommands:
         return command
 
     def remove(self, name: str) -> None:
-        """Forget the addition of this name, and its drain."""
+        """Removes the addition of this name, and its drain."""
         for each in (self.added, self.drained, self.joining, self.draining):
             each.pop(name, None)
 
 
 class CommandLog:
-    """See the top of this file."""
+    """The commands in force, and the pending ones."""
 
     def __init__(self) -> None:
-        self._pending: dict[_Which, _Pending] = {}
+        self._pending: dict[_CommandId, _PendingCommand] = {}
         self._added: dict[str, tuple[Join, bytes]] = {}
         self._drained: dict[str, bytes] = {}
 
-    def send(self, asker: int, number: int, command: Replayed, payload: bytes, workers: Iterable[int]) -> None:
-        """The command goes to these workers."""
-        self._pending[asker, number] = _Pending(command, payload, set(workers))
+    def send(self, asker: int, number: int, command: ReplicaCommand, payload: bytes, workers: Iterable[int]) -> None:
+        """Registers a command that is sent to these workers."""
+        self._pending[asker, number] = _PendingCommand(command, payload, set(workers))
 
     @property
     def full(self) -> bool:
-        return len(self._pending) >= PENDING_MOST
+        return len(self._pending) >= MAX_PENDING
 
     def is_pending(self, asker: int, number: int) -> bool:
         return (asker, number) in self._pending
 
-    def answered(self, worker: int, asker: int, number: int, *, accepted: bool) -> None:
+    def note_answer(self, worker: int, asker: int, number: int, *, accepted: bool) -> None:
         """A worker has executed or refused a pending command."""
         if accepted:
             pending = self._pending[asker, number]
@@ -103,34 +103,34 @@ class CommandLog:
             del self._pending[asker, number]
         self._bring_into_force()
 
-    def ended(self, worker: int) -> None:
-        """O(pending)."""
+    def note_end(self, worker: int) -> None:
+        """A worker has ended. O(pending)."""
         for pending in self._pending.values():
             pending.waiting_for.discard(worker)
         self._bring_into_force()
 
-    def reconfigured(self, before: Config, after: Config) -> None:
-        """There is another configuration: some additions end (`remaining`), and so does a drain whose replica leaves, or comes.
+    def apply_config(self, before: Config, after: Config) -> None:
+        """Applies another configuration: it ends some additions (`remaining`), and drains of replicas that it removes or adds.
 
-        As in the workers, a replica with another URL is another one. A drain of a name that neither knows stays: it may be that
-        of a source's member. The workers execute all pending commands before: what these have come to then is all that a new
-        worker, which begins with `after`, may learn of them.
+        As in the workers, a replica with another URL is another replica. A drain of a name in neither configuration stays,
+        because it may concern a replica of a source. The workers execute all pending commands before the configuration. A new
+        worker starts with `after`, so it must learn only their result.
         """
         done = self._fold(before)
         known = _urls(before) | {name: done.join(name).replica.url for name in done.names}
-        left = _outliving([done.join(name) for name in done.names], after)
+        left = _remaining_additions([done.join(name) for name in done.names], after)
         now = _urls(after) | {name: join.replica.url for name, join in left.items()}
         stays = {name for name in done.drained.keys() | done.draining.keys() if known.get(name) == now.get(name)}
-        # A drain of what the configuration names now is in force; that of what is still joining comes after its addition.
+        # A drain of a configured replica is in force now; a drain of a joining replica stays behind its addition.
         moved = {name: done.draining[name][1].payload for name in done.draining.keys() & stays if name not in left}
         self._added = {name: joined for name, joined in done.added.items() if name in left}
         self._drained = {name: payload for name, payload in (done.drained | moved).items() if name in stays}
-        kept = {which for one in (done.joining, done.draining) for name, (which, _) in one.items() if name in left}
-        self._pending = {which: pending for which, pending in self._pending.items() if which in kept}
+        remaining_ids = {which for one in (done.joining, done.draining) for name, (which, _) in one.items() if name in left}
+        self._pending = {which: pending for which, pending in self._pending.items() if which in remaining_ids}
         self._bring_into_force()
 
     def _fold(self, config: Config) -> _FoldedCommands:
-        """Additions and drains once the workers have executed all pending commands, with this configuration."""
+        """Additions and drains after the execution of all pending commands with this configuration."""
         done = _FoldedCommands(dict(self._added), dict(self._drained))
         configured = _urls(config)
         for which, pending in self._pending.items():
@@ -156,8 +156,8 @@ class CommandLog:
         return done
 
     def replay(self, worker: int) -> Iterator[tuple[int, bytes]]:
-        """The messages for a new worker, in order, each with its asker; HUB: it is in force. The pending ones now wait for this
-        worker, too.
+        """The messages for a new worker, in order, each with its asker (HUB: in force). The pending commands wait for its
+        answer, too.
         """
         for _, payload in self._added.values():
             yield HUB, payload
@@ -168,17 +168,17 @@ class CommandLog:
             yield asker, pending.payload
 
     def _bring_into_force(self) -> None:
-        """The oldest pending commands, up to one that a worker has not answered yet, or that all workers left unanswered."""
+        """Brings the oldest pending commands into force, up to one without an answer of some worker."""
         while self._pending:
             which, pending = next(iter(self._pending.items()))
             if pending.waiting_for or not pending.accepted:
                 return
             del self._pending[which]
             match pending.command:
-                case Join(_, replica):  # of two replicas with one name the first one stays
+                case Join(_, replica):  # of two replicas with one name the first stays
                     if replica.name not in self._added:
                         self._added[replica.name] = (pending.command, pending.payload)
-                        self._drained.pop(replica.name, None)  # that of a replica that has left
+                        self._drained.pop(replica.name, None)  # the drain of an earlier replica
                 case Leave(name):
                     self._added.pop(name, None)
                     self._drained.pop(name, None)
@@ -188,7 +188,7 @@ class CommandLog:
                         self._drained[name] = pending.payload
                 case _:
                     assert_never(pending.command)
-            while len(self._drained) > DRAINS_MOST:
+            while len(self._drained) > MAX_DRAINS:
                 del self._drained[next(iter(self._drained))]
 
     def __repr__(self) -> str:
@@ -196,12 +196,12 @@ class CommandLog:
 
 
 def _urls(config: Config) -> dict[str, str]:
-    """URLs of its replicas, by name."""
+    """URLs of the configured replicas, by name."""
     return {replica.name: replica.url for pool in config.pools for replica in pool.replicas}
 
 
-def _outliving(joins: Sequence[Join], config: Config) -> dict[str, Join]:
-    """The additions that this configuration leaves in force, by name. joins: the oldest first."""
+def _remaining_additions(joins: Sequence[Join], config: Config) -> dict[str, Join]:
+    """The additions that stay in force with this configuration, by name. joins: the oldest first."""
     members = [member_of(join.replica, join.pool) for join in joins]
     outlive = set(remaining(members, _urls(config).keys(), {pool.name for pool in config.pools}))
     return {member.name: join for join, member in zip(joins, members, strict=True) if member in outlive}

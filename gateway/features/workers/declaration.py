@@ -9,7 +9,7 @@ from gateway.features.workers.metrics import WorkerMetrics
 from gateway.features.workers.section import WORKERS
 
 FEATURE: Final = Feature(
-    wanted=lambda _config: False,  # it is around gateways, and adds nothing to one
+    wanted=lambda _config: False,  # it starts gateways, and adds nothing to one
     section=WORKERS,
     metrics=WorkerMetrics,
     serving=lambda config: "gateway.features.workers.serving:serve" if WORKERS.of(config) > 1 else "",

@@ -1,13 +1,13 @@
-"""New connections of a worker that does not accept, accepted by the supervisor and passed on to workers that do.
+"""Accepts the connections of a worker that does not accept, and passes them to other workers.
 
     listener of a silent worker ──► Handover (supervisor): accept ──► socket pair, SCM_RIGHTS ──► Receiver (another worker)
 
-The kernel spreads new connections over the listeners of all workers, also of one that hangs. Its listener stays open and is
-only shared for a while: a worker that was merely slow goes on to accept, and while no other worker is well the connections wait
-as before. The file descriptors of connections are in the supervisor only for a moment.
+The kernel distributes new connections over the listeners of all workers, including a hung one. Its listener stays open and is
+shared for a while: a merely slow worker continues to accept, and while no other worker is healthy, connections wait as before.
+The file descriptors of connections are in the supervisor for a moment only.
 
-A connection is lost if the worker that it is passed to ends before it has taken it, or has no file descriptor left for it: the
-kernel then closes it, and the client sees a reset. While the supervisor itself has none left, connections wait in the queue.
+A connection is lost if the receiving worker ends before it takes the connection, or has no free file descriptor: the kernel
+then closes it, and the client gets a reset. While the supervisor has no free file descriptor, connections wait in the queue.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gateway.errors import OUT_OF_RESOURCES
 
 log = logging.getLogger("warmroute.workers")
 
-BATCH: Final = 64  # connections in one iteration of the event loop
-PAUSE_S: Final = 0.02  # while no receiver has room, or this process has no file descriptors or memory left
-_MARK: Final = b"c"  # a file descriptor needs a byte to go with
+BATCH: Final = 64  # connections per iteration of the event loop
+PAUSE_S: Final = 0.02  # pause while no receiver has room, or this process lacks file descriptors or memory
+_MARK: Final = b"c"  # a file descriptor must be sent with at least one byte
 
 
 class Handover:
-    """Accepts on the listeners of one worker from now on and until `close`. Made within the event loop."""
+    """Accepts on the listeners of one worker from its creation until `close`. To be created in the event loop."""
 
     def __init__(self, listeners: Sequence[socket.socket], receivers: Callable[[], Sequence[socket.socket]]) -> None:
-        """receivers: the sockets of the workers that are well, as they are at the time of the call."""
+        """receivers: returns the sockets of the workers that are healthy now."""
         self._listeners = tuple(listeners)
         self._receivers = receivers
         self._loop = asyncio.get_running_loop()
@@ -45,8 +45,8 @@ class Handover:
         self.passed_on = 0
         self._watch()
 
-    def waits(self) -> bool:
-        """True: a connection waits to be accepted. O(listeners)."""
+    def has_waiting(self) -> bool:
+        """True if a connection waits to be accepted. O(listeners)."""
         poll = select.poll()
         for listener in self._listeners:
             poll.register(listener, select.POLLIN)
@@ -69,14 +69,14 @@ class Handover:
             self._loop.remove_reader(listener)
 
     def close(self) -> None:
-        """Before the listeners are closed. Idempotent."""
+        """To be called before the listeners are closed. Idempotent."""
         if self.open:
             self.open = False
             self._unwatch()
 
     def _accept(self, listener: socket.socket) -> None:
         receivers = self._receivers()
-        if not receivers:  # no worker is well any more: what is not accepted can wait
+        if not receivers:  # no worker is healthy: connections wait in the queue
             self.close()
             return
         for _ in range(BATCH):
@@ -87,15 +87,15 @@ class Handover:
             try:
                 client, _address = listener.accept()
             except OSError as error:
-                if error.errno in OUT_OF_RESOURCES:  # the listener stays readable: it would be asked again at once
+                if error.errno in OUT_OF_RESOURCES:  # the listener stays readable, so without a pause this would repeat at once
                     self._pause()
-                return  # else there are no more
-            with client, contextlib.suppress(OSError):  # that worker has just ended: so has this connection
+                return  # otherwise no connection waits
+            with client, contextlib.suppress(OSError):  # the worker has just ended, and the connection is lost
                 socket.send_fds(receiver, [_MARK], [client.fileno()])
                 self.passed_on += 1
 
     def _writable(self, receivers: Sequence[socket.socket]) -> socket.socket | None:
-        """The next receiver that has room for a file descriptor."""
+        """The next receiver with room for a file descriptor."""
         for _ in receivers:
             self._next += 1
             receiver = receivers[self._next % len(receivers)]
@@ -110,10 +110,10 @@ class Handover:
 
 
 class Receiver:
-    """Takes over connections from a Handover from now on and until `close`. Made within the event loop.
+    """Takes connections from a Handover, from its creation until `close`. To be created in the event loop.
 
-    lost: connections in a row that the kernel closed because this process had no file descriptor left for them. The first one
-    is logged, and their number when a connection arrives again.
+    lost: consecutive connections that the kernel closed because this process had no free file descriptor. The first one is
+    logged, and their number when a connection arrives again.
     """
 
     def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -126,7 +126,7 @@ class Receiver:
         self._loop.add_reader(sock, self._receive)
 
     def close(self) -> None:
-        """Idempotent. Connections that were taken over stay open."""
+        """Idempotent. Accepted connections stay open."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._sock)
@@ -140,16 +140,16 @@ class Receiver:
                 return
             except OSError:
                 mark, numbers, flags = b"", [], 0
-            if not mark:  # the supervisor is gone
+            if not mark:  # the supervisor has ended
                 self.close()
                 return
-            self._note(lost=bool(flags & socket.MSG_CTRUNC))
+            self._count_lost(lost=bool(flags & socket.MSG_CTRUNC))
             for number in numbers:
                 os.set_inheritable(number, False)
                 self._accepted.add(socket.socket(fileno=number))
 
-    def _note(self, *, lost: bool) -> None:
-        """Log the first of the connections in a row that are lost, and their number when that is over."""
+    def _count_lost(self, *, lost: bool) -> None:
+        """Logs the first of consecutive lost connections, and their number when they end."""
         if lost:
             self.lost += 1
             if self.lost == 1:

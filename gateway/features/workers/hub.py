@@ -1,9 +1,9 @@
 """Message hub: broadcasts each worker's messages to all others in one total order, and brings a new worker up to date.
 
-A worker that replaces another begins with what sources of replicas have found, the commands of operators (`command_log.py`), a
-snapshot of a worker that serves, and the events since it joined; or, if none serves, with the recent events (HISTORY_BYTES, and
-no older than the prefix index would remember): `hub_knowledge.py`. The other workers publish for it what they have open. The
-counters of a worker that has ended stay in the sum. A worker that sends what does not decode is disconnected (`channel.py`).
+A new worker gets the members found by sources of replicas, the commands of operators (`command_log.py`), a snapshot of a
+serving worker, and the events since it joined. If no worker serves, it gets the recent events instead (HISTORY_BYTES, and no
+older than the prefix index remembers): `hub_knowledge.py`. The other workers publish their open bookings for it. The counters
+of an ended worker stay in the sum. A worker that sends an invalid message is disconnected (`channel.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.config.sections import MAX_SOURCES, sources_of
 from gateway.features.sharing.link import Link
 from gateway.features.table import new_metrics
 from gateway.features.workers.channel import HUB, Channel
-from gateway.features.workers.command_log import CommandLog, Replayed
+from gateway.features.workers.command_log import CommandLog, ReplicaCommand
 from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, BatchHistory, HubSnapshots
 from gateway.features.workers.messages import (
     COUNTERS,
@@ -28,16 +28,16 @@ from gateway.features.workers.messages import (
     MEMBERS,
     SNAPSHOT,
     Ask,
-    Current,
+    CatchUpEnd,
     Execute,
-    FoundMembers,
     Heartbeat,
     Message,
-    Part,
     Publish,
+    SnapshotPart,
+    SourceMembers,
     TopicAnswer,
     Welcome,
-    decode_found,
+    decode_members,
     encode,
 )
 from gateway.features.workers.metrics import WorkerMetrics
@@ -46,16 +46,16 @@ from gateway.telemetry.exposition import SnapshotError, merge_slices, packed
 
 log = logging.getLogger("warmroute.workers")
 
-SWEEP_S = 60.0  # between two looks for counters of replicas that have left
-FORGOTTEN_S = 2 * SHOWN_S + 60  # after that no worker counts for a replica that has left
+SWEEP_S = 60.0  # between two removals of counters of departed replicas
+FORGOTTEN_S = 2 * SHOWN_S + 60  # after this time no worker counts for a departed replica
 
 
 @dataclass(slots=True, eq=False)
 class WorkerState:
-    """One worker.
+    """The state of one worker.
 
-    counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: likewise, while
-    it serves; until then the time when it was started. follows: it gets the events of others at once.
+    counters: its last snapshot, empty before the first. last_frame_at: time of its last frame. last_healthy_at: time of its
+    last frame while serving; before it serves, its start time. follows: it gets the events of other workers at once.
     """
 
     channel: Channel
@@ -64,12 +64,12 @@ class WorkerState:
     serving: bool = False
     stopping: bool = False
     counters: bytes = b""
-    reported: bool = False  # they were sent while it served: it knew all replicas by then
+    reported: bool = False  # the counters were sent while it served, so that it knew all replicas
     follows: bool = False
 
 
 class Hub:
-    """See the top of this file."""
+    """The hub in the supervisor."""
 
     def __init__(
         self,
@@ -79,88 +79,90 @@ class Hub:
         history_bytes: int = HISTORY_BYTES,
         begin_s: float = BEGIN_S,
     ) -> None:
-        """on_serving: called for each worker that begins to serve. begin_s: that a new one waits for another one's snapshot."""
+        """on_serving: called for each worker that begins to serve. begin_s: longest wait of a new worker for a snapshot."""
         self.config = config
         self.workers: dict[int, WorkerState] = {}
-        self.ended = new_metrics()  # counters of the workers that have ended, and the supervisor's own
+        self.ended = new_metrics()  # counters of ended workers and of the supervisor
         self.history = BatchHistory(history_bytes)
         self.snapshots = HubSnapshots(self.healthy, begin_s)
-        self.topics = Topics()  # the supervisor's own answers
+        self.topics = Topics()  # answers of the supervisor
         self.link: Link | None = None
         self._clock = clock
         self._on_serving = on_serving
         self._joined = 0
         self._commands = CommandLog()
-        self._found: dict[str, FoundMembers] = {}  # the last one of each source
+        self._members: dict[str, SourceMembers] = {}  # by source, the last message
         self._swept_at = clock()
-        self._departure: float | None = None  # the last time that replicas may have left; None: all of those are forgotten
-        self._commanded = 0  # commands of its own
+        self._departure: float | None = None  # time when replicas may have left last; None: no counters to remove
+        self._last_command = 0  # number of commands from the hub
         self._leaving = False
 
     def join(self, channel: Channel) -> int:
-        """A new worker. Returns its number, which no other has or had."""
+        """Registers a new worker. Returns its number, which is unique."""
         self._joined += 1
         worker = self._joined
         state = WorkerState(channel, last_frame_at=self._clock(), last_healthy_at=self._clock())
         channel.send(Welcome(encode_config(self.config)), worker)
         if self._leaving:
             channel.send(Publish(LEAVING))
-        for found in self._found.values():
+        for found in self._members.values():
             channel.send(Publish(MEMBERS, encode(found)))
         for asker, payload in self._commands.replay(worker):
             channel.forward(payload, asker)
         self._broadcast(worker, encode(Want()))
         self.workers[worker] = state
         now = self.history.end
-        self.snapshots.join(worker, channel, lambda covered: self._follow(worker, state, now if covered else 0, now))
+        self.snapshots.join(worker, channel, lambda covered: self._start_following(worker, state, now if covered else 0, now))
         if self.link:
             self.link.want_open()
         channel.receive(lambda *frame: self._receive(worker, *frame), lambda: None)
         return worker
 
-    def _follow(self, worker: int, state: WorkerState, since: int, joined: int) -> None:
-        """A new worker gets the events from number `since` on, further ones at once. joined: their number when it joined."""
+    def _start_following(self, worker: int, state: WorkerState, since: int, joined: int) -> None:
+        """Sends the events from number `since` on, and later ones at once. joined: the number of the next event when it
+        joined.
+        """
         self.history.forget(self._clock() - self.config.routing.ttl_s)
         for source, payload in self.history.since(since):
             state.channel.forward(payload, source)
-        state.channel.send(Current())
+        state.channel.send(CatchUpEnd())
         state.follows = True
-        if self.history.begin > joined:  # there were too many: what is open, too, may have been among those that are lost
-            self._broadcast(worker, encode(Want()), but=worker)
+        if self.history.begin > joined:  # events were dropped since, possibly with open bookings
+            self._broadcast(worker, encode(Want()), except_=worker)
 
     def leave(self, worker: int) -> None:
-        """A worker has ended."""
+        """Unregisters an ended worker."""
         state = self.workers.pop(worker)
         self.snapshots.leave(worker)
         state.channel.close()
-        self._commands.ended(worker)
-        self._add_ended(worker, state.counters)
-        self.ended_elsewhere(worker)
+        self._commands.note_end(worker)
+        self._add_counters_of_ended(worker, state.counters)
+        self.end_router(worker)
         if self.link:
             self.link.reset(worker)
 
     def begin_leaving(self) -> None:
-        """The whole gateway will go down."""
+        """Announces that the whole gateway will shut down."""
         self._leaving = True
         self._broadcast(HUB, encode(Publish(LEAVING)))
 
     # -- other gateways
 
     def publish(self, source: int, batch: EventBatch) -> None:
-        """Events of another gateway's router, by a number that no worker has."""
+        """Distributes events of another gateway's router. source: a number of no worker."""
         self._pass_on(source, encode(batch))
 
-    def ended_elsewhere(self, source: int) -> None:
+    def end_router(self, source: int) -> None:
         """A router has ended."""
         self._pass_on(source, encode(Reset(ended=True)))
 
-    def announce_newcomer(self) -> None:
-        """A new router does not know the workers' open bookings: they publish them."""
+    def publish_open_bookings(self) -> None:
+        """Makes the workers publish their open bookings for a new router."""
         self._broadcast(HUB, encode(Want()))
 
     # -- one worker
 
-    def _add_ended(self, worker: int, counters: bytes) -> None:
+    def _add_counters_of_ended(self, worker: int, counters: bytes) -> None:
         if not counters:
             return
         try:
@@ -168,17 +170,17 @@ class Hub:
                 pass
         except SnapshotError as error:
             log.error("a worker's counters are lost", extra={"worker": worker, "error": str(error)})
-        self._forget_departed()
+        self._remove_departed()
 
     def sweep(self) -> None:
-        """Forget what ended workers have counted for replicas that left long ago. To be called often; mostly O(1)."""
+        """Removes the counters of ended workers for replicas that left long ago. To be called often; mostly O(1)."""
         now = self._clock()
         if self._departure is not None and now - self._swept_at >= SWEEP_S:
             self._swept_at = now
-            self._forget_departed()
+            self._remove_departed()
 
-    def _forget_departed(self) -> None:
-        """Drop the counters of replicas and pools that no living worker counts for any more. O(1) if none has left."""
+    def _remove_departed(self) -> None:
+        """Removes the counters of replicas and pools that no living worker counts for. O(1) if none has left."""
         if self._departure is None:
             return
         counted = self.ended.fresh().instruments
@@ -198,14 +200,14 @@ class Hub:
             self._departure = None
 
     def command(self, command: Command) -> None:
-        """From here to all workers."""
-        self._commanded += 1
-        execute = Execute(self._commanded, command, math.inf)
+        """Sends a command of the hub to all workers."""
+        self._last_command += 1
+        execute = Execute(self._last_command, command, math.inf)
         self._execute(HUB, execute, encode(execute))
 
     def _receive(self, worker: int, to: int, message: Message, payload: bytes) -> None:
         state = self.workers.get(worker)
-        if state is None:  # it has left already; this was still on its way
+        if state is None:  # it has left; the message was in transit
             return
         state.last_frame_at = self._clock()
         if state.serving:
@@ -219,10 +221,10 @@ class Hub:
                     self.link.reset(worker)
             case Publish(topic, content):
                 self._published(worker, state, topic, content, payload)
-            case Part():
+            case SnapshotPart():
                 self.snapshots.receive(worker, message)
-            case Heartbeat("serving" | "stopping" as what):
-                self._serves(worker, state, what == "serving")
+            case Heartbeat("serving" | "stopping" as phase):
+                self._set_serving(worker, state, phase == "serving")
             case _:
                 self._receive_question(worker, to, message, payload)
 
@@ -239,12 +241,12 @@ class Hub:
         if topic == COUNTERS:
             state.counters, state.reported = content, state.serving
         elif topic == MEMBERS:
-            self._remember_found(decode_found(content))
+            self._store_members(decode_members(content))
         else:
-            self._broadcast(worker, payload, but=worker)
+            self._broadcast(worker, payload, except_=worker)
 
     def _ask(self, asker: int, ask: Ask, payload: bytes) -> None:
-        """To all workers; but a question that the hub itself answers goes to none."""
+        """Sends a question to all workers, or answers it if the hub has the answer."""
         answers = {worker: state.counters if ask.topic == COUNTERS else b"" for worker, state in self.workers.items()}
         if ask.topic == COUNTERS:
             answers[HUB] = packed(self.ended.instruments)
@@ -256,91 +258,93 @@ class Hub:
 
     def _answered(self, worker: int, asker: int, answer: TopicAnswer, payload: bytes) -> None:
         if answer.topic == COUNTERS:
-            self.workers[worker].counters = answer.answer  # a shown count stays in the sum, also if the worker is killed now
+            self.workers[
+                worker
+            ].counters = answer.answer  # reported counts must stay in the sum even if the worker is killed now
         elif answer.topic == SNAPSHOT:
             self.snapshots.receive(worker, answer)
         elif self._commands.is_pending(asker, answer.number):
             accepted = answer.error is None and not answer.internal
-            self._commands.answered(worker, asker, answer.number, accepted=accepted)
+            self._commands.note_answer(worker, asker, answer.number, accepted=accepted)
         if asker in self.workers:
             self.workers[asker].channel.forward(payload, worker)
 
-    def _serves(self, worker: int, state: WorkerState, serving: bool) -> None:
-        """It begins to serve, or drains."""
+    def _set_serving(self, worker: int, state: WorkerState, serving: bool) -> None:
+        """The worker begins to serve, or drains."""
         state.stopping = state.stopping or not serving
-        state.serving = not state.stopping  # it may have been stopped before it served
+        state.serving = not state.stopping  # it may be stopped before it serves
         if state.serving:
             self._on_serving(worker)
 
-    def restarted(self) -> None:
+    def count_restart(self) -> None:
         """A worker has ended unexpectedly."""
         self.ended.of(WorkerMetrics).restarts.add()
 
     def _execute(self, asker: int, execute: Execute, payload: bytes) -> None:
-        """To all workers, the asker too. `payload`: the message, encoded."""
+        """Sends a command to all workers, including the asker. payload: the encoded message."""
         command = execute.command
-        if self._clock() > execute.until or (isinstance(command, Replayed) and self._commands.full):
-            return  # the asker gets no answer of the hub, and gives up
+        if self._clock() > execute.until or (isinstance(command, ReplicaCommand) and self._commands.full):
+            return  # without an answer of the hub, the asker gives up
         if asker in self.workers:
             asked = encode(dict.fromkeys(self.workers, b""))
             self.workers[asker].channel.send(TopicAnswer(execute.number, asked), HUB)
         if isinstance(command, Reconfigure):
             before, self.config = self.config, command.config(type(self.config))
             names = {*sources_of(self.config), KEPT}
-            self._found = {name: found for name, found in self._found.items() if name in names}
-            self._commands.reconfigured(before, self.config)
+            self._members = {name: found for name, found in self._members.items() if name in names}
+            self._commands.apply_config(before, self.config)
             self._departure = self._clock()
-        elif isinstance(command, Replayed):
+        elif isinstance(command, ReplicaCommand):
             if isinstance(command, Leave):
                 self._departure = self._clock()
             self._commands.send(asker, execute.number, command, payload, self.workers)
         self._broadcast(asker, payload)
 
     def replica_urls(self) -> list[str]:
-        """URLs of the configuration, and of the members that its sources have found last."""
+        """URLs in the configuration, and of the last members of its sources."""
         urls = [replica.url for pool in self.config.pools for replica in pool.replicas]
-        for found in self._found.values():
+        for found in self._members.values():
             urls += [member.url for member in found.members]
         return list(dict.fromkeys(urls))
 
     def _pass_on(self, source: int, payload: bytes) -> None:
-        """Events of a router, or its end, to all others; new workers get them from the history."""
+        """Passes events of a router, or its end, to all other workers. New workers get them from the history."""
         self.history.add(self._clock(), source, payload)
         for name, state in self.workers.items():
             if state.follows and name != source:
                 state.channel.forward(payload, source)
 
-    def _broadcast(self, worker: int, payload: bytes, but: int = HUB) -> None:
-        """A message of `worker`, to all others but one."""
+    def _broadcast(self, worker: int, payload: bytes, except_: int = HUB) -> None:
+        """Sends a message of `worker` to all workers except one."""
         for name, state in self.workers.items():
-            if name != but:
+            if name != except_:
                 state.channel.forward(payload, worker)
 
-    def _remember_found(self, found: FoundMembers) -> None:
-        """For workers that are started while the source does not answer. Replicas may have left it."""
-        self._found.pop(found.source, None)
-        self._found[found.source] = found
-        if len(self._found) > MAX_SOURCES + 1:
-            del self._found[next(iter(self._found))]
+    def _store_members(self, found: SourceMembers) -> None:
+        """Stores the members of a source for workers that start while the source does not answer."""
+        self._members.pop(found.source, None)
+        self._members[found.source] = found
+        if len(self._members) > MAX_SOURCES + 1:
+            del self._members[next(iter(self._members))]
         self._departure = self._clock()
 
     def silent(self, for_s: float) -> Iterator[int]:
-        """The workers from which nothing came for `for_s`."""
+        """The workers without a frame for `for_s`."""
         since = self._clock() - for_s
         return (worker for worker, state in self.workers.items() if state.last_frame_at < since)
 
     def unhealthy(self, for_s: float) -> Iterator[int]:
-        """The workers that have not served for `for_s`, as far as heartbeats show."""
+        """The workers that have not served for `for_s`, according to their heartbeats."""
         since = self._clock() - for_s
         return (worker for worker, state in self.workers.items() if state.last_healthy_at < since)
 
     def healthy(self, within_s: float) -> Iterator[int]:
-        """The workers that serve, with a heartbeat within that time."""
+        """The serving workers with a heartbeat within that time."""
         since = self._clock() - within_s
         return (worker for worker, state in self.workers.items() if state.serving and state.last_healthy_at >= since)
 
-    def credit_pause(self, for_s: float) -> None:
-        """The supervisor itself did not run for `for_s`, so that no heartbeat could arrive."""
+    def excuse_pause(self, for_s: float) -> None:
+        """The supervisor was suspended for `for_s`, so that it received no heartbeat."""
         now = self._clock()
         for state in self.workers.values():
             state.last_frame_at = min(now, state.last_frame_at + for_s)

@@ -1,16 +1,16 @@
 """The messages between the supervisor's hub and its workers, in both directions.
 
-A worker is named by the number that the hub gave it. The frame (`channel.py`) says which worker a message comes from, or is
-for. Questions and messages of features are bytes with a topic (`cluster/topics.py`); the control plane's own topics are below.
+A worker is identified by its number at the hub. The frame (`channel.py`) contains the sender or the receiver of a message.
+Questions and messages of features are bytes with a topic (`cluster/topics.py`); the control plane's own topics are below.
 
-    Ask, Execute    worker ──► hub ──► all workers, the asker too    the number is the asker's own
-                        asker ◄── hub                                an Answer at once: the workers that are asked
-    Answer          worker ──► hub ──► asker                         has the question's number
+    Ask, Execute    worker ──► hub ──► all workers, the asker too    the number is the asker's
+                        asker ◄── hub                                at once a TopicAnswer: the workers that are asked
+    TopicAnswer     worker ──► hub ──► asker                         has the question's number
     Publish         worker ──► hub ──► all other workers
 
-A worker that has joined is a Want of its number, one that has ended a Reset.
+A new worker is announced by a Want with its number, an ended one by a Reset.
 
-Structs lose their types in modules that mypyc compiles: this one is not compiled (`hatch_build.py`).
+Structs lose their types in modules compiled by mypyc, so this module is not compiled (`hatch_build.py`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gateway.fleet.membership import MAX_WEIGHT
 
 
 class Heartbeat(Struct, frozen=True, array_like=True, tag=5):
-    """The worker lives. state: SERVING: it accepts requests from now on. STOPPING: it drains: it no longer counts as serving,
-    and others take its new connections until its successor serves.
+    """The worker is alive. state: SERVING: it accepts requests from now on. STOPPING: it drains. It no longer counts as
+    serving, and other workers take its new connections until its successor serves.
     """
 
     state: Literal["", "serving", "stopping"] = ""
 
 
-class Part(Struct, frozen=True, array_like=True, tag=17):
-    """The next frame of a snapshot (`features/snapshots/frames.py`). number: of the Ask that it answers, or the hub's own: then
-    the worker restores the snapshot, and gives an Answer.
+class SnapshotPart(Struct, frozen=True, array_like=True, tag=17):
+    """The next frame of a snapshot (`features/snapshots/frames.py`). number: of the Ask that it answers, or a number of the
+    hub: then the worker restores the snapshot, and sends a TopicAnswer.
     """
 
     number: int
@@ -48,12 +48,12 @@ class Part(Struct, frozen=True, array_like=True, tag=17):
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=6):
-    """The first message to a worker, whose number is in the frame. config: as `encode_config` makes it."""
+    """The first message to a worker, whose number is in the frame. config: by `encode_config`."""
 
     config: bytes
 
 
-class Current(Struct, frozen=True, array_like=True, tag=7):
+class CatchUpEnd(Struct, frozen=True, array_like=True, tag=7):
     """The worker is up to date: a snapshot, if there is one, and the events since then have been sent."""
 
 
@@ -61,7 +61,7 @@ class Current(Struct, frozen=True, array_like=True, tag=7):
 
 
 class Ask(Struct, frozen=True, array_like=True, tag=11):
-    """Answer with an Answer of this number."""
+    """A question, to be answered by a TopicAnswer with this number."""
 
     number: int
     topic: str
@@ -69,7 +69,7 @@ class Ask(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Execute(Struct, frozen=True, array_like=True, tag=12):
-    """Execute a command, then answer with an Answer of this number. The hub ignores it later than `until`."""
+    """A command, to be executed and answered by a TopicAnswer with this number. The hub ignores it after `until`."""
 
     number: int
     command: Command
@@ -77,9 +77,9 @@ class Execute(Struct, frozen=True, array_like=True, tag=12):
 
 
 class TopicAnswer(Struct, frozen=True, array_like=True, tag=13):
-    """The answer to a question or a command. That of the hub has, by number, each worker's answer that counts if it gives
-    none, and as HUB's its own. topic: of the question. error: the reason why a command was refused, or None. internal: it
-    failed by a bug.
+    """The answer to a question or a command. The hub's answer has, by number, the default answer of each worker if it sends
+    none, and its own answer under HUB. topic: of the question. error: why a command was refused, or None. internal: it failed
+    because of a bug.
     """
 
     number: int
@@ -90,7 +90,7 @@ class TopicAnswer(Struct, frozen=True, array_like=True, tag=13):
 
 
 class Publish(Struct, frozen=True, array_like=True, tag=14):
-    """A message for all other workers, but for the topics below."""
+    """A message to all other workers, except for the topics below."""
 
     topic: str
     message: bytes = b""
@@ -101,16 +101,16 @@ class Publish(Struct, frozen=True, array_like=True, tag=14):
 COUNTERS: Final = "counters"
 """A snapshot of all counters of a worker (`exposition.pack`): the answer to a question, and published for the hub."""
 MEMBERS: Final = "members"
-"""For the hub, and for workers that are started later: `FoundMembers`."""
+"""For the hub, and for workers that start later: `SourceMembers`."""
 SNAPSHOT: Final = "snapshot"
-"""Asked by the hub: (since_s, most_bytes) of `Knowledge.collect`. The answer are Parts; an Answer if there is no snapshot. An
-earlier question is over."""
+"""A question of the hub: (since_s, most_bytes) of `Knowledge.collect`. The answer is a series of SnapshotParts, or a
+TopicAnswer if there is no snapshot. It cancels an earlier question."""
 LEAVING: Final = "leaving"
-"""Published by the hub: the whole gateway will go down, clients should use others."""
+"""Published by the hub: the whole gateway will shut down, and clients should use others."""
 
 
-class FoundMember(Struct, frozen=True, array_like=True):
-    """As `fleet.membership.Member` has it."""
+class SourceMember(Struct, frozen=True, array_like=True):
+    """A `fleet.membership.Member`."""
 
     name: str
     url: str
@@ -126,28 +126,28 @@ class FoundMember(Struct, frozen=True, array_like=True):
     addresses: tuple[str, ...] = ()
 
 
-class FoundMembers(Struct, frozen=True, array_like=True):
-    """All replicas that a source has found."""
+class SourceMembers(Struct, frozen=True, array_like=True):
+    """All replicas found by a source."""
 
     source: str
-    members: tuple[FoundMember, ...]
+    members: tuple[SourceMember, ...]
 
 
 Topical = Ask | Execute | TopicAnswer | Publish
-FromWorker = EventBatch | Reset | Heartbeat | Topical | Part
-FromHub = EventBatch | Reset | Want | Welcome | Current | Topical | Part
+FromWorker = EventBatch | Reset | Heartbeat | Topical | SnapshotPart
+FromHub = EventBatch | Reset | Want | Welcome | CatchUpEnd | Topical | SnapshotPart
 Message = FromWorker | FromHub
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _FROM_WORKER: Final = msgspec.msgpack.Decoder(FromWorker)
 _FROM_HUB: Final = msgspec.msgpack.Decoder(FromHub)
-_FOUND: Final = msgspec.msgpack.Decoder(FoundMembers)
+_FOUND: Final = msgspec.msgpack.Decoder(SourceMembers)
 _ANSWERS: Final = msgspec.msgpack.Decoder(dict[int, bytes])
 _WANTED: Final = msgspec.msgpack.Decoder(tuple[float, int])
 
 
 def encode(message: object) -> bytes:
-    """A message, or the content of one."""
+    """A message, or the content of a message."""
     return _ENCODER.encode(message)
 
 
@@ -163,9 +163,9 @@ def from_hub(data: bytes) -> Message:
     return message
 
 
-def decode_found(data: bytes) -> FoundMembers:
+def decode_members(data: bytes) -> SourceMembers:
     """Raises MessageError."""
-    found: FoundMembers = decode(_FOUND, data)
+    found: SourceMembers = decode(_FOUND, data)
     return found
 
 

@@ -1,4 +1,4 @@
-"""A worker's questions and commands, through the hub to all workers."""
+"""A worker's questions and commands, sent through the hub to all workers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger("warmroute.workers")
 class PeerLimits:
     """Limits on waiting for the other workers and the hub.
 
-    forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: of a worker that does not answer by
-    then, the last snapshot is used. command_s: until all have executed a command, and probed a replica that it adds.
-    unsent_bytes: of routing events that the hub has not taken, then further ones are dropped.
+    forwarded_s: the hub forwards a question within this time, or not at all. scrape_s: after this time the last snapshot of a
+    worker is used. command_s: until all have executed a command, and probed a replica that it adds. unsent_bytes: limit of
+    routing events that the hub has not read; further ones are dropped.
     """
 
     forwarded_s: float = 3.0
@@ -36,26 +36,26 @@ PEER_LIMITS = PeerLimits()
 class Question:
     """A question to all workers.
 
-    last: by worker, the answer that counts if it gives none; that of HUB is the hub's own; None until the hub has forwarded
-    the question. answers: by worker. gone: the workers that have ended since.
+    last: default answers by worker, for workers that send none; under HUB the hub's own answer; None until the hub has
+    forwarded the question. answers: by worker. gone: workers that have ended since.
     """
 
     def __init__(self) -> None:
         self.forwarded = asyncio.Event()
         self.last: dict[int, bytes] | None = None
         self.answers: dict[int, TopicAnswer] = {}
-        self.gone: set[int] = set()
+        self.ended: set[int] = set()
         self.all_answered = asyncio.Event()
 
     def all(self) -> dict[int, bytes]:
-        """By worker, without empty ones."""
+        """The nonempty answers by worker."""
         given = {worker: answer.answer for worker, answer in self.answers.items()}
         return {worker: answer for worker, answer in {**(self.last or {}), **given}.items() if answer}
 
     @property
     def silent(self) -> list[int]:
         """The workers that have not answered."""
-        return sorted((self.last or {}).keys() - self.answers.keys() - self.gone - {HUB})
+        return sorted((self.last or {}).keys() - self.answers.keys() - self.ended - {HUB})
 
     def receive(self, worker: int, answer: TopicAnswer) -> None:
         """Raises MessageError."""
@@ -64,34 +64,36 @@ class Question:
             self.forwarded.set()
         else:
             self.answers[worker] = answer
-        self._look()
+        self._check_complete()
 
     def leave(self, worker: int) -> None:
-        """It will not answer any more."""
-        self.gone.add(worker)
-        self._look()
+        """The worker has ended without an answer."""
+        self.ended.add(worker)
+        self._check_complete()
 
-    def _look(self) -> None:
+    def _check_complete(self) -> None:
         if self.last is not None and not self.silent:
             self.all_answered.set()
 
 
 class Questions:
-    """See the top of this file. The reader of the channel calls `receive` and `leave`."""
+    """The open questions of one worker. The reader of the channel is to call `receive` and `leave`."""
 
     def __init__(self, channel: Channel, limits: PeerLimits) -> None:
         self._channel = channel
         self._limits = limits
-        self._number = 0  # of the last one
+        self._number = 0  # of the last question
         self._open: dict[int, Question] = {}
 
     async def ask(self, make: Callable[[int], Ask | Execute], timeout_s: float) -> Question:
-        """Ask all workers, this one too, and wait for their answers, `timeout_s` at most. Raises GatewayError 503."""
+        """Asks all workers, including this one, and waits for their answers, at most `timeout_s`. Raises GatewayError 503."""
         number, question = self._next(), Question()
         self._open[number] = question
         self._channel.send(make(number), HUB)
         try:
-            async with asyncio.timeout(self._limits.forwarded_s + 1.0):  # it may be forwarded in the last moment
+            async with asyncio.timeout(
+                self._limits.forwarded_s + 1.0
+            ):  # allows for a question that is forwarded at the last moment
                 await question.forwarded.wait()
             async with asyncio.timeout(timeout_s):
                 await question.all_answered.wait()
@@ -105,14 +107,14 @@ class Questions:
         return question
 
     def _next(self) -> int:
-        """The number of a new one. Raises GatewayError 503: the hub takes nothing now."""
+        """The number of the next question. Raises GatewayError 503 while the hub does not read."""
         if self._channel.unsent > UNSENT_BYTES:
             raise supervisor_silent()
         self._number += 1
         return self._number
 
     def receive(self, worker: int, answer: TopicAnswer) -> None:
-        """One that nobody waits for any more is ignored. Raises MessageError."""
+        """Ignores late answers. Raises MessageError."""
         if question := self._open.get(answer.number):
             question.receive(worker, answer)
 

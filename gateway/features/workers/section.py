@@ -9,7 +9,7 @@ from msgspec import Meta
 from gateway.config.hints import FIXED, PROCESSES
 from gateway.config.sections import Section
 
-MAX_WORKERS = 64  # every message of one goes to all others
+MAX_WORKERS = 64  # every message of a worker goes to all others
 
 WORKERS: Final = Section(
     "workers",

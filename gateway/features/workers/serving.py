@@ -10,7 +10,7 @@ from gateway.features.workers.supervisor import Supervisor
 
 
 async def serve(what: ServeResources) -> None:
-    """Until a signal ends it. Raises OSError, StartError."""
+    """Runs until a signal ends it. Raises OSError, StartError."""
     supervisor = Supervisor(what.config, what.source, sides=what.sides, snapshot=file_of(what.config))
     started = partial(what.started, supervisor, supervisor.hub.replica_urls)
     await supervisor.run(what.ending.stop, what.ending.hurry, started)

@@ -1,4 +1,4 @@
-"""The workers' routers as other gateways see them: events from there go to all workers, as those of one more worker."""
+"""Connects the workers' routers to other gateways. To the workers, another gateway's router is like one more worker."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class HubRouters:
         self._hub.publish(source, batch)
 
     def leave(self, source: int) -> None:
-        self._hub.ended_elsewhere(source)
+        self._hub.end_router(source)
 
     def join(self) -> None:
-        self._hub.announce_newcomer()
+        self._hub.publish_open_bookings()
 
     async def collect(self, since_s: float = math.inf, most_bytes: int = MAX_BYTES) -> Snapshot | None:
         return await self._hub.snapshots.collect(since_s, most_bytes)

@@ -1,9 +1,9 @@
-"""`workers: N`: starts N workers, replaces those that end, and takes them down together. It serves no request itself.
+"""`workers: N`: starts N workers, replaces ended ones, and stops them together. It serves no request itself.
 
-A worker that ends is replaced at once, one that does not live long after a pause that grows. One without a heartbeat for
-`hung_s`, or that does not read its channel, is killed, and so replaced. Other workers get its new connections (`handover.py`)
-after `silent_s` of silence, or at once when it has ended. The configuration is read here, and goes to all workers in one order
-with what operators want.
+An ended worker is replaced at once, a short-lived one after a growing pause. A worker without a heartbeat for `hung_s`, or with
+an unread channel, is killed, and so replaced. Other workers get its new connections (`handover.py`) after `silent_s` of
+silence, or at once when it has ended. The configuration is read here, and sent to all workers in one order with the commands of
+operators.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from gateway.upstream.loop_guard import new_id
 
 log = logging.getLogger("warmroute.workers")
 
-WELL_S = 1.5  # workers with a heartbeat within that time may get them; three heartbeats
+HEALTHY_S = 1.5  # workers with a heartbeat within this time (three heartbeats) get connections of others
 LOOK_S = 0.5
 CHANNEL_UNSENT_BYTES = 64 << 20
-TOGETHER_S = 0.1  # in which workers that crash together are all seen to have ended: what is passed to a dying one is lost
-HAND_OVER_S = 0.2  # that connections get to be passed on before their listener is closed
-TRIES = 3  # to start a worker, before anything has served
-# A stop takes limits.drain_timeout_s and this long at most: the last snapshot (5 s), the workers' ends, and CLOSE_S. The grace
+CRASH_PAUSE_S = 0.1  # pause in which workers that crash together all end, because connections passed to a dying worker are lost
+HAND_OVER_S = 0.2  # time to pass on connections before their listener is closed
+TRIES = 3  # short-lived workers before the start has failed
+# A stop takes at most limits.drain_timeout_s and this time: the last snapshot (5 s), the workers' ends, and CLOSE_S. The grace
 # periods of the chart and of docs/operations.md ("Going down") rely on it.
 END_S = 10.0
-CLOSE_S = 2.0  # of it, for the goodbye to other gateways, and the last lines of the log
-HURRY_S = 7.0  # that a worker takes to end when it does not wait for requests
+CLOSE_S = 2.0  # part of END_S, for the goodbye to other gateways, and the last log lines
+HURRY_S = 7.0  # time for a worker to end without waiting for requests
 
-# The child finds its modules where we found ours, whatever its working directory is.
+# The child imports modules from the same paths as this process, independent of its working directory.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from gateway.features.workers.worker import main; main(sys.argv[2:])"
@@ -67,11 +67,11 @@ BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """With workers, in seconds.
+    """Time limits for workers, in seconds.
 
-    hung_s: without a heartbeat, then it is killed. silent_s: without one, or without serving, then its new connections go to
-    the others as well.
-    short_life_s: what ends before that did not live long. pause_s: before such a worker is replaced: at first, at most.
+    hung_s: without a heartbeat for this time, a worker is killed. silent_s: without a heartbeat, or without serving, for this
+    time, other workers also get its new connections. short_life_s: a worker that ends earlier was short-lived. pause_s: before
+    a short-lived worker is replaced: first, longest.
     """
 
     hung_s: float = 30.0
@@ -85,41 +85,41 @@ PATIENCE = Patience()
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """The place of one of the N workers, which successors take over.
+    """One of the N workers, with its successors.
 
-    worker: its number at the hub. handing: leads to its Receiver. handover: gives its connections to others, while it is open.
+    worker: its number at the hub. handover_socket: to its Receiver. handover: while open, passes its connections to others.
     """
 
     listeners: Sequence[socket.socket] = ()
     process: asyncio.subprocess.Process | None = None
     worker: int = 0
-    handing: socket.socket | None = None
+    handover_socket: socket.socket | None = None
     handover: Handover | None = None
-    short_lives: int = 0  # in a row
+    short_lives: int = 0  # consecutive
     failed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def send_signal(self, number: int) -> None:
-        """To its process, if there is one."""
+        """Sends a signal to its process, if there is one."""
         if self.process:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and its last messages are being read
+            with contextlib.suppress(ProcessLookupError):  # it has ended; its last messages are still being read
                 self.process.send_signal(number)
 
     def close(self) -> None:
-        """No connection can be made here any more."""
-        self.keep()
+        """Closes the listeners."""
+        self.stop_handover()
         for listener in self.listeners:
             listener.close()
         self.listeners = ()
 
-    def keep(self) -> None:
-        """Its connections are for itself only."""
+    def stop_handover(self) -> None:
+        """Leaves its connections to itself."""
         if self.handover:
             self.handover.close()
             self.handover = None
 
 
 class Supervisor:
-    """See the top of this file. Made within the event loop."""
+    """To be created in the event loop."""
 
     def __init__(
         self,
@@ -131,9 +131,8 @@ class Supervisor:
         patience: Patience = PATIENCE,
         boot: Callable[[], str] = lambda: BOOT,
     ) -> None:
-        """sides: the sockets for operators and for Prometheus, on which all workers accept. snapshot: what the first workers
-        begin with, and the last ones leave. boot: the Python program that the next worker runs. slots: one for each worker,
-        filled by `run`.
+        """sides: the sockets for operators and for Prometheus, on which all workers accept. snapshot: the file read at start
+        and written at the end. boot: returns the Python program of the next worker. slots: one per worker, set by `run`.
         """
         self.slots: list[WorkerSlot] = []
         self.hub = Hub(config, time.monotonic, self._on_serving)
@@ -150,19 +149,19 @@ class Supervisor:
         self._patience = patience
         self._boot = boot
         self._all_serve = asyncio.Event()
-        self._served = False  # all of them did, once
+        self._served = False  # all workers have served at the same time
         self._stopping = asyncio.Event()
         self._addresses: Sequence[tuple[int, Address]] = ()
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
-        """Until `stop` is set and every worker has ended. started: is called with the base URL once all of them serve.
+        """Runs until `stop` is set and every worker has ended. started: called with the base URL when all of them serve.
 
-        Raises OSError if the address cannot be had, StartError if no worker can be started.
+        Raises OSError if the address cannot be bound, StartError if no worker can be started.
         """
         self._addresses = addresses_of(*self._config.address)
         lasting = asyncio.create_task(self._lasting.run())
         try:
-            self.hub.snapshots.first = await unless(stop, self._lasting.first()) or ()
+            self.hub.snapshots.first = await unless(stop, self._lasting.snapshots()) or ()
             if not stop.is_set():
                 await self._run_workers(stop, hurry, started)
         finally:
@@ -172,43 +171,43 @@ class Supervisor:
 
     async def _run_workers(self, stop: asyncio.Event, hurry: asyncio.Event, started: Callable[[str], None]) -> None:
         self.slots = [WorkerSlot(listen(self._addresses)) for _ in range(WORKERS.of(self._config))]
-        keepers = [asyncio.create_task(self._keep(slot)) for slot in self.slots]
-        beside = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
-        due: float | None = None  # when the workers should have ended, beside the time that their requests have
+        keepers = [asyncio.create_task(self._keep_running(slot)) for slot in self.slots]
+        watchers = [asyncio.create_task(self._watch_workers()), asyncio.create_task(self._watch_source())]
+        due: float | None = None  # when the workers should have ended, plus the drain time
         try:
             if await self._all_up(stop):
-                self.hub.snapshots.first, self.hub.snapshots.again = (), self._lasting.first
-                self._lasting.begun()
+                self.hub.snapshots.first, self.hub.snapshots.again = (), self._lasting.snapshots
+                self._lasting.started()
                 started(url_of(self._addresses[0][1]))
             await stop.wait()
             due = time.monotonic() + END_S - CLOSE_S
-            if self._served:  # else the workers know only a part of the file
-                await unless(hurry, self._keep_knowledge())
+            if self._served:  # otherwise the workers have only a part of the file's prefixes
+                await unless(hurry, self._save_snapshot())
         finally:
             self._stopping.set()
-            for task in beside:
+            for task in watchers:
                 task.cancel()
             for slot in self.slots:
-                slot.close()  # the workers accept what is established
+                slot.close()  # the workers accept the established connections
             await self._end(keepers, hurry, due or time.monotonic() + END_S - CLOSE_S)
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*watchers, return_exceptions=True)
 
     @property
     def config(self) -> Config:
-        """The one in force."""
+        """The configuration in force."""
         return self.hub.config
 
     def begin_leaving(self) -> None:
-        """The gateway will go down; until `stop` is set it serves whatever comes."""
+        """Announces the shutdown. Until `stop` is set, requests are served."""
         self.hub.begin_leaving()
 
-    async def _keep_knowledge(self) -> None:
-        """Before the workers end, for they are asked."""
+    async def _save_snapshot(self) -> None:
+        """Saves the snapshot before the workers end, because they provide it."""
         await asyncio.sleep(BOOKED_S)
         await self._lasting.keep()
 
     async def _all_up(self, stop: asyncio.Event) -> bool:
-        """Wait until all serve. False if they need not any more. Raises StartError."""
+        """Waits until all serve. False: `stop` was set. Raises StartError."""
         events = [self._all_serve, stop, *(slot.failed for slot in self.slots)]
         waits = [asyncio.ensure_future(event.wait()) for event in events]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -227,13 +226,13 @@ class Supervisor:
 
     # -- one worker
 
-    async def _keep(self, slot: WorkerSlot) -> None:
-        """Have a worker in this slot until all go down."""
+    async def _keep_running(self, slot: WorkerSlot) -> None:
+        """Keeps a worker running in this slot until the gateway stops."""
         while not self._stopping.is_set():
             started, status, problem = time.monotonic(), 0, ""
             try:
-                status = await self._live(slot)
-            except OSError as error:  # no process, no socket: maybe later
+                status = await self._run_worker(slot)
+            except OSError as error:  # lack of processes or sockets may be temporary
                 problem = str(error)
             if self._stopping.is_set():
                 return
@@ -243,8 +242,8 @@ class Supervisor:
                 log.error("worker could not be started", extra={"error": problem, **lives})
             else:
                 log.error("worker ended", extra={"worker": slot.worker, "status": status, **lives})
-                self.hub.restarted()
-            await self._stops_within(TOGETHER_S)
+                self.hub.count_restart()
+            await self._stops_within(CRASH_PAUSE_S)
             self._hand_over(slot)
             if not self._served and slot.short_lives >= TRIES:
                 slot.failed.set()
@@ -253,11 +252,11 @@ class Supervisor:
                 await self._pause(slot)
 
     async def _pause(self, slot: WorkerSlot) -> None:
-        """Before the next try. As soon as another worker is well, connections are for the others, and the listener is closed.
-        While none is, they wait here: for the first that is, or for this worker's successor.
+        """Waits before the next attempt. If another worker is healthy, connections are passed to it, and the listener is
+        closed. Otherwise they wait here, for the first healthy worker or for this worker's successor.
         """
-        least, most = self._patience.pause_s
-        due = time.monotonic() + min(most, least * 2.0 ** min(slot.short_lives - 2, 30))
+        first_s, longest_s = self._patience.pause_s
+        due = time.monotonic() + min(longest_s, first_s * 2.0 ** min(slot.short_lives - 2, 30))
         while not self._stopping.is_set() and (left_s := due - time.monotonic()) > 0:
             if not slot.listeners or not self._receivers():
                 await self._stops_within(min(LOOK_S, left_s))
@@ -265,27 +264,29 @@ class Supervisor:
             if not (slot.handover and slot.handover.open):
                 self._hand_over(slot)
             await self._stops_within(min(HAND_OVER_S, left_s))
-            if self._receivers() and slot.handover and not slot.handover.waits():  # to close resets those that wait
+            if (
+                self._receivers() and slot.handover and not slot.handover.has_waiting()
+            ):  # closing would reset waiting connections
                 slot.close()
 
     async def _stops_within(self, seconds: float) -> None:
-        """Wait for `seconds`, or until all go down."""
+        """Waits for `seconds`, or until the gateway stops."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    async def _live(self, slot: WorkerSlot) -> int:
-        """One worker's life. Returns how it ended, as `subprocess` has it."""
+    async def _run_worker(self, slot: WorkerSlot) -> int:
+        """Runs one worker. Returns its exit status, as `subprocess` does."""
         slot.listeners = slot.listeners or listen(self._addresses)
         ours, its = socket.socketpair()
-        slot.handing, handed = socket.socketpair()
-        slot.handing.setblocking(False)
+        slot.handover_socket, handed = socket.socketpair()
+        slot.handover_socket.setblocking(False)
         try:
             sockets = [*(("clients", listener) for listener in slot.listeners), *self._sides, ("handed", handed)]
             files = [its.fileno(), *(each.fileno() for _, each in sockets)]
             names = (f"{name}={each.fileno()}" for name, each in sockets)
             command = [sys.executable, "-c", self._boot(), json.dumps(sys.path), str(its.fileno()), self._gateway_id, *names]
-            # In a session of its own: the terminal's signals are for the supervisor.
+            # In its own session, because the terminal's signals are for the supervisor.
             slot.process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=files, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
             )
@@ -295,16 +296,16 @@ class Supervisor:
         _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: Channel(from_worker), sock=ours)
         slot.worker = self.hub.join(channel)
         log.info("worker started", extra={"worker": slot.worker, "pid": slot.process.pid})
-        if self._stopping.is_set():  # it was asked for while it was being started
+        if self._stopping.is_set():  # the stop came while the worker was starting
             slot.send_signal(signal.SIGTERM)
         try:
             status = await slot.process.wait()
-            await channel.closed.wait()  # its last messages are read
+            await channel.closed.wait()  # until its last messages are read
             return status
         finally:
             slot.process = None
-            slot.handing.close()
-            slot.handing = None
+            slot.handover_socket.close()
+            slot.handover_socket = None
             self.hub.leave(slot.worker)
 
     async def _watch_workers(self) -> None:
@@ -312,14 +313,14 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOOK_S)
             late_s = time.monotonic() - due
-            if late_s > LOOK_S:  # it was stopped, or has no CPU: it may not have read what they sent
-                self.hub.credit_pause(late_s)
+            if late_s > LOOK_S:  # this process was suspended, so it may not have read their heartbeats
+                self.hub.excuse_pause(late_s)
             due = time.monotonic() + LOOK_S
             try:
                 self._kill_hung()
-                self._relieve()
+                self._share_connections()
                 self.hub.sweep()
-            except Exception:  # a bug in one look must not end the watching
+            except Exception:  # a bug must not stop the watching
                 log.exception("watching the workers failed")
 
     def _kill_hung(self) -> None:
@@ -330,13 +331,13 @@ class Supervisor:
                 log.error("worker hangs: it is killed", extra={"worker": slot.worker, "pid": slot.process.pid})
                 slot.send_signal(signal.SIGKILL)
 
-    def _relieve(self) -> None:
-        """Have the connections of workers that do not accept accepted by others, if there are any that do."""
-        well, unwell = set(self.hub.healthy(WELL_S)), set(self.hub.unhealthy(self._patience.silent_s))
+    def _share_connections(self) -> None:
+        """Passes connections of workers that do not accept to healthy workers, if there are any."""
+        healthy, unhealthy = set(self.hub.healthy(HEALTHY_S)), set(self.hub.unhealthy(self._patience.silent_s))
         for slot in self.slots:
-            if slot.worker in well:
-                slot.keep()
-            elif slot.worker in unwell and well and slot.listeners and not (slot.handover and slot.handover.open):
+            if slot.worker in healthy:
+                slot.stop_handover()
+            elif slot.worker in unhealthy and healthy and slot.listeners and not (slot.handover and slot.handover.open):
                 if slot.handover is None:
                     serving = self.hub.workers[slot.worker].serving
                     level, state = (logging.WARNING, "silent") if serving else (logging.INFO, "not serving")
@@ -344,13 +345,13 @@ class Supervisor:
                 self._hand_over(slot)
 
     def _hand_over(self, slot: WorkerSlot) -> None:
-        """Other workers get its new connections, until it is well: `_relieve`."""
-        slot.keep()
+        """Passes new connections of this worker to others, until it is healthy (`_share_connections`)."""
+        slot.stop_handover()
         slot.handover = Handover(slot.listeners, self._receivers)
 
     def _receivers(self) -> Sequence[socket.socket]:
-        well = set(self.hub.healthy(WELL_S))
-        return [slot.handing for slot in self.slots if slot.handing and slot.worker in well]
+        healthy = set(self.hub.healthy(HEALTHY_S))
+        return [slot.handover_socket for slot in self.slots if slot.handover_socket and slot.worker in healthy]
 
     # -- all of them
 
@@ -360,7 +361,7 @@ class Supervisor:
                 config = await self._source.next()
             except ConfigError as error:
                 self.hub.command(RejectConfig(str(error)))
-            except Exception:  # a bug in one reading must not end the watching
+            except Exception:  # a bug must not stop the watching
                 log.exception("reload failed")
             else:
                 self.hub.command(Reconfigure.to(possible(self.hub.config, config)))
@@ -370,7 +371,7 @@ class Supervisor:
             slot.send_signal(number)
 
     async def _end(self, keepers: Sequence[asyncio.Task[None]], hurry: asyncio.Event, due: float) -> None:
-        """Let the workers' requests finish, for as long as they may; then kill the rest."""
+        """Waits for the workers' requests within their time limit, then kills the remaining workers."""
         self._signal(signal.SIGTERM)
         ended = asyncio.ensure_future(asyncio.wait(keepers))
         hurried = asyncio.ensure_future(hurry.wait())

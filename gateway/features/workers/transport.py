@@ -9,7 +9,7 @@ from gateway.features.workers.messages import Message
 
 
 class HubTransport:
-    """A worker's `ReplicationTransport`. The reader of the worker's channel calls `receive` with each message."""
+    """A worker's `ReplicationTransport`. The reader of the worker's channel is to call `receive` with each message."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -30,7 +30,7 @@ class HubTransport:
         self._subscriber = subscriber
 
     def receive(self, worker: int, message: Message) -> None:
-        """A message from the hub; it is ignored if it is not about replication."""
+        """Handles a message from the hub if it concerns replication."""
         subscriber = self._subscriber
         if subscriber is None:
             return

@@ -1,7 +1,7 @@
 """Main program of a worker process: one gateway, connected to the other workers through the supervisor.
 
 It inherits its listening sockets, and gets its configuration through the channel. It drains on SIGTERM, and when its supervisor
-exits.
+ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.features.table import WholeConfig
 from gateway.features.workers.channel import Channel
 from gateway.features.workers.handover import Receiver
 from gateway.features.workers.messages import COUNTERS, Heartbeat, Publish, Welcome, from_hub
-from gateway.features.workers.peers import Peers, connect, part_of
+from gateway.features.workers.peers import Peers, connect, worker_share
 from gateway.telemetry import logs
 from gateway.telemetry.exposition import packed
 from gateway.upstream.loop_guard import LoopGuard
@@ -32,8 +32,8 @@ log = logging.getLogger("warmroute.workers")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """arguments: the file descriptor of the channel, the gateway's id (`loop_guard.py`), and those of the sockets to
-    accept on: clients=N, admin=N, metrics=N, and that of the connections that the supervisor hands over: handed=N.
+    """arguments: the file descriptor of the channel, the gateway's id (`loop_guard.py`), and the sockets to accept on:
+    clients=N, admin=N, metrics=N, and handed=N for connections from the supervisor.
     """
     channel, gateway_id, *named = arguments
     sockets: dict[str, list[socket.socket]] = {"clients": [], "admin": [], "metrics": [], "handed": []}
@@ -70,7 +70,7 @@ async def _work(sock: socket.socket, sockets: Mapping[str, Sequence[socket.socke
     def control_plane(local: LocalControl) -> Peers:
         return connect(local, channel, orphaned)
 
-    gateway = compose(part_of(whole), requests, Surroundings(control_plane=control_plane, loops=loops))
+    gateway = compose(worker_share(whole), requests, Surroundings(control_plane=control_plane, loops=loops))
     sides = SideSockets(sockets["admin"], sockets["metrics"])
 
     def started(_url: str) -> None:

@@ -40,9 +40,9 @@ class AdmitPhase:
         record.subject.model = api.model
         if grant is not None and further is None:
             # A replica's own run in the background (`stores`) has no usage yet; what a session has used is counted at its end.
-            counted = (api.metered and not api.stores) or not record.subject.generates or exchange.request.upgrades
-            known = record.subject.endpoint != OTHER_ENDPOINT and record.subject.endpoint not in BATCHES
-            grant.require_endpoint(record.path, known=known, counted=counted)
+            metered = (api.metered and not api.stores) or not record.subject.generates or exchange.request.upgrades
+            listed = record.subject.endpoint != OTHER_ENDPOINT and record.subject.endpoint not in BATCHES
+            grant.require_endpoint(record.path, listed=listed, metered=metered)
             grant.require_model(api.model)
         target = exchange.target = self._fleet.renewed(further) if further else self._target(api, grant)
         record.subject.label = target.label

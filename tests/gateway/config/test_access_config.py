@@ -15,9 +15,9 @@ from gateway.config.parse import ConfigError
 from gateway.config.schema import AUTO_ENGINE, Config, KeyConfig, PoolConfig, TlsConfig
 from gateway.features.discovery.connecting import connected_as
 from gateway.features.discovery.dns import DnsSource, DnsTarget
-from gateway.features.discovery.kubernetes.objects import PodEndpoint, Read, members_of
+from gateway.features.discovery.kubernetes.objects import ObjectEndpoints, PodEndpoint, members_of
 from gateway.features.table import WholeConfig, read
-from gateway.features.workers.messages import FoundMember, FoundMembers, decode_found, encode
+from gateway.features.workers.messages import SourceMember, SourceMembers, decode_members, encode
 from gateway.fleet.engines import ENGINES
 from gateway.fleet.membership import CONFIGURATION, Member, configured, merge
 from tests.support.configs import load
@@ -54,10 +54,10 @@ def test_they_go_to_other_processes_as_they_are() -> None:
 def test_what_sources_have_found_goes_to_other_workers_with_it() -> None:
     key, tls = KeyConfig(env="A"), TlsConfig("/ca", server_name="a.test")
     member = Member("r", HTTPS, "p", 7, draining=True, instance="u", key=key, tls=tls, engine="ollama", addresses=("10.0.0.7",))
-    found = FoundMember(*(getattr(member, name) for name in FoundMember.__struct_fields__))
-    (received,) = decode_found(encode(FoundMembers("s", (found,)))).members
-    assert FoundMember.__struct_fields__ == tuple(field.name for field in dataclasses.fields(Member))
-    assert Member(*(getattr(received, name) for name in FoundMember.__struct_fields__)) == member
+    found = SourceMember(*(getattr(member, name) for name in SourceMember.__struct_fields__))
+    (received,) = decode_members(encode(SourceMembers("s", (found,)))).members
+    assert SourceMember.__struct_fields__ == tuple(field.name for field in dataclasses.fields(Member))
+    assert Member(*(getattr(received, name) for name in SourceMember.__struct_fields__)) == member
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_kubernetes_finds_is_connected_to_as_its_source_says() -> None:
     source = {"kubernetes": {"pods": "app=vllm"}, "tls": {"ca_file": "/ca"}, "key": {"env": "A"}, "engine": "vllm"}
     (config,) = load(None, {"pools": [{}], "discovery": [source]}, env={}).discovery
     endpoint = PodEndpoint("10.0.0.9", 8000, "pod", "uid", ready=True, terminating=False)
-    ((member,), notes) = members_of([Read(1, [endpoint])], config)
+    ((member,), notes) = members_of([ObjectEndpoints(1, [endpoint])], config)
     assert (member.url, member.tls, member.key, member.engine) == (
         "https://10.0.0.9:8000",
         TlsConfig("/ca"),

@@ -1,10 +1,10 @@
-"""Lists and watches objects of one kind by Kubernetes' API: https://kubernetes.io/docs/reference/using-api/api-concepts/
+"""Lists and watches objects of one kind by the Kubernetes API: https://kubernetes.io/docs/reference/using-api/api-concepts/
 
-A watch is one long answer, with an event in each line. The server ends it after a while, and the next one goes on from the last
-version of the objects that was seen (`resourceVersion`). Who has fallen too far behind is told so (410), and has to list again.
+A watch is a long answer with an event per line. The server ends it after a while, and the next watch continues from the last
+version (`resourceVersion`). If a version is too old (410), the objects must be listed again.
 
-Whatever goes wrong is a KubernetesError. All that is read has bounds. A page of a list, or a line of a watch, is parsed within
-one turn of the event loop: some 30 ms for 2 MB, as 100 pods have. What is not needed of it is dropped before the next one.
+All failures are KubernetesErrors. Everything that is read is bounded. A page of a list, or a line of a watch, is parsed in one
+turn of the event loop: about 30 ms for 2 MB, the size of 100 pods. Unneeded parts are dropped before the next one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from gateway.cluster.member_source import SourceError
 from gateway.config.addresses import base_url
 from gateway.features.discovery.section import KubernetesConfig
 
-ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod, unless that is turned off
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in every pod, unless disabled
 CONNECT_S: Final = 5.0
-HEAD_S: Final = 15.0  # for the head of an answer
+HEAD_S: Final = 15.0  # time limit for the head of an answer
 LIST_S: Final = 20.0
-WATCH_S: Final = 240.0  # a watch lasts that long, and up to a quarter longer: many gateways do not begin anew at once
-GRACE_S: Final = 15.0  # beyond that, the server is away
+WATCH_S: Final = 240.0  # a watch lasts this time plus up to a quarter, so that many gateways do not restart it together
+GRACE_S: Final = 15.0  # a server that is silent for longer has failed
 MAX_OBJECTS: Final = 10_000
 MAX_PAGE_BYTES: Final = 16 << 20
 MAX_TOKEN_BYTES: Final = 64 << 10
-MAX_LINE_BYTES: Final = 4 << 20  # a slice has up to 1,000 endpoints, of 400 bytes each
-_PAGE: Final = 100  # objects of one answer: a pod has 10 to 20 kB
+MAX_LINE_BYTES: Final = 4 << 20  # a slice has up to 1,000 endpoints of 400 bytes
+_PAGE: Final = 100  # objects per answer; a pod has 10 to 20 kB
 _MAX_TEXT: Final = 200
 
 BOOKMARK, DELETED = "BOOKMARK", "DELETED"
@@ -47,15 +47,15 @@ Object = Mapping[str, Any]
 
 
 class KubernetesError(SourceError):
-    """No answer, or none that can be used. retry_after_s: what the server asks for."""
+    """The server sent no usable answer. retry_after_s: the pause that it asks for."""
 
     def __init__(self, text: str, retry_after_s: float = 0.0) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
 
 
-class CannotGoOn(KubernetesError):
-    """Events have been missed: list again. expected: the server keeps events for a while only (410)."""
+class RelistNeeded(KubernetesError):
+    """Events were missed, so the objects must be listed again. expected: the server keeps events for a limited time (410)."""
 
     def __init__(self, text: str, *, expected: bool = False) -> None:
         super().__init__(text)
@@ -64,8 +64,8 @@ class CannotGoOn(KubernetesError):
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """How to reach an API server. prefix: of the names of its pods. token_file: None: there is no token; ca_file: None: the
-    system's certificates.
+    """Access to an API server. prefix: for the names of its pods. token_file: None: no token. ca_file: None: the system's
+    certificates.
     """
 
     url: str
@@ -76,16 +76,16 @@ class ApiAccess:
 
 
 def access_of(config: KubernetesConfig, env: Mapping[str, str] = os.environ, account: Path = ACCOUNT) -> ApiAccess:
-    """Raises KubernetesError outside of a cluster, if the configuration does not name a server."""
+    """The configured access. Raises KubernetesError outside of a cluster, if the configuration names no server."""
     own = _own_namespace(account)
     namespace = config.namespace or own
     prefix = "" if namespace == own else f"{namespace}/"
     token_file, ca_file = (Path(each) if each else None for each in (config.token_file, config.ca_file))
-    if config.server:  # another cluster, perhaps: it does not get this one's token
+    if config.server:  # possibly another cluster, which must not get this cluster's token
         return ApiAccess(config.server, namespace, prefix, token_file, ca_file)
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise KubernetesError("this is no pod of Kubernetes (KUBERNETES_SERVICE_HOST is not set): set kubernetes.server")
+        raise KubernetesError("this is not a Kubernetes pod (KUBERNETES_SERVICE_HOST is not set): set kubernetes.server")
     url = base_url(host, int(port) if port.isdecimal() else 443, tls=True)
     return ApiAccess(url, namespace, prefix, token_file or account / "token", ca_file or account / "ca.crt")
 
@@ -102,7 +102,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ObjectList(Generic[T]):
-    """What was read of all objects, by their names, as they were at this version."""
+    """The parsed objects, by name, at this version."""
 
     objects: Mapping[str, T]
     version: str
@@ -110,7 +110,7 @@ class ObjectList(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """type: ADDED, MODIFIED, DELETED, or BOOKMARK, which has nothing but a version."""
+    """type: ADDED, MODIFIED, DELETED, or BOOKMARK, which has only a version."""
 
     type: str
     name: str
@@ -119,8 +119,9 @@ class Event:
 
 
 class Api:
-    """The objects of one path with certain labels. path: below the server's URL, without a slash at its beginning. watch_s: how
-    long a watch lasts. head_s: for the head of an answer. chance: spreads the watches of many gateways over time.
+    """The objects of one path with certain labels. path: relative to the server's URL, without a leading slash. watch_s:
+    duration of a watch. head_s: time limit for the head of an answer. chance: varies the duration of watches, so that many
+    gateways do not restart them together.
     """
 
     def __init__(
@@ -141,18 +142,18 @@ class Api:
         self._session: aiohttp.ClientSession | None = None
 
     async def renew(self) -> None:
-        """After a failure: certificates of a file are read again, for they may have been replaced."""
+        """Called after a failure: reloads certificates from a file, because they may have been replaced."""
         if self._access.ca_file:
             await self.close()
 
     async def close(self) -> None:
-        """It opens again at the next request."""
+        """Closes the connections. The next request opens them again."""
         session, self._session = self._session, None
         if session:
             await session.close()
 
-    async def listed(self, read: Callable[[Object], T]) -> ObjectList[T]:
-        """What `read` returns for each of them. Raises KubernetesError."""
+    async def list_all(self, read: Callable[[Object], T]) -> ObjectList[T]:
+        """All objects, parsed by `read`. Raises KubernetesError."""
         objects: dict[str, T] = {}
         params = {"limit": str(_PAGE)}
         for _ in range(MAX_OBJECTS // _PAGE):
@@ -169,9 +170,9 @@ class Api:
         raise KubernetesError(f"the server lists more than {MAX_OBJECTS:,} objects")
 
     async def watch(self, version: str) -> AsyncGenerator[list[Event], None]:
-        """What has happened since that version, as it comes, until the server ends it. First nothing: the watch has begun.
+        """Events after that version, until the server ends the watch. The first batch is empty: the watch has begun.
 
-        Raises KubernetesError; CannotGoOn if the version is not kept any more, or an event cannot be read.
+        Raises KubernetesError; RelistNeeded if the version is too old, or an event cannot be parsed.
         """
         lasts_s = self._watch_s * (1 + self._chance() / 4)
         limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=lasts_s + GRACE_S)
@@ -188,17 +189,17 @@ class Api:
                 for line in lines:
                     try:
                         events.append(_event(line))
-                    except CannotGoOn:
-                        yield events  # those before it are good
+                    except RelistNeeded:
+                        yield events  # the earlier events are valid
                         raise
                 yield events
 
     @contextlib.asynccontextmanager
     async def _answer(self, params: Mapping[str, str], limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A good one. Raises KubernetesError, also for errors while it is read."""
+        """An answer with status 200. Raises KubernetesError, also for errors while it is read."""
         try:
             headers = {"Accept": "application/json"}
-            if self._access.token_file:  # the kubelet replaces it every hour or so
+            if self._access.token_file:  # read each time, because the kubelet replaces it about every hour
                 headers["Authorization"] = f"Bearer {await asyncio.to_thread(_token_in, self._access.token_file)}"
             if self._session is None:
                 self._session = await _session_of(self._access)
@@ -216,7 +217,7 @@ class Api:
                 yield answer
         except aiohttp.ClientError as error:
             raise KubernetesError(str(error)[:_MAX_TEXT] or type(error).__name__) from error
-        except (OSError, ValueError) as failure:  # a time-out too; a token that no header can have
+        except (OSError, ValueError) as failure:  # also time-outs, and tokens that are not valid in a header
             raise KubernetesError(str(failure)[:_MAX_TEXT] or "no answer in time") from failure
 
 
@@ -226,7 +227,7 @@ async def _session_of(access: ApiAccess) -> aiohttp.ClientSession:
         tls = await asyncio.to_thread(_tls_of, access.ca_file)
     except OSError as error:
         raise KubernetesError(f"{access.ca_file}: {error.strerror or error}") from error
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, socket_factory=_kept_alive))
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, socket_factory=_socket_with_keepalive))
 
 
 def _tls_of(ca_file: Path | None) -> ssl.SSLContext:
@@ -245,17 +246,17 @@ def _token_in(path: Path) -> str:
 
 
 def _check_regular(path: Path) -> None:
-    """Reading a pipe would block the thread for good. Raises OSError."""
+    """Raises OSError for other files: reading a pipe would block the thread for ever."""
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is not a regular file")
 
 
-def _kept_alive(address: Any) -> socket.socket:
-    """A server that is gone without a word is noticed within 15 s; that another one has its address, within three."""
+def _socket_with_keepalive(address: Any) -> socket.socket:
+    """A lost server is detected within 15 s, or within three if another machine has its address."""
     made = socket.socket(*address[:3])
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # missing on some systems
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
 
@@ -270,7 +271,7 @@ async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
-    """Whole lines, those that have come together: the last one may have been cut off. Raises CannotGoOn if one is too long."""
+    """Batches of complete lines; the rest of a chunk waits for the next one. Raises RelistNeeded if a line is too long."""
     rest = bytearray()
     async for chunk in answer.content.iter_any():
         at = chunk.rfind(b"\n")
@@ -280,43 +281,43 @@ async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
             whole, rest = bytes(rest) + chunk[:at], bytearray(chunk[at + 1 :])
             yield [line for line in whole.split(b"\n") if line.strip()]
         if len(rest) > MAX_LINE_BYTES:
-            raise CannotGoOn(f"an event of more than {MAX_LINE_BYTES >> 20} MiB")
+            raise RelistNeeded(f"an event of more than {MAX_LINE_BYTES >> 20} MiB")
 
 
 def _event(line: bytes) -> Event:
-    """Raises CannotGoOn."""
+    """Raises RelistNeeded."""
     try:
         found = orjson.loads(line)
         type_, object_ = str(found["type"]), found["object"]
         if type_ == "ERROR":
             code = object_.get("code")
-            raise CannotGoOn(_text(code, object_.get("message")), expected=code == GONE)
+            raise RelistNeeded(_text(code, object_.get("message")), expected=code == GONE)
         if type_ not in _TYPES:
-            raise CannotGoOn(f"an event of the type {type_[:20]!r}")
+            raise RelistNeeded(f"an event of the type {type_[:20]!r}")
         about = object_["metadata"]
         return Event(type_, "" if type_ == BOOKMARK else str(about["name"]), str(about["resourceVersion"]), object_)
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CannotGoOn("an event cannot be read") from error
+        raise RelistNeeded("an event cannot be read") from error
 
 
 def _json(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise KubernetesError("the server's answer is no JSON") from error
+        raise KubernetesError("the server's answer is not JSON") from error
 
 
 async def _error_of(answer: aiohttp.ClientResponse) -> KubernetesError:
-    """Of an answer with another status than 200."""
+    """The error of an answer with another status than 200."""
     message = ""
     with contextlib.suppress(KubernetesError, AttributeError):
         message = str(_json(await _bounded(answer)).get("message") or "")
     try:
         retry_after_s = float(answer.headers.get("Retry-After", 0))
-    except ValueError:  # a date, which servers of Kubernetes do not send
+    except ValueError:  # a date, which Kubernetes servers do not send
         retry_after_s = 0.0
     text = _text(answer.status, message)
-    return CannotGoOn(text, expected=True) if answer.status == GONE else KubernetesError(text, retry_after_s)
+    return RelistNeeded(text, expected=True) if answer.status == GONE else KubernetesError(text, retry_after_s)
 
 
 def _text(code: object, message: object) -> str:

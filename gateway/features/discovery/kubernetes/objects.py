@@ -1,11 +1,11 @@
-"""From objects of Kubernetes to members: pure.
+"""Converts Kubernetes objects to members. Pure.
 
-What is wrong in an object (a hand-made EndpointSlice may have anything that its schema allows) leaves out what it is about,
-with a note, and nothing else.
+An invalid part of an object (a hand-made EndpointSlice may contain anything that its schema allows) drops only the affected
+endpoint, with a note.
 
-An endpoint that is not ready, or that terminates, is a member that drains: it gets no new request, and what was learned of it
-is kept until it is ready again, or gone. A pod with addresses of IPv4 and IPv6 is one member, at the one of IPv4, in the worse
-state of the two. Of two pods with one address, or one name, the one that does not terminate counts.
+An endpoint that is not ready or terminates is a draining member: it gets no new request, and its learned values are kept until
+it is ready again or disappears. A pod with IPv4 and IPv6 addresses is one member with the IPv4 address, in the worse state of
+the two. Of two pods with the same address or name, the non-terminating one is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ANNOTATION: Final = "warmroute.io/"
 _ANNOTATIONS: Final = ("pool", "model", "port", "weight", "capacity-tokens", "drain")
 POOL, MODEL, PORT, WEIGHT, CAPACITY, DRAIN = (ANNOTATION + name for name in _ANNOTATIONS)
 DEFAULT_PORT: Final = "http"
-MAX_ENDPOINTS: Final = 1000  # of one slice, as Kubernetes has it
+MAX_ENDPOINTS: Final = 1000  # per slice: Kubernetes' limit
 MAX_NOTES: Final = 100
-_MAX_NAME: Final = 253  # as Kubernetes has it
+_MAX_NAME: Final = 253  # Kubernetes' limit
 _ENDED: Final = ("Succeeded", "Failed")
 _MAX_NUMBER: Final = 1 << 40
 _MAX_PORT: Final = 65535
@@ -34,10 +34,9 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class PodEndpoint:
-    """What an object has of one replica. pod: its name, "" where there is none; uid: likewise. pool, model, weight: see
-    Member.
+    """The data of one replica in an object. pod, uid: of its pod, "" without one. pool, model, weight: see Member.
 
-    problem: why it cannot be one, or what is wrong with its annotations.
+    problem: why it cannot be a member, or which annotation is invalid.
     """
 
     address: str
@@ -55,25 +54,25 @@ class PodEndpoint:
 
     @property
     def key(self) -> str:
-        """The same for all addresses of a pod."""
+        """Equal for all addresses of a pod."""
         return self.uid or self.pod or self.address
 
     @property
     def name(self) -> str:
-        """For notes."""
+        """The name for notes."""
         return self.pod or self.address
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """What an object is read as. version: of the object."""
+class ObjectEndpoints:
+    """The endpoints in an object. version: of the object."""
 
     version: int
     endpoints: Sequence[PodEndpoint]
 
 
 def read_slice(slice_: Object, port: int | str | None) -> Sequence[PodEndpoint]:
-    """The endpoints of a discovery.k8s.io EndpointSlice: all its addresses are of IPv4, or all of IPv6."""
+    """The endpoints of a discovery.k8s.io EndpointSlice, whose addresses are all IPv4 or all IPv6."""
     number = _port_of(_mappings(slice_.get("ports")), "port", port)
     found = list[PodEndpoint]()
     for each in _mappings(slice_.get("endpoints"))[:MAX_ENDPOINTS]:
@@ -96,15 +95,15 @@ def read_slice(slice_: Object, port: int | str | None) -> Sequence[PodEndpoint]:
 
 
 def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
-    """One endpoint, or none as long as the pod has no address, and after its end."""
+    """The endpoint of a pod. None while the pod has no address, or after its end."""
     about, status = _mapping(pod.get("metadata")), _mapping(pod.get("status"))
     address, notes = status.get("podIP"), _mapping(about.get("annotations"))
     if not isinstance(address, str) or not address or status.get("phase") in _ENDED:
         return ()
     containers = _mappings(_mapping(pod.get("spec")).get("containers"))
     ports = [each for container in containers for each in _mappings(container.get("ports"))]
-    number = _noted(notes, PORT, _MAX_PORT) or _port_of(ports, "containerPort", port)
-    capacity, wrong = _noted(notes, CAPACITY, _MAX_NUMBER), _wrong(notes)
+    number = _annotation_number(notes, PORT, _MAX_PORT) or _port_of(ports, "containerPort", port)
+    capacity, wrong = _annotation_number(notes, CAPACITY, _MAX_NUMBER), _annotation_problem(notes)
     conditions = _mappings(status.get("conditions"))
     return (
         PodEndpoint(
@@ -116,7 +115,7 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
             terminating=bool(about.get("deletionTimestamp")),
             pool=_text(notes.get(POOL)),
             model=_text(notes.get(MODEL)),
-            weight=_noted(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
+            weight=_annotation_number(notes, WEIGHT, MAX_WEIGHT) or MAX_WEIGHT,
             capacity_tokens=capacity or None,
             drain=notes.get(DRAIN) == "true",
             problem=wrong if number else _no_port(port),
@@ -124,9 +123,9 @@ def read_pod(pod: Object, port: int | str | None) -> Sequence[PodEndpoint]:
     )
 
 
-def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
-    """The members, in order of their names, and the first MAX_NOTES notes on what is wrong. config: with `kubernetes`. prefix:
-    of pods' names.
+def members_of(objects: Iterable[ObjectEndpoints], config: DiscoveryConfig, prefix: str = "") -> tuple[list[Member], list[str]]:
+    """The members, sorted by name, and the first MAX_NOTES notes on problems. config: with `kubernetes`. prefix: for pods'
+    names.
     """
     pods, notes = _pods(objects), list[str]()
     members, urls = dict[str, Member](), set[str]()
@@ -140,8 +139,8 @@ def members_of(objects: Iterable[Read], config: DiscoveryConfig, prefix: str = "
     return [members[name] for name in sorted(members)], notes
 
 
-def _pods(objects: Iterable[Read]) -> Iterable[PodEndpoint]:
-    """One endpoint for each pod."""
+def _pods(objects: Iterable[ObjectEndpoints]) -> Iterable[PodEndpoint]:
+    """One endpoint per pod."""
     newest: dict[
         str, dict[str, tuple[int, PodEndpoint]]
     ] = {}  # by pod and address: an endpoint may be in two slices for a while
@@ -163,7 +162,7 @@ def _preference(address: str) -> tuple[bool, str]:
 
 
 def _member(endpoint: PodEndpoint, config: DiscoveryConfig, prefix: str) -> Member | None:
-    """None: its address is none."""
+    """None: the address is invalid."""
     if address_of(endpoint.address) is None:
         return None
     try:
@@ -184,7 +183,7 @@ def _member(endpoint: PodEndpoint, config: DiscoveryConfig, prefix: str) -> Memb
 
 
 def _port_of(ports: Iterable[Mapping[str, Any]], key: str, wanted: int | str | None) -> int:
-    """The number of the wanted port; without one, of the port named http, else of the first one. 0: there is none."""
+    """The number of the wanted port. None wanted: the port named http, or else the first one. 0: there is none."""
     if isinstance(wanted, int):
         return wanted
     named = list(_numbers(ports, key))
@@ -193,7 +192,7 @@ def _port_of(ports: Iterable[Mapping[str, Any]], key: str, wanted: int | str | N
 
 
 def _numbers(ports: Iterable[Mapping[str, Any]], key: str) -> Iterator[tuple[str, int]]:
-    """(name, number) of the ports of TCP, in their order."""
+    """(name, number) of the TCP ports, in order."""
     for each in ports:
         number = _number(each.get(key), _MAX_PORT)
         if number and each.get("protocol") in (None, "TCP"):
@@ -204,26 +203,26 @@ def _no_port(wanted: int | str | None) -> str:
     return "it has no port" if wanted is None else f"it has no port named {wanted}"
 
 
-def _noted(notes: Mapping[str, Any], name: str, most: int) -> int:
-    """The number that an annotation has; 0: none, or a wrong one."""
-    return _number(notes.get(name), most)
+def _annotation_number(notes: Mapping[str, Any], name: str, max_value: int) -> int:
+    """The number in an annotation. 0: none, or an invalid one."""
+    return _number(notes.get(name), max_value)
 
 
-def _wrong(notes: Mapping[str, Any]) -> str:
-    """What is wrong with a pod's annotations, which is ignored."""
-    for name, most in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER)):
-        if name in notes and not _noted(notes, name, most):
-            return f"the annotation {name} is not a number from 1 to {most}"
+def _annotation_problem(notes: Mapping[str, Any]) -> str:
+    """The first invalid annotation, which is ignored; "" if all are valid."""
+    for name, max_value in ((PORT, _MAX_PORT), (WEIGHT, MAX_WEIGHT), (CAPACITY, _MAX_NUMBER)):
+        if name in notes and not _annotation_number(notes, name, max_value):
+            return f"the annotation {name} is not a number from 1 to {max_value}"
     if notes.get(DRAIN) not in (None, "true", "false"):
         return f"the annotation {DRAIN} is neither true nor false"
     return ""
 
 
-def _number(value: object, most: int) -> int:
-    """From 1 to `most`; 0 for everything else."""
+def _number(value: object, max_value: int) -> int:
+    """A number from 1 to max_value; 0 for everything else."""
     text = str(value) if isinstance(value, str | int) else ""
     number = int(text) if text.isdecimal() and len(text) < 20 else 0
-    return number if number <= most else 0
+    return number if number <= max_value else 0
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,7 @@
-"""Kubernetes: replicas are the endpoints of a Service (EndpointSlices), or the pods with certain labels.
+"""Discovery in Kubernetes: the replicas are the endpoints of a Service (EndpointSlices), or the pods with certain labels.
 
-EndpointSlices need the fewest rights (list and watch of endpointslices). Pods, which need the same for pods, have annotations,
-by which each names its pool, its port and its capacity, or drains (`objects.py`).
+EndpointSlices need the fewest rights (list and watch of endpointslices). Pods need the same rights for pods. Their annotations
+set their pool, port and capacity, or drain them (`objects.py`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gateway.fleet.membership import Member
 
 log = logging.getLogger("warmroute.discovery")
 
-PAUSE_S: Final = 0.1  # between two changes of the members: in a storm of events, they come together
+PAUSE_S: Final = 0.1  # between two changes of the members, so that many events are applied together
 SLICES: Final = "apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 PODS: Final = "api/v1/namespaces/{}/pods"
-_MAX_NOTES: Final = 20  # logged at once
+_MAX_NOTES: Final = 20  # logged per change
 
 
 class KubernetesSource:
-    """A MemberSource. config: with `kubernetes`. access: by default, what the configuration says, and the service account.
-    watch_s: see `api.py`. slices: the path of EndpointSlices (before 1.21, v1beta1). sleep, chance: see Watcher.
+    """A MemberSource. config: with `kubernetes`. access: default: by the configuration and the service account. watch_s: see
+    `api.py`. slices: the path of EndpointSlices (before 1.21, v1beta1). sleep, chance: see Watcher.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class KubernetesSource:
             await api.close()
 
     def _note(self, notes: Sequence[str]) -> None:
-        """Log what was not wrong before."""
+        """Logs new notes."""
         for note in [note for note in notes if note not in self._noted][:_MAX_NOTES]:
-            log.warning("pod is not as it should be", extra={"source": self.name, "error": note})
+            log.warning("pod has a problem", extra={"source": self.name, "error": note})
         self._noted = frozenset(notes)
 
     def _report_problem(self, problem: str) -> None:

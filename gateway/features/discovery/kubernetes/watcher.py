@@ -1,16 +1,15 @@
-"""All objects of one kind, kept up to date: list, then watch from there.
+"""All objects of one kind, kept up to date by a list and then watches.
 
-    list ──► watch ──► the server ends it, or it is cut ──► watch on from the last version
-      ▲        └── 410, an event that cannot be read or is late, RELIST_AFTER failures, RELIST_S ──┐
-      └────────────────────────────────────────────────────────────────────────────────────────────┘
+    list ──► watch ──► the server ends it, or it is cut ──► watch from the last version
+      ▲        └── 410, an unreadable or late event, RELIST_AFTER failures, RELIST_S ─────────────────┐
+      └─────────────────────────────────────────────────────────────────────────────────────────────┘
 
-A list replaces all: what was deleted meanwhile is gone. Whatever fails is tried again, after a pause that doubles up to
-BACKOFF_MOST_S (less what the try has taken by itself); the objects stay as they were last. A list without any object, right
-after a failure, is asked for once more before it is believed: a server that begins anew may have none yet. A server that was
-restored from a backup goes on from an earlier version, and would send nothing for a long time: hence the lists after several
-failures, and from time to time.
+A list replaces all objects, so deleted ones disappear. A failure is retried after a pause that doubles up to MAX_BACKOFF_S
+(minus the duration of the attempt); the objects stay in the meantime. An empty list right after a failure is requested once
+more, because a restarted server may have no objects yet. A server restored from a backup continues from an earlier version, and
+would send nothing for a long time. Therefore the objects are listed again after several failures, and periodically.
 
-Of each object only what `read` returns is kept.
+Only the result of `read` is kept of each object.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from gateway.features.discovery.kubernetes.api import (
     DELETED,
     MAX_OBJECTS,
     Api,
-    CannotGoOn,
     Event,
     KubernetesError,
     Object,
+    RelistNeeded,
 )
-from gateway.features.discovery.kubernetes.objects import PodEndpoint, Read
+from gateway.features.discovery.kubernetes.objects import ObjectEndpoints, PodEndpoint
 
 log = logging.getLogger("warmroute.discovery")
 
-BACKOFF_S: Final = 0.1  # a watch that is cut goes on at once
-BACKOFF_MOST_S: Final = 2.5  # what has come back is known within 5 s, also if it has nothing: EMPTY_S
-RETRY_AFTER_MOST_S: Final = 30.0
-SHORT_S: Final = 1.0  # a watch that ends sooner counts as a failure
-EMPTY_S: Final = 2.0  # until an empty list is asked for once more
+BACKOFF_S: Final = 0.1  # a cut watch continues almost at once
+MAX_BACKOFF_S: Final = 2.5  # with EMPTY_S, a recovered server is known within 5 s
+MAX_RETRY_AFTER_S: Final = 30.0
+SHORT_S: Final = 1.0  # a shorter watch counts as a failure
+EMPTY_S: Final = 2.0  # pause before an empty list is requested once more
 RELIST_AFTER: Final = 3
 RELIST_S: Final = 1800.0
 RELIST_RETRY_S: Final = 60.0
 
 
 class Watcher:
-    """See the top of this file. clock: monotonic seconds. sleep: asyncio.sleep, or a test's."""
+    """clock: monotonic seconds. sleep: a parameter for tests."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class Watcher:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """name: for logs. report_problem: called with what is wrong, and with "" when nothing is any more."""
+        """name: for logs. report_problem: called with each problem, and with "" when it is over."""
         self._name = name
         self._api = api
         self._read = read
@@ -70,16 +69,16 @@ class Watcher:
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
-        self._objects: dict[str, Read] = {}
-        self._version = ""  # to watch on from; empty: list
+        self._objects: dict[str, ObjectEndpoints] = {}
+        self._version = ""  # version for the next watch; "": list first
         self._listed_at = -math.inf
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive
         self._unlisted = 0  # failures since the last list
-        self._doubt: CannotGoOn | None = None  # why the objects may not be those of the server
-        self._warned = False  # of the present outage
+        self._relist: RelistNeeded | None = None  # why the objects may differ from the server's
+        self._warned = False  # the current outage has been logged
 
-    async def watch(self, *, expects: bool) -> AsyncIterator[Collection[Read]]:
-        """All objects, each time that any has changed; the first time as soon as they are known. expects: see MemberSource."""
+    async def watch(self, *, expects: bool) -> AsyncIterator[Collection[ObjectEndpoints]]:
+        """All objects at first, and after each change. expects: see MemberSource."""
         while True:
             failure: KubernetesError | None = None
             tried, begun = self._clock(), math.inf
@@ -94,50 +93,50 @@ class Watcher:
                         changed = [self._apply(event) for event in events]
                         if any(changed):
                             yield self._objects.values()
-                        if self._doubt:
-                            raise self._doubt
+                        if self._relist:
+                            raise self._relist
             except KubernetesError as error:
                 failure = error
             if not self._ends_failures(begun) and failure is None:
                 failure = KubernetesError("the server ends each watch at once")
             if failure:
-                await self._failed(failure, self._clock() - tried if begun == math.inf else 0.0)
+                await self._retry_after(failure, self._clock() - tried if begun == math.inf else 0.0)
 
     async def _list_if_needed(self, *, expects: bool) -> bool:
-        """Whether anything has changed."""
+        """Returns True if objects have changed."""
         if not self._version:
-            return await self._list(doubts=expects if self._listed_at == -math.inf else self._failures > 0)
+            return await self._list(recheck_empty=expects if self._listed_at == -math.inf else self._failures > 0)
         if self._clock() - self._listed_at <= RELIST_S:
             return False
-        try:  # a server that does not list now may watch all the same
-            return await self._list(doubts=False)
+        try:  # a watch may work even if a list fails
+            return await self._list(recheck_empty=False)
         except KubernetesError as error:
             log.info("objects could not be listed again", extra={"source": self._name, "error": str(error)})
             self._listed_at = self._clock() - RELIST_S + RELIST_RETRY_S
             return False
 
-    async def _list(self, *, doubts: bool) -> bool:
-        """Whether anything has changed, or this is the first list. doubts: one without objects is not believed at once."""
+    async def _list(self, *, recheck_empty: bool) -> bool:
+        """Returns True if objects have changed, or for the first list. recheck_empty: request an empty list once more."""
         first = self._listed_at == -math.inf
-        listed = await self._api.listed(self._read_of)
-        if doubts and (first or self._objects) and not listed.objects:
+        listed = await self._api.list_all(self._read_of)
+        if recheck_empty and (first or self._objects) and not listed.objects:
             await self._sleep(EMPTY_S)
-            listed = await self._api.listed(self._read_of)
+            listed = await self._api.list_all(self._read_of)
         before = [(name, each.endpoints) for name, each in sorted(self._objects.items())]
         self._objects = dict(listed.objects)
-        self._version, self._listed_at, self._unlisted, self._doubt = listed.version, self._clock(), 0, None
+        self._version, self._listed_at, self._unlisted, self._relist = listed.version, self._clock(), 0, None
         self._report_problem("")
         return first or before != [(name, each.endpoints) for name, each in sorted(self._objects.items())]
 
-    def _read_of(self, object_: Object) -> Read:
-        return Read(_number(object_["metadata"].get("resourceVersion")), self._read(object_))
+    def _read_of(self, object_: Object) -> ObjectEndpoints:
+        return ObjectEndpoints(_number(object_["metadata"].get("resourceVersion")), self._read(object_))
 
     def _apply(self, event: Event) -> bool:
-        """Whether anything of an object has changed. An event that is older than the one before it changes nothing, for its
-        object may have been deleted since; all objects are listed again.
+        """Applies an event. Returns True if endpoints have changed. An event older than its predecessor changes nothing,
+        because its object may have been deleted since; all objects are listed again.
         """
         if _number(event.version) < _number(self._version):
-            self._doubt = CannotGoOn("events are not in their order", expected=True)
+            self._relist = RelistNeeded("events are out of order", expected=True)
             return False
         self._version = event.version
         if event.type == BOOKMARK:
@@ -146,13 +145,13 @@ class Watcher:
         if event.type == DELETED:
             return self._objects.pop(event.name, None) is not None
         if known is None and len(self._objects) >= MAX_OBJECTS:
-            self._doubt = CannotGoOn(f"more than {MAX_OBJECTS:,} objects")
+            self._relist = RelistNeeded(f"more than {MAX_OBJECTS:,} objects")
             return False
         now = self._objects[event.name] = self._read_of(event.object)
         return known is None or known.endpoints != now.endpoints
 
     def _ends_failures(self, begun: float) -> bool:
-        """Whether the watch that began then has lasted long enough for failures to be over."""
+        """Ends a series of failures if the watch has lasted SHORT_S. begun: its start."""
         if self._clock() - begun < SHORT_S:
             return False
         if self._warned:
@@ -160,25 +159,25 @@ class Watcher:
         self._failures, self._warned = 0, False
         return True
 
-    async def _failed(self, error: KubernetesError, took_s: float) -> None:
-        """took_s: until it failed, if no watch has begun."""
+    async def _retry_after(self, error: KubernetesError, took_s: float) -> None:
+        """Handles a failure, and waits before the next attempt. took_s: duration of the attempt, if no watch has begun."""
         about = {"source": self._name, "error": str(error)}
         self._report_problem(str(error))
         self._failures += 1
         self._unlisted += 1
-        if isinstance(error, CannotGoOn) or self._unlisted >= RELIST_AFTER:
+        if isinstance(error, RelistNeeded) or self._unlisted >= RELIST_AFTER:
             self._version = ""
-        if isinstance(error, CannotGoOn) and error.expected:
+        if isinstance(error, RelistNeeded) and error.expected:
             log.info("objects are listed again", extra=about)
         elif not self._warned:
             self._warned = True
-            log.warning("the API server does not answer as it should", extra=about)
+            log.warning("the API server does not answer correctly", extra=about)
         await self._api.renew()
-        pause_s = min(BACKOFF_MOST_S, BACKOFF_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._chance() / 2)
-        await self._sleep(max(0.0, pause_s - took_s, min(error.retry_after_s, RETRY_AFTER_MOST_S)))
+        pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(self._failures - 1, 10)) * (0.5 + self._chance() / 2)
+        await self._sleep(max(0.0, pause_s - took_s, min(error.retry_after_s, MAX_RETRY_AFTER_S)))
 
 
 def _number(version: object) -> int:
-    """Versions are numbers with all servers that there are, although nothing says so. 0: this one is not."""
+    """The version as a number. All known servers use numbers, although the API does not guarantee it. 0: not a number."""
     text = str(version)
     return int(text) if text.isdecimal() and len(text) < 40 else 0

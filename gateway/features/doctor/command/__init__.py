@@ -1,4 +1,4 @@
-"""`warmroute doctor`: where the prefixes of a stream of requests break, why, what it costs, and what to change."""
+"""`warmroute doctor`: finds where the prefixes of a stream of requests break, why, at what cost, and what to change."""
 
 from gateway.features.doctor.command.command import DESCRIPTION, add_arguments, run
 

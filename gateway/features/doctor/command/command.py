@@ -1,4 +1,4 @@
-"""`warmroute doctor FILE`: reads a file of requests, and prints what it has found."""
+"""`warmroute doctor FILE`: examines a file of requests, or a running gateway, and prints the report."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from gateway.features.doctor.prices import DoctorPrices
 from gateway.features.doctor.report import report
 from gateway.features.doctor.watch import WATCH_S
 
-LIVE_S: Final = EXAMINE_S + ANSWER_S  # for an answer: the examination, and what goes before it
-MAX_SECONDS: Final = WATCH_S / 2  # so that the watch does not end before the second question
+LIVE_S: Final = EXAMINE_S + ANSWER_S  # time limit of an answer: the examination and the usual time
+MAX_SECONDS: Final = WATCH_S / 2  # shorter than the watch, which must last until the second question
 DESCRIPTION: Final = (
     "Find where the prefixes of a stream of requests break, and why: a time, an id or a random token near the head, tools in"
-    " another order, a changed system prompt, a salt, rewritten history, and others; what that costs, and what to change. The"
-    " exit status is 0 if nothing was found, 1 if something was, 2 if the requests cannot be read."
+    " another order, a changed system prompt, a salt, rewritten history, and others; the cost, and a remedy. The exit status is"
+    " 0 without findings, 1 with findings, 2 if the requests cannot be read."
 )
 
 
-_SECONDS: Final = "--live: watch for so long before the report; 0: only what was seen since it was asked last (default: 60)"
+_SECONDS: Final = "--live: seconds to watch before the report; 0: only requests since the last question (default: 60)"
 _ADMIN: Final = f"--live: the gateway's admin listener (default: %(default)s). With an admin key, set {KEY} to it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "JSON lines, may be gzipped; - is standard input: requests with path and body, bodies, or traces (docs/doctor.md)"
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
-    what.add_argument("--live", action="store_true", help="what a running gateway is asked (GET /warmroute/doctor)")
+    text = "JSON lines, optionally gzipped: requests with path and body, bodies, or traces (docs/doctor.md); -: standard input"
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
+    source.add_argument("--live", action="store_true", help="examine the requests of a running gateway (GET /warmroute/doctor)")
     parser.add_argument("--seconds", type=_seconds, default=60.0, metavar="N", help=_SECONDS)
     parser.add_argument("--admin", metavar="URL", default=DEFAULT_ADMIN, help=_ADMIN)
-    parser.add_argument("--text", action="store_true", help="show the texts at the first difference, not only digests of them")
+    parser.add_argument("--text", action="store_true", help="show the texts at the first difference instead of digests")
     parser.add_argument("--session", metavar="NAME", help="only requests of this session")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, with every finding")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration with `prices`, for what lost tokens cost")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration with `prices`, for the cost of lost tokens")
     price = "USD per million uncached and cached prompt tokens, for all models"
     parser.add_argument("--price", metavar="UNCACHED,CACHED", type=_price, help=price)
 
@@ -75,9 +75,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _live(options: argparse.Namespace) -> int:
-    given = [name for name in ("text", "session", "config", "price") if getattr(options, name)]
-    if given:
-        print(f"warmroute: --{given[0]} is for files; a gateway keeps no texts, and has prices of its own", file=sys.stderr)
+    file_options = [name for name in ("text", "session", "config", "price") if getattr(options, name)]
+    if file_options:
+        print(
+            f"warmroute: --{file_options[0]} is for files; a gateway stores no texts, and has its own prices", file=sys.stderr
+        )
         return 2
     try:
         raw = ask(options.admin, "GET", "/warmroute/doctor", answer_s=LIVE_S)
@@ -104,10 +106,10 @@ def _file(options: argparse.Namespace) -> int:
     except FileError as error:
         print(escaped(f"warmroute: {options.file}: {error}"), file=sys.stderr)
         return 2
-    _complain(options, reader)
+    _print_problems(options, reader)
     if not examination.requests:
-        what = f"no request of the session {options.session!r}" if options.session else "no request"
-        print(escaped(f"warmroute: {options.file}: {what}"), file=sys.stderr)
+        missing = f"no request of the session {options.session!r}" if options.session else "no request"
+        print(escaped(f"warmroute: {options.file}: {missing}"), file=sys.stderr)
         return 2
     found = report(examination, reader.notes)
     found["skipped_lines"] = reader.skipped
@@ -131,8 +133,8 @@ def _prices(options: argparse.Namespace) -> DoctorPrices:
     return DoctorPrices(read(options.config, {}).config.prices, options.price)
 
 
-def _complain(options: argparse.Namespace, reader: Reader) -> None:
+def _print_problems(options: argparse.Namespace, reader: Reader) -> None:
     for problem in reader.problems:
         print(escaped(f"warmroute: {options.file}, {problem}"), file=sys.stderr)
     if more := reader.skipped - len(reader.problems):
-        print(escaped(f"warmroute: {options.file}: {more} more lines are not understood"), file=sys.stderr)
+        print(escaped(f"warmroute: {options.file}: {more} more lines cannot be parsed"), file=sys.stderr)

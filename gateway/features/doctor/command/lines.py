@@ -1,4 +1,4 @@
-"""The lines of a file that may be gzipped, one at a time, with bounds: a file may be anything."""
+"""Reads the lines of a file, optionally gzipped, one at a time and with bounds, because the file may have any content."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 class FileError(Exception):
-    """The file cannot be read (on); its text says why."""
+    """The file, or its rest, cannot be read. The message says why."""
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """(number, line) of each that is not blank; None: it is longer than MAX_LINE. path: "-" is standard input.
+    """(number, line) of each line that is not blank; None for a line longer than MAX_LINE. path: "-" is standard input.
 
     Raises FileError.
     """
     try:
         if str(path) == "-":
             if sys.stdin is None:
-                raise FileError("it is closed")
+                raise FileError("standard input is closed")
             yield from _unzipped(cast(BufferedReader, sys.stdin.buffer))
             return
         with path.open("rb") as file:
@@ -38,7 +38,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _unzipped(file: BufferedReader) -> Iterator[tuple[int, bytes | None]]:
-    """A pipe cannot be read twice, so its beginning is looked at and stays there."""
+    """Peeks at the beginning, because a pipe cannot be read twice."""
     if file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP:
         with gzip.GzipFile(fileobj=file) as unzipped:
             yield from _lines(unzipped)

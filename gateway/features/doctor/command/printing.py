@@ -1,4 +1,4 @@
-"""The report on a terminal."""
+"""Prints the report on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLEAN: Final = "No prefix is broken."
 
 
 class FirstExample(TypedDict):
-    """The first example of a cause, as the report has it; what is not shown is left out here, and below."""
+    """The first finding of a cause in a report. Members that are not printed are left out here and below."""
 
     cause: str
     request: int
@@ -40,7 +40,7 @@ class Cause(TypedDict):
 
 
 class Report(TypedDict):
-    """As `gateway.features.doctor.report` makes it."""
+    """A report of `gateway.features.doctor.report`."""
 
     requests: int
     sessions: int
@@ -56,7 +56,7 @@ class Report(TypedDict):
 
 
 def is_report(found: Any) -> bool:
-    """Whether an answer can be shown."""
+    """True if an answer is a report."""
     try:
         msgspec.convert(found, Report)
     except msgspec.ValidationError:

@@ -1,12 +1,12 @@
-"""From a file to observed requests. Lines of four forms, which may be mixed:
+"""Reads observed requests from a file. It may contain lines of four formats:
 
-    {"path": "/v1/messages", "body": {...}, "headers": {...}, "time": 12.5, "outcome": {...}}     a request; only body is needed
-    {"model": ..., "messages": [...], ...}                                                        a body; its API is recognised
-    {"timestamp": ..., "input_length": ..., "hash_ids": [...]}                                    a row of Mooncake's format
-    {"tool_tokens": ..., "requests": [...], ...}                                                  a session, the agents' format
+    {"path": "/v1/messages", "body": {...}, "headers": {...}, "time": 12.5, "outcome": {...}}   a request; only body is required
+    {"model": ..., "messages": [...], ...}                                                      a body; its API is recognised
+    {"timestamp": ..., "input_length": ..., "hash_ids": [...]}                                  a row in Mooncake's format
+    {"tool_tokens": ..., "requests": [...], ...}                                                a session in the agents' format
 
-A line that cannot be understood is counted with its reason, and the others are read all the same. Requests about what a server
-keeps (`previous_response_id`) have their history elsewhere: they are counted, too.
+A line that cannot be parsed is counted and reported, and the others are read. Requests that continue stored objects
+(`previous_response_id`) are counted, too, because the file lacks their history.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from gateway.features.doctor.prices import DoctorPrices
 from gateway.request.client import caller_of
 from router.simulation.workloads import SimulatedRequest, TraceError, agents, mooncake
 
-_SINCE_2001: Final = 1e9  # Unix seconds; a smaller time counts from the beginning of something
+_SINCE_2001: Final = 1e9  # Unix seconds; a smaller time is relative
 _ANY_LENGTH: Final = 1 << 60  # tokens of a prompt
-_MAX_VALUES: Final = 4_000_000  # of a line: a session of a trace has many
-MAX_PROBLEMS: Final = 5  # that are described; all are counted
+_MAX_VALUES: Final = 4_000_000  # per line; a session of a trace has many
+MAX_PROBLEMS: Final = 5  # described problems; all are counted
 _BILLED: Final = (
-    "{} requests of Messages begin with Claude Code's billing line, which changes with every request. The gateway takes it out"
-    " (`strip_billing_header`), so it is not counted here; without that, no prefix would be found again."
+    "{} requests of Messages begin with Claude Code's billing line, which changes with every request. The gateway removes it"
+    " (`strip_billing_header`), so it is not counted here; otherwise no prefix could be reused."
 )
 _REFERRING: Final = (
-    "{} requests go on with what a server keeps (`previous_response_id`, `conversation`): their history is not in the file, so"
-    " they are left out. `warmroute doctor --live` sees it."
+    "{} requests continue objects stored by a server (`previous_response_id`, `conversation`). The file lacks their history, so"
+    " they are left out. `warmroute doctor --live` examines such requests."
 )
-_PROMPTLESS: Final = "{} requests have no prompt that is understood, and are left out."
+_PROMPTLESS: Final = "{} requests have no readable prompt, and are left out."
 
 
 class LineError(Exception):
-    """A line cannot be understood; its text says why."""
+    """A line cannot be parsed. The message says why."""
 
 
 class _LineOutcome(Struct, frozen=True):
-    """`outcome` of a line."""
+    """The `outcome` of a line."""
 
     replica: str = ""
     prompt_tokens: int | None = None
@@ -66,7 +66,7 @@ class _LineOutcome(Struct, frozen=True):
 
 
 class _Headers:
-    """Names in any case."""
+    """Headers with case-insensitive names."""
 
     def __init__(self, headers: Any) -> None:
         if headers is not None and not isinstance(headers, dict):
@@ -78,10 +78,10 @@ class _Headers:
 
 
 class Reader:
-    """See the top of this file. skipped: lines that were not understood; problems: the first of them, in words."""
+    """Reads files. skipped: number of lines that could not be parsed. problems: descriptions of the first ones."""
 
     def __init__(self, prices: DoctorPrices, *, text: bool = False, now: float = 0.0) -> None:
-        """now: Unix seconds, for prices that change. text: prompts keep their texts, so that these can be shown."""
+        """now: Unix seconds, for prices that change. text: prompts store their texts, so that these can be shown."""
         self._prices = prices
         self._text = text
         self._now = now
@@ -100,17 +100,17 @@ class Reader:
         return [text.format(count) for count, text in counts if count]
 
     def read(self, path: Path) -> Iterator[ObservedRequest]:
-        """Raises FileError if the file cannot be read, or not on."""
+        """Raises FileError if the file, or its rest, cannot be read."""
         sessions = _Sessions()
         for number, line in lines_of(path):
             try:
                 row = _row(line)
                 if "hash_ids" in row:
-                    yield self._of_mooncake(row, number)
+                    yield self._from_mooncake(row, number)
                 elif "requests" in row and "model" not in row:
                     for request in sessions.of(row):
-                        yield self._of_trace(request, number, request.session)
-                elif (found := self._of_request(row, number)) is not None:
+                        yield self._from_trace(request, number, request.session)
+                elif (found := self._from_request(row, number)) is not None:
                     yield found
             except (LineError, TraceError, GatewayError) as error:
                 self._skip(number, error)
@@ -121,17 +121,17 @@ class Reader:
             text = error.message if isinstance(error, GatewayError) else str(error)
             self.problems.append(f"line {number}: {text}")
 
-    def _of_mooncake(self, row: dict[str, Any], number: int) -> ObservedRequest:
-        """It names no sessions."""
+    def _from_mooncake(self, row: dict[str, Any], number: int) -> ObservedRequest:
+        """A request without a session."""
         try:
             ((time, request),) = mooncake([row], random.Random(0))
         except TraceError as error:
             raise LineError(str(error).removeprefix("row 1 ")) from error
-        found = self._of_trace(request, number, "")
+        found = self._from_trace(request, number, "")
         found.time = time
         return found
 
-    def _of_trace(self, request: SimulatedRequest, number: int, session: str) -> ObservedRequest:
+    def _from_trace(self, request: SimulatedRequest, number: int, session: str) -> ObservedRequest:
         prompt = request.prompt
         found = ObservedRequest("", prompt.keys, prompt.units, prompt.block_units, exact=True)
         found.session, found.thread = session, request.thread
@@ -139,7 +139,7 @@ class Reader:
         found.price = self._price(found)
         return found
 
-    def _of_request(self, row: dict[str, Any], number: int) -> ObservedRequest | None:
+    def _from_request(self, row: dict[str, Any], number: int) -> ObservedRequest | None:
         """None: its prompt is not in the file."""
         path, body, headers = _request_in(row)
         dialect, caller = self._dialects.known(path), caller_of(headers)
@@ -161,7 +161,7 @@ class Reader:
         return found
 
     def _price(self, found: ObservedRequest) -> tuple[float, float] | None:
-        """Of its moment, where that is a date, else of today."""
+        """The price at its time if that is a date, otherwise today's."""
         now = found.time if found.time > _SINCE_2001 else self._now
         return self._prices.of(found.model, found.tokens(found.units), now)
 
@@ -176,7 +176,7 @@ class Reader:
 
 
 class _Sessions:
-    """Sessions of the agents' traces, by their number: the block ids of each are its own."""
+    """Sessions of agents' traces, by number: the block ids of each session are distinct."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -224,7 +224,7 @@ def _request_in(row: dict[str, Any]) -> tuple[str, bytes, _Headers]:
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
-    """Raises LineError: orjson reads what is nested deeper than what it writes."""
+    """Raises LineError, because orjson parses deeper nesting than it writes."""
     try:
         return orjson.dumps(body)
     except TypeError as error:
@@ -232,7 +232,7 @@ def _encoded(body: dict[str, Any]) -> bytes:
 
 
 def _path_of(body: Mapping[str, Any]) -> str:
-    """The API whose body it is. Raises LineError."""
+    """The path of the API with bodies of this form. Raises LineError."""
     if "messages" in body:
         tools = body.get("tools")
         named = isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" in tool for tool in tools)
@@ -246,7 +246,7 @@ def _path_of(body: Mapping[str, Any]) -> str:
 
 
 def _refers(body: bytes) -> bool:
-    """Whether a body goes on with what a server keeps, in whatever dialect."""
+    """True if the body continues an object stored by a server, in any dialect."""
     if b'"previous_response_id"' not in body and b'"conversation"' not in body:
         return False
     fields = orjson.loads(body)
@@ -261,7 +261,7 @@ def _time(value: Any) -> float:
         try:
             return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError, OSError) as error:
-            raise LineError(f"'time' is no time in ISO 8601: {error}") from error
+            raise LineError(f"'time' is not in ISO 8601: {error}") from error
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise LineError("'time' must be seconds, or a time in ISO 8601")
     return float(value)
@@ -272,14 +272,14 @@ def _outcome(value: Any) -> ObservedOutcome | None:
     if value is None:
         return None
     try:
-        told = msgspec.convert(value, _LineOutcome)
+        fields = msgspec.convert(value, _LineOutcome)
     except msgspec.ValidationError as error:
         raise LineError(f"'outcome': {error}") from error
-    counts = told.prompt_tokens, told.cached_tokens, told.available_tokens
+    counts = fields.prompt_tokens, fields.cached_tokens, fields.available_tokens
     if any(count is not None and not 0 <= count < 1 << 53 for count in counts):
         raise LineError("'outcome': tokens must be 0 or more")
-    up = None if told.up is None else frozenset(told.up)
-    return ObservedOutcome(told.replica, *counts, told.reason, up, told.first_byte)
+    up = None if fields.up is None else frozenset(fields.up)
+    return ObservedOutcome(fields.replica, *counts, fields.reason, up, fields.first_byte)
 
 
 __all__ = ["FileError", "LineError", "Reader"]

@@ -1,7 +1,7 @@
-"""What one key has used and reserved: here, and at each other process, as far as it has said so.
+"""The use and the reservations of one key: of this process, and of other processes by their latest totals.
 
-What others have spent is also kept as one sum, for each request asks for it. Sums are by day and by month; days and processes
-are bounded: those that were silent for longest are kept as one sum. Pure.
+The totals of the other processes are also kept as one sum, because every request needs it. Sums are by day and by month. Days
+and processes are bounded: the processes with the oldest news are folded into one sum. Pure.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Final
 
 from gateway.features.keys.limits.rate import Rate
 
-MAX_PROCESSES: Final = 1024  # of which each has a sum of its own
-KEPT_DAYS: Final = 62
-GUARDED: Final = 4  # exchanges
-_MOST: Final = 9 * 10**18  # picodollars of a day: what a column of a database holds
+MAX_PROCESSES: Final = 1024  # other processes with a separate sum
+RETAINED_DAYS: Final = 62
+GUARDED_EXCHANGES: Final = 4  # exchanges within which other processes learn of an admission
+_MOST: Final = 9 * 10**18  # picodollars per day: the limit of the database column
 
-# A day, as a number that grows through the months, of which each has 31: see `calendar.day_number`.
+# A day as a number, with 31 days in each month: see `calendar.day_number`.
 Day = int
-# A process's totals for one key: its name, requests and tokens since the process began, picodollars that are reserved, and for
-# each day those that were spent.
+# Totals of one process for one key: the key's id, requests and tokens since the process began, reserved picodollars, and the
+# spent picodollars of each day.
 Total = tuple[str, int, int, int, tuple[tuple[Day, int], ...]]
 
 
 class KeyLimits:
-    """0: there is none. requests, tokens: per minute. day, month: picodollars."""
+    """requests, tokens: per minute. day, month: picodollars. 0: unlimited."""
 
     __slots__ = ("day", "month", "requests", "tokens")
 
@@ -40,7 +40,9 @@ class KeyLimits:
 
 
 class SpentTotals:
-    """Of one process, or of all others. months: the sums of days, for each request asks for this month's."""
+    """The totals of one process, or of all other processes. months: sums of the days, because every request needs this month's
+    sum.
+    """
 
     __slots__ = ("days", "months", "requests", "reserved", "tokens")
 
@@ -51,14 +53,14 @@ class SpentTotals:
         self.days: dict[Day, int] = {}
         self.months: dict[int, int] = {}
 
-    def put(self, day: Day, amount: int) -> None:
-        """In the place of what the day had. O(1)."""
+    def set_day(self, day: Day, amount: int) -> None:
+        """Replaces the amount of a day. O(1)."""
         month = day // 31
         self.months[month] = self.months.get(month, 0) + amount - self.days.get(day, 0)
         self.days[day] = amount
 
     def drop(self, day: Day) -> None:
-        """Forget a day. O(1)."""
+        """Removes a day. O(1)."""
         month = day // 31
         left = self.months.get(month, 0) - self.days.pop(day)
         if left:
@@ -74,18 +76,18 @@ class SpentTotals:
 
 
 class KeyAccount:
-    """One key's. others: by process, that of the latest news last. gone: of those that were there before MAX_PROCESSES others.
-    elsewhere: of all of them together.
+    """The account of one key. by_process: totals of the other processes, latest news last. folded: sum of the processes removed
+    from by_process because of MAX_PROCESSES. others_total: sum of all other processes.
     """
 
     __slots__ = (
         "admitted",
-        "elsewhere",
-        "gone",
+        "by_process",
+        "folded",
         "id",
         "limits",
         "open",
-        "others",
+        "others_total",
         "output",
         "own",
         "requests",
@@ -98,120 +100,124 @@ class KeyAccount:
         self.id = id_
         self.limits = limits
         self.own = SpentTotals()
-        self.unsent = set[Day]()  # days of `own` that have changed since the last exchange
-        self.unwritten = set[Day]()  # likewise, since they were last taken to be written
-        self.others: dict[str, SpentTotals] = {}
-        self.gone = SpentTotals()
-        self.elsewhere = SpentTotals()
-        self.admitted = [0] * GUARDED  # picodollars that were reserved since the last exchange, between the last two, and so on
-        self.open = 0  # reservations
-        self.output = 0.0  # tokens of recent answers
+        self.unsent = set[Day]()  # days of `own` that changed since the last exchange
+        self.unwritten = set[Day]()  # days of `own` that changed since they were last written
+        self.by_process: dict[str, SpentTotals] = {}
+        self.folded = SpentTotals()
+        self.others_total = SpentTotals()
+        self.admitted = [
+            0
+        ] * GUARDED_EXCHANGES  # picodollars reserved since the last exchange, in the interval before it, and so on
+        self.open = 0  # open reservations
+        self.output = 0.0  # tokens of the longest recent answer, fading
         self.requests = Rate(limits.requests) if limits.requests else None
         self.tokens = Rate(limits.tokens) if limits.tokens else None
 
-    def retune(self, limits: KeyLimits) -> None:
+    def set_limits(self, limits: KeyLimits) -> None:
         self.limits = limits
-        self.requests = _retuned(self.requests, limits.requests)
-        self.tokens = _retuned(self.tokens, limits.tokens)
+        self.requests = _rate_with_limit(self.requests, limits.requests)
+        self.tokens = _rate_with_limit(self.tokens, limits.tokens)
 
     def spent(self, day: Day) -> int:
         """O(1)."""
-        return self.own.days.get(day, 0) + self.elsewhere.days.get(day, 0)
+        return self.own.days.get(day, 0) + self.others_total.days.get(day, 0)
 
     def spent_in_month(self, day: Day) -> int:
         """O(1)."""
         month = day // 31
-        return self.own.months.get(month, 0) + self.elsewhere.months.get(month, 0)
+        return self.own.months.get(month, 0) + self.others_total.months.get(month, 0)
 
     @property
     def reserved(self) -> int:
         """O(1)."""
-        return self.own.reserved + self.elsewhere.reserved
+        return self.own.reserved + self.others_total.reserved
 
     def spend(self, day: Day, amount: int) -> None:
-        """By this process. O(1) mostly."""
+        """Adds spending of this process. O(1) mostly."""
         own = self.own
-        own.put(day, min(own.days.get(day, 0) + amount, _MOST))
+        own.set_day(day, min(own.days.get(day, 0) + amount, _MOST))
         self.unsent.add(day)
         self.unwritten.add(day)
-        if len(own.days) > KEPT_DAYS:
+        if len(own.days) > RETAINED_DAYS:
             own.drop(min(own.days))
 
-    def other(self, process: str) -> SpentTotals:
-        """A process of which there is news. Each life of a worker is one: those that were silent for longest have ended, and
-        what they have spent is kept as one sum. O(days).
+    def process_totals(self, process: str) -> SpentTotals:
+        """The totals of another process, which become the latest. A restarted worker is a new process; the processes with the
+        oldest news have probably ended, so they are folded into one sum. O(days).
         """
-        seen = self.others.pop(process, None)
-        if seen is None:
-            seen = SpentTotals()
-            if len(self.others) >= MAX_PROCESSES:
-                self._fold(self.others.pop(next(iter(self.others))))
-        self.others[process] = seen
-        return seen
+        totals = self.by_process.pop(process, None)
+        if totals is None:
+            totals = SpentTotals()
+            if len(self.by_process) >= MAX_PROCESSES:
+                self._fold(self.by_process.pop(next(iter(self.by_process))))
+        self.by_process[process] = totals
+        return totals
 
     def _fold(self, process: SpentTotals) -> None:
-        self.reserve_elsewhere(process, 0)
-        gone = self.gone
+        self.set_process_reserved(process, 0)
+        folded = self.folded
         for day, amount in process.days.items():
-            gone.put(day, gone.days.get(day, 0) + amount)
-        while len(gone.days) > KEPT_DAYS:
-            oldest = min(gone.days)
-            self._add_elsewhere(oldest, -gone.days[oldest])
-            gone.drop(oldest)
+            folded.set_day(day, folded.days.get(day, 0) + amount)
+        while len(folded.days) > RETAINED_DAYS:
+            oldest = min(folded.days)
+            self._add_to_others(oldest, -folded.days[oldest])
+            folded.drop(oldest)
 
-    def forget_others(self, but: Container[str]) -> None:
-        """What all but these processes have spent; not what they had used, from which their next totals count."""
-        self.gone, self.elsewhere = SpentTotals(), SpentTotals()
-        for name, each in self.others.items():
-            if name not in but:
+    def forget_spending_of_others(self, except_: Container[str]) -> None:
+        """Forgets the spending of all other processes except these. Their requests and tokens are kept, as the base of later
+        differences.
+        """
+        self.folded, self.others_total = SpentTotals(), SpentTotals()
+        for name, each in self.by_process.items():
+            if name not in except_:
                 each.days.clear()
                 each.months.clear()
-            self.elsewhere.reserved += each.reserved
+            self.others_total.reserved += each.reserved
             for day, amount in each.days.items():
-                self._add_elsewhere(day, amount)
+                self._add_to_others(day, amount)
 
-    def spend_elsewhere(self, process: SpentTotals, day: Day, amount: int) -> None:
-        """The process has spent so much on that day at least. O(1) mostly."""
+    def add_process_spending(self, process: SpentTotals, day: Day, amount: int) -> None:
+        """The process has spent at least this amount on that day. O(1) mostly."""
         before = process.days.get(day, 0)
-        process.put(day, max(before, amount))
-        self._add_elsewhere(day, process.days[day] - before)
-        if len(process.days) > KEPT_DAYS:
+        process.set_day(day, max(before, amount))
+        self._add_to_others(day, process.days[day] - before)
+        if len(process.days) > RETAINED_DAYS:
             oldest = min(process.days)
-            self._add_elsewhere(oldest, -process.days[oldest])
+            self._add_to_others(oldest, -process.days[oldest])
             process.drop(oldest)
 
-    def reserve_elsewhere(self, process: SpentTotals, amount: int) -> None:
-        """The process has reserved this much. O(1)."""
-        self.elsewhere.reserved += amount - process.reserved
+    def set_process_reserved(self, process: SpentTotals, amount: int) -> None:
+        """Sets the reserved amount of a process. O(1)."""
+        self.others_total.reserved += amount - process.reserved
         process.reserved = amount
 
-    def _add_elsewhere(self, day: Day, amount: int) -> None:
-        left = self.elsewhere.days.get(day, 0) + amount
+    def _add_to_others(self, day: Day, amount: int) -> None:
+        left = self.others_total.days.get(day, 0) + amount
         if left:
-            self.elsewhere.put(day, left)
-        elif day in self.elsewhere.days:
-            self.elsewhere.drop(day)
+            self.others_total.set_day(day, left)
+        elif day in self.others_total.days:
+            self.others_total.drop(day)
 
     def check(self) -> None:
         """O(processes and days)."""
-        others = [self.gone, *self.others.values()]
-        for each in (self.own, self.elsewhere, *others):
+        parts = [self.folded, *self.by_process.values()]
+        for each in (self.own, self.others_total, *parts):
             each.check()
-        assert self.elsewhere.reserved == sum([each.reserved for each in others]), self
-        for day in {day for each in others for day in each.days} | self.elsewhere.days.keys():
-            found = sum([each.days.get(day, 0) for each in others])
-            assert self.elsewhere.days.get(day, 0) == found, self.elsewhere.days
+        assert self.others_total.reserved == sum([each.reserved for each in parts]), self
+        for day in {day for each in parts for day in each.days} | self.others_total.days.keys():
+            found = sum([each.days.get(day, 0) for each in parts])
+            assert self.others_total.days.get(day, 0) == found, self.others_total.days
 
     def __repr__(self) -> str:
         return f"<Account of {self.id}: {self.open} open, {self.own.reserved} reserved>"
 
 
-def later(before: Total, after: Total) -> Total:
-    """Two totals of one key, the second one later, as one."""
+def merged(before: Total, after: Total) -> Total:
+    """Merges two totals of one key; `after` is the later one."""
     return (*after[:4], tuple({**dict(before[4]), **dict(after[4])}.items()))
 
 
-def _retuned(rate: Rate | None, per_minute: int) -> Rate | None:
+def _rate_with_limit(rate: Rate | None, per_minute: int) -> Rate | None:
     if not per_minute:
         return None
     return Rate(per_minute) if rate is None else rate.resized(per_minute)

@@ -1,4 +1,4 @@
-"""Days and months of UTC, for budgets. Pure."""
+"""Days and months in UTC, for budgets. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _LAST: Final = 253_402_300_799.0  # the last second of the year 9999
 
 
 class Calendar:
-    """Makes moments. The day is worked out once for each: O(1)."""
+    """Converts clock times to moments. The date is computed once per day. O(1)."""
 
     __slots__ = ("_begins", "_day", "_days_left", "_ends")
 
     def __init__(self) -> None:
         self._begins = self._ends = 0.0  # of the day, in Unix seconds
         self._day: Day = 0
-        self._days_left = 0  # of the month, after this one
+        self._days_left = 0  # of the month, after today
 
     def moment(self, now: float, wall: float) -> Moment:
         """now: monotonic seconds. wall: Unix seconds."""
@@ -36,7 +36,7 @@ class Calendar:
 
 
 def day_number(year: int, month: int, day: int) -> Day:
-    """Divided by 31, it is the same for all days of a month."""
+    """A number for each day. Divided by 31 it is equal for all days of a month."""
     return (year * 12 + month - 1) * 31 + day - 1
 
 

@@ -1,25 +1,25 @@
-"""What each key has used and reserved, against its limits. Pure: time is an argument.
+"""The use and reservations of all keys, checked against their limits. Pure: time is an argument.
 
-    enter ──► expect ──► settle         in this order; expect again with each attempt, settle always
-      │         │           └─ what was reserved is released, what was used is counted
-      │         └─ the request is booked: its uncached tokens and its price are known as far as they can be, and are reserved
-      └─ before the queue: one request is taken; nobody waits who could not be served
+    enter ──► reserve ──► settle         in this order; reserve again for each attempt, always settle
+      │         │           └─ release the reservation, count the actual use
+      │         └─ a replica is booked: reserve the uncached tokens and the price, as estimated
+      └─ before the queue: count one request; refuse it at once if a limit is exhausted
 
-Invariants: what is reserved is the sum over the open reservations of this process, and 0 without any; what was spent never
-falls. A day is UTC's, and each has a sum of its own: a clock that jumps to another day and back finds what was spent there.
+Invariants: the reserved amount is the sum over the open reservations of this process. The spent amount never falls. Each day
+(UTC) has its own sum, so a clock that jumps to another day and back finds the earlier sum.
 
-Accounts beyond MAX_ACCOUNTS are forgotten. Where a database has their sums, one that comes back begins with what was spent
-since, and is among `unread` until whoever has the database adds what it finds there (`restore`, `merge`); it is not to be
-written before. Without a database it begins anew. What is to be sent or written waits for twice as many.
+Accounts beyond MAX_ACCOUNTS are evicted. With a database, an evicted account that is used again starts from its spending since
+then, and is listed in `unread` until its stored total has been loaded (`restore`, `merge`). It must not be written before.
+Without a database it starts from zero. Totals to be sent or written are kept for twice as many accounts.
 
-Several processes serve one key. Each counts what it does itself; totals of the others are merged as they come, by process, so
-that one that is lost, late or double does no harm. Within GUARDED exchanges a process admits at most its share of what is left
-of a budget. So all together do not admit more than there is, if what one has admitted is known to the others within that time,
-less one exchange for it to be sent. Rates have no shares: a burst at all processes at once takes more, which is a debt that all
-of them pay off.
+Several processes serve one key. Each counts its own use and merges the totals of the others, by process, so that lost, late or
+duplicate totals do no harm. Within GUARDED_EXCHANGES exchanges, a process admits at most its share of the remaining budget. So
+all processes together do not exceed the budget, provided that an admission is known to the others within that time, less one
+exchange for sending. Rates have no shares: simultaneous bursts at all processes exceed the rate, and the excess delays later
+requests at all of them.
 
-How far money can be exceeded: by what a request costs beyond what was reserved for it, for those that ran when the budget was
-reached, and by one request (of each process), which is admitted to what is left while it knows of no other that runs.
+Money can exceed a budget in two ways. Requests that run when the budget is reached may cost more than was reserved for them.
+And each process admits one request to a remaining budget smaller than its price, if it knows of no other running request.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from gateway.errors import GatewayError
 from gateway.features.keys.limits.account import Day, KeyAccount, KeyLimits, SpentTotals, Total
 
 DAY_S: Final = 86_400
-MAX_ACCOUNTS: Final = 200_000  # keys with limits; those that were used longest ago are forgotten first
+MAX_ACCOUNTS: Final = 200_000  # keys with limits; the least recently used are evicted
 MAX_RETRY_S: Final = DAY_S
-LEAST_OUTPUT: Final = 1024  # tokens of an answer that are reserved at least
-_FADES: Final = 0.9  # of the largest recent answer, at each answer
+MIN_OUTPUT: Final = 1024  # tokens reserved for an answer, at least
+_OUTPUT_DECAY: Final = 0.9  # factor on the length of the longest recent answer, per answer
 
 
 class Moment:
-    """now: monotonic seconds. day: today. to_day_s, to_month_s: seconds until both end."""
+    """A time for the limits. now: monotonic seconds. day: today. to_day_s, to_month_s: seconds until the end of the day and of
+    the month.
+    """
 
     __slots__ = ("day", "now", "to_day_s", "to_month_s")
 
@@ -52,7 +54,7 @@ class Moment:
 
 
 class Reservation:
-    """One request's. tokens, money: that are reserved."""
+    """The reservation of one request. tokens, money: the reserved amounts."""
 
     __slots__ = ("_limiter", "account", "money", "open", "tokens")
 
@@ -65,53 +67,54 @@ class Reservation:
 
     @property
     def output(self) -> int:
-        """Tokens of its answer that are to be reserved."""
-        return max(LEAST_OUTPUT, int(self.account.output))
+        """Tokens to reserve for the answer."""
+        return max(MIN_OUTPUT, int(self.account.output))
 
     @property
     def priced(self) -> bool:
-        """Whether its price matters."""
+        """True if the key has a budget, so that a price is needed."""
         return bool(self.account.limits.day or self.account.limits.month)
 
-    def expect(self, tokens: int, money: int, moment: Moment) -> None:
-        """Reserve this, in the place of what was. tokens: uncached. Raises GatewayError 429."""
-        self._limiter.expect(self, max(0, tokens), max(0, money), moment)
+    def reserve(self, tokens: int, money: int, moment: Moment) -> None:
+        """Replaces the reserved amounts. tokens: uncached. Raises GatewayError 429."""
+        self._limiter.reserve(self, max(0, tokens), max(0, money), moment)
 
     def settle(self, tokens: int, output: int, money: int, moment: Moment, *, served: bool = True) -> None:
-        """What it has used: uncached tokens, those of its answer, picodollars. served: else it was refused, and does not count
-        as a request. Idempotent.
+        """Ends the reservation and counts the use: uncached tokens, tokens of the answer, picodollars. served: False if the
+        request was refused; then it does not count as a request. Idempotent.
         """
         if self.open:
             self.open = False
             self._limiter.settle(self, max(0, tokens), output, max(0, money), moment)
             if not served:
-                self._limiter.give_back(self.account, moment.now)
+                self._limiter.uncount_request(self.account, moment.now)
 
 
 class Limiter:
-    """See the top of this file. share: the processes that serve together; 1: nobody calls `changes`. known: the limits of a key
-    that was not used here. written: somebody calls `unwritten`, and reads what is `unread`. most: accounts.
+    """The limiter of one process. processes: number of processes that share the budgets; 1: `changes` is not called. limits_of:
+    the limits of a key that was not used here. persistent: a database stores the totals, by `unwritten` and `unread`.
+    max_accounts: more are evicted.
     """
 
     def __init__(
         self,
-        share: int = 1,
-        known: Callable[[str], KeyLimits | None] = lambda _id: None,
+        processes: int = 1,
+        limits_of: Callable[[str], KeyLimits | None] = lambda _id: None,
         *,
-        written: bool = True,
-        most: int = MAX_ACCOUNTS,
+        persistent: bool = True,
+        max_accounts: int = MAX_ACCOUNTS,
     ) -> None:
-        self._share = share
-        self._written = written
-        self._known = known
-        self._recent: list[KeyAccount] = []  # that have admitted something within the last two exchanges
+        self._processes = processes
+        self._persistent = persistent
+        self._limits_of = limits_of
+        self._recent: list[KeyAccount] = []  # accounts with a nonzero `admitted`
         self._accounts: OrderedDict[str, KeyAccount] = OrderedDict()
         self._changed: dict[str, KeyAccount] = {}
         self._unwritten: dict[str, KeyAccount] = {}
-        self.most = most
-        self.lost = 0  # keys of which what they have spent was forgotten before it was written
-        self._partial = False  # there are keys that have spent something, and no account here
-        self._unread: dict[str, None] = {}  # keys whose account lacks what it had before it was forgotten
+        self.max_accounts = max_accounts
+        self.dropped = 0  # keys whose spending was dropped before it was written
+        self._evicted = False  # some keys have spending but no account here
+        self._unread: dict[str, None] = {}  # keys whose account lacks the total from before its eviction
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -120,7 +123,7 @@ class Limiter:
         return self._accounts.get(id_)
 
     def require(self, id_: str, limits: KeyLimits, moment: Moment) -> KeyAccount:
-        """Whether `enter` would let a request in now. Raises GatewayError 429; takes nothing."""
+        """Raises GatewayError 429 if `enter` would. Counts nothing."""
         account, now = self._account(id_, limits), moment.now
         if account.tokens is not None and (wait := account.tokens.wait(1, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
@@ -130,25 +133,25 @@ class Limiter:
         return account
 
     def enter(self, id_: str, limits: KeyLimits, moment: Moment) -> Reservation:
-        """One request more. Raises GatewayError 429, and then takes nothing."""
+        """Counts one request. Raises GatewayError 429, and then counts nothing."""
         account = self.require(id_, limits, moment)
         if account.requests is not None:
             account.requests.take(1, moment.now)
         account.own.requests += 1
         account.open += 1
-        self._note(account)
+        self._mark_changed(account)
         return Reservation(self, account)
 
-    def expect(self, reservation: Reservation, tokens: int, money: int, moment: Moment) -> None:
+    def reserve(self, reservation: Reservation, tokens: int, money: int, moment: Moment) -> None:
         """See Reservation."""
         account, now = reservation.account, moment.now
-        if reservation.tokens or reservation.money:  # of an earlier attempt
-            self._reserve(reservation, 0, 0, now)
+        if reservation.tokens or reservation.money:  # the reservation of an earlier attempt
+            self._set_reserved(reservation, 0, 0, now)
         if account.tokens is not None and (wait := account.tokens.wait(tokens, now)):
             raise _too_fast(f"{account.limits.tokens} uncached tokens", account, wait)
         self._require_budget(account, money, moment)
-        self._reserve(reservation, tokens, money, now)
-        if self._share > 1 and money:
+        self._set_reserved(reservation, tokens, money, now)
+        if self._processes > 1 and money:
             if not any(account.admitted):
                 self._recent.append(account)
             account.admitted[0] += money
@@ -156,108 +159,106 @@ class Limiter:
     def settle(self, reservation: Reservation, tokens: int, output: int, money: int, moment: Moment) -> None:
         """See Reservation."""
         account = reservation.account
-        self._reserve(reservation, tokens, 0, moment.now)
+        self._set_reserved(reservation, tokens, 0, moment.now)
         account.spend(moment.day, money)
         account.open -= 1
-        account.output = max(float(output), account.output * _FADES)
+        account.output = max(float(output), account.output * _OUTPUT_DECAY)
 
-    def give_back(self, account: KeyAccount, now: float) -> None:
-        """The request that `enter` took."""
+    def uncount_request(self, account: KeyAccount, now: float) -> None:
+        """Reverts the request counted by `enter`."""
         account.own.requests -= 1
         if account.requests is not None:
             account.requests.take(-1, now)
 
-    def _reserve(self, reservation: Reservation, tokens: int, money: int, now: float) -> None:
+    def _set_reserved(self, reservation: Reservation, tokens: int, money: int, now: float) -> None:
         account = reservation.account
         if account.tokens is not None:
             account.tokens.take(tokens - reservation.tokens, now)
         account.own.tokens += tokens - reservation.tokens
         account.own.reserved += money - reservation.money
         reservation.tokens, reservation.money = tokens, money
-        self._note(account)
+        self._mark_changed(account)
 
-    def _note(self, account: KeyAccount) -> None:
-        """It has changed."""
-        if self._share > 1:
+    def _mark_changed(self, account: KeyAccount) -> None:
+        """Queues the totals of the account for the other processes and the database."""
+        if self._processes > 1:
             self._changed[account.id] = account
-            if len(self._changed) > 2 * self.most:  # nobody takes them: a later total has all of an earlier one
+            if len(self._changed) > 2 * self.max_accounts:  # nobody collects them: later totals include earlier ones
                 del self._changed[next(iter(self._changed))]
-        if self._written:
+        if self._persistent:
             self._unwritten[account.id] = account
-            if len(self._unwritten) > 2 * self.most:
+            if len(self._unwritten) > 2 * self.max_accounts:
                 self._drop_unwritten()
 
     def _drop_unwritten(self) -> None:
-        """The database is away, and meanwhile more keys were used than are remembered."""
+        """Drops the oldest total: the database is unavailable, and too many keys were used in the meantime."""
         id_ = next(iter(self._unwritten))
         del self._unwritten[id_]
         if id_ not in self._accounts:
-            self.lost += 1
+            self.dropped += 1
 
     def _require_budget(self, account: KeyAccount, money: int, moment: Moment) -> None:
-        """money: to be reserved; 0: is anything left? Raises GatewayError 429."""
+        """money: to be reserved; 0: only check that some budget remains. Raises GatewayError 429."""
         limits = account.limits
         if limits.day:
             self._require(account, limits.day - account.spent(moment.day), money, "day", moment.to_day_s)
         if limits.month:
             self._require(account, limits.month - account.spent_in_month(moment.day), money, "month", moment.to_month_s)
 
-    def _require(self, account: KeyAccount, left: int, money: int, period: str, ends_s: float) -> None:
-        """left: of the budget. One request alone is admitted to what is left, however little that is."""
-        if left <= 0:
+    def _require(self, account: KeyAccount, remaining: int, money: int, period: str, ends_s: float) -> None:
+        """remaining: of the budget. A single request is admitted to any remaining budget, however small."""
+        if remaining <= 0:
             text = (
-                f"The budget of the key {account.id} for this {period} is spent. It begins again with the next {period} (UTC)."
+                f"The budget of the key {account.id} for this {period} is spent. The next {period} (UTC) starts a new budget."
             )
-            raise GatewayError(429, "insufficient_quota", text, retry_after_s=_whole(min(ends_s, MAX_RETRY_S)))
+            raise GatewayError(429, "insufficient_quota", text, retry_after_s=_ceil(min(ends_s, MAX_RETRY_S)))
         reserved = account.reserved
-        admitted = sum(account.admitted) if self._share > 1 else 0
+        admitted = sum(account.admitted) if self._processes > 1 else 0
         if not money or not (reserved or admitted):
             return
-        beyond = self._share > 1 and admitted + money > (left - reserved + admitted) // self._share
-        if beyond or reserved + money > left:
-            text = (
-                f"What is left of the budget of the key {account.id} for this {period} is reserved by requests that run. Retry."
-            )
+        beyond = self._processes > 1 and admitted + money > (remaining - reserved + admitted) // self._processes
+        if beyond or reserved + money > remaining:
+            text = f"The rest of the budget of the key {account.id} for this {period} is reserved by running requests. Retry."
             raise GatewayError(429, "rate_limit_exceeded", text, retry_after_s=1)
 
     def _account(self, id_: str, limits: KeyLimits) -> KeyAccount:
-        account = self._accounts.get(id_) or self._remembered(id_)
+        account = self._accounts.get(id_) or self._pending_account(id_)
         if account is None:
-            account = self._add(KeyAccount(id_, limits))
+            account = self._insert_new(KeyAccount(id_, limits))
         else:
             self._accounts.move_to_end(id_)
             if account.limits is not limits:
-                account.retune(limits)
+                account.set_limits(limits)
         return account
 
-    def _remembered(self, id_: str) -> KeyAccount | None:
-        """One that was forgotten, and is still to be sent or written: it lacks nothing."""
+    def _pending_account(self, id_: str) -> KeyAccount | None:
+        """An evicted account that waits to be sent or written. It is complete, so it needs no stored total."""
         account = self._unwritten.get(id_) or self._changed.get(id_)
-        return None if account is None else self._put(account)
+        return None if account is None else self._insert(account)
 
-    def _add(self, account: KeyAccount) -> KeyAccount:
-        """A new one."""
-        if self._partial:
+    def _insert_new(self, account: KeyAccount) -> KeyAccount:
+        """Inserts an account that was not used here, or was evicted."""
+        if self._evicted:
             self._unread[account.id] = None
-        return self._put(account)
+        return self._insert(account)
 
-    def _put(self, account: KeyAccount) -> KeyAccount:
-        """Those that were used longest ago are forgotten; those with open reservations stay. O(1) mostly."""
+    def _insert(self, account: KeyAccount) -> KeyAccount:
+        """Inserts an account and evicts the least recently used ones. Accounts with open reservations stay. O(1) mostly."""
         self._accounts[account.id] = account
-        while len(self._accounts) > self.most:
+        while len(self._accounts) > self.max_accounts:
             id_, oldest = next(iter(self._accounts.items()))
             if oldest.open:
                 self._accounts.move_to_end(id_)
                 break
             del self._accounts[id_]
             self._unread.pop(id_, None)
-            self._partial = self._written
+            self._evicted = self._persistent
         return account
 
     # -- other processes
 
     def changes(self) -> list[Total]:
-        """The totals that have changed since the last call: an exchange. O(those)."""
+        """One exchange: the totals that changed since the last call. O(changed accounts)."""
         changed, self._changed = self._changed, {}
         for account in self._recent:
             account.admitted = [0, *account.admitted[:-1]]
@@ -269,7 +270,7 @@ class Limiter:
         return totals
 
     def unwritten(self, today: Day) -> list[Total]:
-        """Those that have changed since the last call, each with the days that have, and with today. O(those)."""
+        """The totals that changed since the last call, each with its changed days and today. O(changed accounts)."""
         changed, self._unwritten = self._unwritten, {}
         totals = list[Total]()
         for account in changed.values():
@@ -279,7 +280,7 @@ class Limiter:
         return totals
 
     def totals(self) -> list[Total]:
-        """All. O(accounts)."""
+        """All totals. O(accounts)."""
         return [
             _total(account, account.own.days) for account in self._accounts.values() if account.own.requests or account.own.days
         ]
@@ -287,59 +288,59 @@ class Limiter:
     def merge(
         self, process: str, totals: Iterable[Total], now: float, *, first: bool = False, money_only: bool = False
     ) -> None:
-        """Another process's totals. first: rates do not count what it did before it was known here. money_only: what it has
-        spent, for the rest is known from elsewhere, and newer. Where a database has them, totals of a key that was not used
-        here make nobody else's forgotten: they are read when the key is used. O(totals).
+        """Merges the totals of another process. first: the totals are the first of this process, so they are not counted in the
+        rates. money_only: only spending is merged, because messages bring the rest earlier. With a database, totals of a key
+        without an account evict no other account: they are read when the key is used. O(totals).
         """
         for id_, requests, tokens, reserved, days in totals:
-            account = self._accounts.get(id_) or self._remembered(id_)
+            account = self._accounts.get(id_) or self._pending_account(id_)
             if account is None:
-                if self._written and len(self._accounts) >= self.most:
-                    self._partial = True
+                if self._persistent and len(self._accounts) >= self.max_accounts:
+                    self._evicted = True
                     continue
-                account = self._add(KeyAccount(id_, self._known(id_) or KeyLimits()))
-            counts = process in account.others or not (first or self._partial)
-            seen = account.other(process)
+                account = self._insert_new(KeyAccount(id_, self._limits_of(id_) or KeyLimits()))
+            counts = process in account.by_process or not (first or self._evicted)
+            known = account.process_totals(process)
             if not money_only:
-                self._merge_rates(account, seen, requests, tokens, now if counts else None)
-                account.reserve_elsewhere(seen, max(0, reserved))
+                self._merge_rates(account, known, requests, tokens, now if counts else None)
+                account.set_process_reserved(known, max(0, reserved))
             for day, amount in days:
-                account.spend_elsewhere(seen, day, amount)
+                account.add_process_spending(known, day, amount)
 
-    def _merge_rates(self, account: KeyAccount, seen: SpentTotals, requests: int, tokens: int, now: float | None) -> None:
-        """now: None: they do not count."""
+    def _merge_rates(self, account: KeyAccount, known: SpentTotals, requests: int, tokens: int, now: float | None) -> None:
+        """now: None: the difference is not counted in the rates."""
         if now is not None and account.requests is not None:
-            account.requests.take(requests - seen.requests, now)
+            account.requests.take(requests - known.requests, now)
         if now is not None and account.tokens is not None:
-            account.tokens.take(tokens - seen.tokens, now)
-        seen.requests, seen.tokens = requests, tokens
+            account.tokens.take(tokens - known.tokens, now)
+        known.requests, known.tokens = requests, tokens
 
-    def unread(self, most: int) -> list[str]:
-        """Keys that were forgotten and are used again, of which the database knows more. O(most)."""
-        return list(itertools.islice(self._unread, most))
+    def unread(self, limit: int) -> list[str]:
+        """Evicted keys that are used again, and whose stored totals are to be loaded. O(limit)."""
+        return list(itertools.islice(self._unread, limit))
 
     def restore(self, id_: str, days: Iterable[tuple[Day, int]]) -> None:
-        """What this process had spent for a key before it was forgotten. Once, as long as the key is `unread`. O(days)."""
+        """Adds the stored spending of this process to a key in `unread`, once. O(days)."""
         account = self._accounts.get(id_)
         if account is not None and id_ in self._unread:
             for day, amount in days:
                 account.spend(day, max(0, amount))
-            self._note(account)
+            self._mark_changed(account)
         self._unread.pop(id_, None)
 
-    def ended(self, process: str) -> None:
-        """It has reserved nothing any more; what it has spent stays spent. O(accounts)."""
+    def release_process(self, process: str) -> None:
+        """A process has ended: its reservations end, its spending stays. O(accounts)."""
         for account in self._accounts.values():
-            if (seen := account.others.get(process)) is not None:
-                account.reserve_elsewhere(seen, 0)
+            if (known := account.by_process.get(process)) is not None:
+                account.set_process_reserved(known, 0)
 
-    def forget_others(self, but: Container[str] = ()) -> None:
-        """What other processes have spent, but these, is to be merged anew. O(accounts and processes)."""
+    def forget_spending_of_others(self, except_: Container[str] = ()) -> None:
+        """Forgets the spending of other processes except these; it will be merged again. O(accounts and processes)."""
         for account in self._accounts.values():
-            account.forget_others(but)
+            account.forget_spending_of_others(except_)
 
     def check(self) -> None:
-        """With no reservation open."""
+        """Valid while no reservation is open."""
         for account in self._accounts.values():
             account.check()
             assert account.open == 0, account
@@ -355,10 +356,10 @@ def _total(account: KeyAccount, days: Iterable[Day]) -> Total:
     return account.id, own.requests, own.tokens, own.reserved, tuple([(day, own.days.get(day, 0)) for day in days])
 
 
-def _too_fast(what: str, account: KeyAccount, wait_s: float) -> GatewayError:
-    text = f"The key {account.id} has a limit of {what} per minute. Retry after the time that Retry-After says."
-    return GatewayError(429, "rate_limit_exceeded", text, retry_after_s=_whole(wait_s))
+def _too_fast(limit: str, account: KeyAccount, wait_s: float) -> GatewayError:
+    text = f"The key {account.id} has a limit of {limit} per minute. Retry after the time in Retry-After."
+    return GatewayError(429, "rate_limit_exceeded", text, retry_after_s=_ceil(wait_s))
 
 
-def _whole(seconds: float) -> int:
+def _ceil(seconds: float) -> int:
     return max(1, int(seconds + 0.999))

@@ -1,1 +1,1 @@
-"""Callers with a token (JWT) of an issuer: OpenID Connect."""
+"""Authentication by tokens (JWT) of OpenID Connect issuers."""

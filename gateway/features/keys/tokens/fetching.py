@@ -1,9 +1,9 @@
-"""Reads the public keys of an issuer over the network: its discovery document, then the keys where that says.
+"""Reads the public keys of an issuer: its discovery document, then the key set at the address in that document.
 
     ISSUER/.well-known/openid-configuration ── jwks_uri ──► keys          with `jwks_url`: only the second step
 
-Nothing is followed: a redirect is a failure. A document has MAX_BYTES at most, both together have FETCH_S. Of the discovery
-document only an address is taken that nobody on the way can stand in for (https), and no link-local one.
+Redirects are failures. A document has at most MAX_BYTES; both together take at most FETCH_S. An address from the discovery
+document must be https and not link-local.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _HEADERS: Final = b"Accept: application/json\r\nUser-Agent: warmroute\r\n"
 
 
 class FetchFailed(Exception):
-    """The keys were not read; its text says why."""
+    """The keys could not be read. The message says why."""
 
 
 class Fetcher:
-    """See the top of this file."""
+    """Reads key sets through its own client."""
 
     def __init__(self, live: Live, resolver: Resolver | None = None) -> None:
         self._client = UpstreamClient(live, resolver)
 
     async def fetch(self, issuer: OidcConfig) -> list[PublicKey]:
-        """Raises FetchFailed."""
+        """The usable public keys of the issuer. Raises FetchFailed."""
         url = issuer.jwks_url or issuer.issuer.rstrip("/") + DISCOVERY
         try:
             async with asyncio.timeout(FETCH_S):
@@ -56,7 +56,7 @@ class Fetcher:
             raise FetchFailed(f"{url}: {error}") from error
 
     async def _discovered(self, issuer: OidcConfig, url: str) -> str:
-        """Raises FetchFailed and others."""
+        """The address of the key set. Raises FetchFailed, JwksError and the exceptions of _read."""
         document = parsed(await self._read(url, issuer.ca_file, guarded=False))
         if document.get("issuer") != issuer.issuer:
             raise FetchFailed(f"{url} is the document of another issuer: {str(document.get('issuer'))[:200]!r}")
@@ -69,7 +69,7 @@ class Fetcher:
             raise FetchFailed(f"{url}: jwks_uri: {error}") from error
 
     async def _read(self, url: str, ca_file: str, *, guarded: bool) -> bytes:
-        """guarded: no link-local address. Raises FetchFailed, ReplicaFailure, GatewayError."""
+        """guarded: refuse link-local addresses. Raises FetchFailed, ReplicaFailure, GatewayError."""
         parts = urlsplit(url)
         base, path = f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if guarded:

@@ -1,10 +1,10 @@
-"""One issuer: its public keys, and when they are read.
+"""One OIDC issuer: its public keys, and when they are read.
 
-    start ──► read ── every REFRESH_S ──► read            a token names a key that is not known ──► read, at most every AGAIN_S
-                └─ failed: the last good keys stay; again after RETRY_S, twice that, ... MAX_RETRY_S
+    start ──► read ── every REFRESH_S ──► read            a token names an unknown key ──► read, at most every AGAIN_S
+                └─ failed: the last good keys stay; retry after RETRY_S, twice that, ... MAX_RETRY_S
 
-One reading at a time; whoever needs a key waits for it, LOOK_UP_S at most, and nobody else does. So an issuer that is down, or
-slow, holds up nothing but tokens of keys that nobody knows.
+Only one read runs at a time. A request that needs an unknown key waits for it, at most LOOK_UP_S; other requests do not wait.
+So an issuer that is down or slow delays only tokens with unknown keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Fetch = Callable[[OidcConfig], Awaitable[list[PublicKey]]]
 
 
 class Issuer:
-    """See the top of this file. clock: monotonic seconds. failed: counts. removed: a key that was known is not one any more."""
+    """failed: called at each failed read. removed: called with the issuer's name when a known key has disappeared. clock:
+    monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -50,13 +52,13 @@ class Issuer:
         self._removed = removed
         self._keys: dict[str, list[PublicKey]] = {}
         self._reading: asyncio.Task[None] | None = None
-        self.next_at = 0.0  # no reading before
+        self.next_at = 0.0  # time of the next permitted read
         self._wait_s = RETRY_S
         self._trouble = asyncio.Event()
         self.failing = False
 
     def key(self, kid: str, algorithm: str) -> PublicKey | None:
-        """The key of this name for this algorithm. kid: "": the only one that there is for it. O(keys of one name)."""
+        """The key with this id for this algorithm. kid: "": the only key for the algorithm. O(keys with this id)."""
         named = self._keys.get(kid)
         if named is None and not kid:
             named = [key for keys in self._keys.values() for key in keys]
@@ -65,17 +67,17 @@ class Issuer:
         return next((key for key in named or () if algorithm in key.algorithms), None)
 
     @property
-    def undecided(self) -> bool:
-        """Whether a key that is not known may be one all the same."""
+    def uncertain(self) -> bool:
+        """True if an unknown key may exist at the issuer, because its keys have not been read successfully."""
         return self.failing or not self._keys or self._reading is not None
 
     @property
     def retry_s(self) -> float:
-        """Seconds until the next reading at the latest."""
+        """Seconds until the next read, at most."""
         return max(0.0, self.next_at - self._clock())
 
     async def look_up(self) -> None:
-        """Read the keys, for one is not known, unless that was done just now."""
+        """Reads the keys because one is unknown, unless they were read within AGAIN_S."""
         if self._reading is None:
             if self._clock() < self.next_at:
                 return
@@ -83,7 +85,7 @@ class Issuer:
         await asyncio.wait([self._reading], timeout=LOOK_UP_S)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Reads the keys until cancelled."""
         while True:
             await self.look_up()
             if self.failing:
@@ -91,16 +93,16 @@ class Issuer:
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
-                    await self._trouble.wait()  # a token had the keys read in between
+                    await self._trouble.wait()  # a read for a token has failed in the meantime
 
     async def _read(self) -> None:
-        """It raises nothing."""
+        """Raises nothing."""
         self.next_at = self._clock() + AGAIN_S
         try:
             keys = await self._fetch(self.config)
         except FetchFailed as failure:
             self._has_failed(str(failure))
-        except Exception as error:  # a bug must not end the reading
+        except Exception as error:  # a bug must not stop the reads
             log.exception("keys of an issuer were not read")
             self._has_failed(repr(error))
         else:
@@ -109,12 +111,12 @@ class Issuer:
             self._reading = None
 
     def _take(self, keys: list[PublicKey]) -> None:
-        before = {key.known_as for named in self._keys.values() for key in named}
+        before = {key.fingerprint for named in self._keys.values() for key in named}
         self._keys = {}
         for key in keys:
             self._keys.setdefault(key.kid, []).append(key)
         self._wait_s = RETRY_S
-        if before - {key.known_as for key in keys}:
+        if before - {key.fingerprint for key in keys}:
             self._removed(self.config.name)
         if self.failing:
             self.failing = False
@@ -124,7 +126,7 @@ class Issuer:
     def _has_failed(self, reason: str) -> None:
         self._failed()
         if not self.failing:
-            state = "those that are known stay valid" if self._keys else "none is known"
+            state = "known keys stay valid" if self._keys else "no key is known"
             extra = {"issuer": self.config.name, "reason": reason[:1000]}
             log.error(f"keys of an issuer are not read: {state}", extra=extra)
             self.failing = True

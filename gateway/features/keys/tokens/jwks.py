@@ -1,7 +1,7 @@
-"""The public keys of an issuer, from its document (a JSON Web Key Set, RFC 7517). Not compiled: PyJWT's types.
+"""Parses the public keys of an issuer (a JSON Web Key Set, RFC 7517). Not compiled, because of PyJWT's types.
 
-Only asymmetric keys are taken, each with the algorithms that it may be used with. So the algorithm that a token names is never
-one with a secret, which a public key could be mistaken for, and "none" is no key's.
+Only asymmetric keys are accepted, each for certain algorithms. So a token cannot select an algorithm with a shared secret, with
+a public key as the secret, and no key accepts "none".
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import orjson
 
-MAX_KEYS: Final = 100  # of an issuer; further ones are left out
+MAX_KEYS: Final = 100  # per issuer; further keys are ignored
 MAX_KID_CHARS: Final = 256
 _RSA: Final = frozenset(["RS256", "RS384", "RS512", "PS256", "PS384", "PS512"])
 _BY_CURVE: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA"}
 _RSA_BITS: Final = range(2048, 8193)
-_MAX_NUMBER_CHARS: Final = 1400  # of a number of 8,192 bits in base64; a longer one takes long to read
+_MAX_NUMBER_CHARS: Final = 1400  # enough for 8,192 bits in base64; longer numbers are slow to parse
 ALGORITHMS: Final = frozenset([*_RSA, *_BY_CURVE.values()])
 
 
@@ -24,7 +24,7 @@ LIBRARY: Final = "warmroute[auth]"
 
 
 def is_installed() -> bool:
-    """Whether the library is here, and the one that it has its algorithms from."""
+    """True if PyJWT and cryptography can be imported."""
     try:
         import cryptography
         import jwt  # noqa: F401
@@ -34,29 +34,29 @@ def is_installed() -> bool:
 
 
 class JwksError(ValueError):
-    """The document is none; its text says why."""
+    """The document is not a key set. The message says why."""
 
 
 class PublicKey:
-    """kid: its name, "" without one. algorithms: that it may be used with. key: as the library takes it. known_as: equal for
-    equal keys.
+    """A public key. kid: its id, "" if it has none. algorithms: permitted algorithms. key: PyJWT's object. fingerprint: equal
+    for equal keys.
     """
 
-    __slots__ = ("algorithms", "key", "kid", "known_as")
+    __slots__ = ("algorithms", "fingerprint", "key", "kid")
 
-    def __init__(self, kid: str, algorithms: frozenset[str], key: Any, known_as: bytes) -> None:
+    def __init__(self, kid: str, algorithms: frozenset[str], key: Any, fingerprint: bytes) -> None:
         self.kid = kid
         self.algorithms = algorithms
         self.key = key
-        self.known_as = known_as
+        self.fingerprint = fingerprint
 
     def __repr__(self) -> str:
         return f"<PublicKey {self.kid!r} for {', '.join(sorted(self.algorithms))}>"
 
 
 def keys_of(document: bytes) -> list[PublicKey]:
-    """Those that can be used, MAX_KEYS at most. It takes a tenth of a millisecond for each, and the first time loads the
-    library: not for the event loop. Raises JwksError if there is none.
+    """The usable keys of a key set, at most MAX_KEYS. Not for the event loop: it takes 0.1 ms per key, and first imports the
+    library. Raises JwksError if there is no usable key.
     """
     listed = parsed(document).get("keys")
     if not isinstance(listed, list):
@@ -69,7 +69,7 @@ def keys_of(document: bytes) -> list[PublicKey]:
 
 
 def parsed(document: bytes) -> dict[str, Any]:
-    """Raises JwksError if it is no JSON object."""
+    """The document as a JSON object. Raises JwksError."""
     try:
         value = orjson.loads(document)
     except orjson.JSONDecodeError as error:
@@ -89,15 +89,15 @@ def _usable(listed: list[Any]) -> Iterator[PublicKey]:
         try:
             key = PyJWK(each, next(iter(algorithms))).key
         except (PyJWTError, ValueError, TypeError, KeyError, OverflowError):
-            continue  # as one of a kind that is not known: the others are good
+            continue  # skip a defective key like a key of an unknown type
         if each["kty"] != "RSA" or key.key_size in _RSA_BITS:
             yield PublicKey(kid, algorithms, key, orjson.dumps(each, option=orjson.OPT_SORT_KEYS))
 
 
 def _algorithms(each: Mapping[str, Any]) -> frozenset[str]:
-    """Those that this key may be used with; none if it is for something else."""
+    """The permitted algorithms of a key; none if it is not a signature key."""
     kid, kind, numbers = each.get("kid", ""), each.get("kty"), [each.get(name, "") for name in ("n", "e", "x", "y")]
-    if not isinstance(kid, str) or len(kid) > MAX_KID_CHARS or "d" in each:  # a private key that is public is nobody's
+    if not isinstance(kid, str) or len(kid) > MAX_KID_CHARS or "d" in each:  # "d": a published private key is worthless
         return frozenset()
     if any(not isinstance(number, str) or len(number) > _MAX_NUMBER_CHARS for number in numbers):
         return frozenset()

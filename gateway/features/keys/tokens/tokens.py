@@ -1,13 +1,13 @@
-"""Callers with a token (JWT) of an issuer, in place of a key.
+"""Authenticates callers by tokens (JWT) of OIDC issuers, in place of keys.
 
-    token ── sha256 ──► verdict that is known, until the token expires: one look-up for a request
-               └─ else: issuer and key that it names ──► signature, claims (`verifying.py`) ──► grant, kept
+    token ── sha256 ──► cached grant, until the token expires: one look-up per request
+               └─ else: issuer and key named by the token ──► signature, claims (`verifying.py`) ──► grant, cached
 
-A token is verified in the event loop, once in each worker: 0.1 to 0.4 ms. A key that is not known is looked up at its issuer,
-and the request waits for that (`look_up`); no other does.
+A token is verified in the event loop, once per worker: 0.1 to 0.4 ms. An unknown key is looked up at its issuer, and only the
+requests that need it wait (`look_up`).
 
-Invariants: MAX_VERDICTS grants are kept, by digests, never tokens; those of an issuer are forgotten when it withdraws a
-key. Of a token that is not proven nothing is kept, shown or logged.
+Invariants: at most MAX_VERDICTS grants are cached, by digest; tokens are not stored. The grants of an issuer are dropped when
+it withdraws a key. An unverified token is never stored, shown or logged.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gateway.features.keys.secret import MAX_CHARS, digest_of
 from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.issuer import Issuer
 from gateway.features.keys.tokens.jwks import MAX_KID_CHARS, PublicKey
-from gateway.features.keys.tokens.verdict import FORGED, UNDECIDED, Verdict
+from gateway.features.keys.tokens.verdict import FORGED, ISSUER, Verdict
 from gateway.features.keys.tokens.verifying import verdict_of
 
-MAX_VERDICTS: Final = 10_000
-_BEGIN: Final = "eyJ"  # of a JSON object in base64
+MAX_GRANTS: Final = 10_000
+_PREFIX: Final = "eyJ"  # a JSON object in base64 begins so
 _SHAPE: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 
 Fetch = Callable[[OidcConfig], Awaitable[list[PublicKey]]]
 
 
 class TokenClaims(NamedTuple):
-    """What a token says of itself; nothing is proven yet."""
+    """Unverified contents of a token."""
 
     issuer: str
     kid: str
@@ -45,7 +45,9 @@ class TokenClaims(NamedTuple):
 
 
 class Tokens:
-    """See the top of this file. fetch: the keys of an issuer. clock: monotonic seconds. failed: counts failures of that."""
+    """The tokens of all issuers. fetch: reads the keys of an issuer. clock: monotonic seconds. failed: called at each failed
+    fetch.
+    """
 
     def __init__(
         self, configs: Sequence[OidcConfig], fetch: Fetch, clock: Callable[[], float], failed: Callable[[], None]
@@ -53,68 +55,68 @@ class Tokens:
         self.issuers = [Issuer(config, fetch, clock, failed, self._withdrawn) for config in configs]
         self._by_issuer = {issuer.config.issuer: issuer for issuer in self.issuers}
         self._by_name = {issuer.config.name: issuer for issuer in self.issuers}
-        self._known: OrderedDict[bytes, tuple[Grant, str]] = OrderedDict()  # with the names of their issuers
+        self._grants: OrderedDict[bytes, tuple[Grant, str]] = OrderedDict()  # by digest: grant and name of the issuer
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._grants)
 
     def verdict(self, token: str, now: float) -> Verdict | None:
-        """now: Unix seconds. None: it is no token of these issuers. O(1) for one that is known."""
+        """The verdict on a token. None: it is not a token of these issuers. now: Unix seconds. O(1) for a cached token."""
         digest = digest_of(token)
-        found = self._known.get(digest)
+        found = self._grants.get(digest)
         if found is not None:
             if now < found[0].expires_at:
-                self._known.move_to_end(digest)
+                self._grants.move_to_end(digest)
                 return Verdict(found[0])
-            del self._known[digest]
-        named = named_in(token)
-        issuer = self._by_issuer.get(named.issuer) if named is not None else None
-        if named is None or issuer is None:
+            del self._grants[digest]
+        token_claims = unverified_claims(token)
+        issuer = self._by_issuer.get(token_claims.issuer) if token_claims is not None else None
+        if token_claims is None or issuer is None:
             return None
-        key = issuer.key(named.kid, named.algorithm)
+        key = issuer.key(token_claims.kid, token_claims.algorithm)
         if key is None:
-            return Verdict(None, UNDECIDED, retry_s=int(issuer.retry_s) + 1) if issuer.undecided else FORGED
-        verdict = verdict_of(token, key, named.algorithm, issuer, now)
+            return Verdict(None, ISSUER, retry_s=int(issuer.retry_s) + 1) if issuer.uncertain else FORGED
+        verdict = verdict_of(token, key, token_claims.algorithm, issuer, now)
         if verdict.grant is not None:
-            self._known[digest] = verdict.grant, issuer.config.name
-            if len(self._known) > MAX_VERDICTS:
-                self._known.popitem(last=False)
+            self._grants[digest] = verdict.grant, issuer.config.name
+            if len(self._grants) > MAX_GRANTS:
+                self._grants.popitem(last=False)
         return verdict
 
     async def look_up(self, token: str) -> None:
-        """Wait for the key that this token needs, if it is not known."""
-        if digest_of(token) in self._known:
+        """Waits for the key of this token if the key is unknown."""
+        if digest_of(token) in self._grants:
             return
-        named = named_in(token)
-        issuer = self._by_issuer.get(named.issuer) if named is not None else None
-        if named is not None and issuer is not None and issuer.key(named.kid, named.algorithm) is None:
+        token_claims = unverified_claims(token)
+        issuer = self._by_issuer.get(token_claims.issuer) if token_claims is not None else None
+        if token_claims is not None and issuer is not None and issuer.key(token_claims.kid, token_claims.algorithm) is None:
             await issuer.look_up()
 
     def limits_of(self, id_: str) -> KeyLimits | None:
-        """Of a grant's id."""
+        """The limits of a grant's id."""
         issuer = self._by_name.get(id_.partition(":")[0])
         return issuer.limits if issuer is not None else None
 
     def _withdrawn(self, name: str) -> None:
-        """O(tokens)."""
-        for digest in [digest for digest, known in self._known.items() if known[1] == name]:
-            del self._known[digest]
+        """Drops all grants of the issuer. O(tokens)."""
+        for digest in [digest for digest, known in self._grants.items() if known[1] == name]:
+            del self._grants[digest]
 
     async def close(self) -> None:
         for issuer in self.issuers:
             await issuer.close()
 
     def __repr__(self) -> str:
-        return f"<Tokens of {self.issuers!r}, {len(self._known)} known>"
+        return f"<Tokens of {self.issuers!r}, {len(self._grants)} cached>"
 
 
 def looks_like_a_token(credentials: str) -> bool:
-    """Whether it could be one."""
-    return credentials.startswith(_BEGIN) and len(credentials) <= MAX_CHARS
+    """True if the credentials have the form of a token."""
+    return credentials.startswith(_PREFIX) and len(credentials) <= MAX_CHARS
 
 
-def named_in(token: str) -> TokenClaims | None:
-    """None: it is no token. O(characters)."""
+def unverified_claims(token: str) -> TokenClaims | None:
+    """Parses a token. None: it is not a token. O(characters)."""
     match = _SHAPE.fullmatch(token) if looks_like_a_token(token) else None
     if match is None:
         return None

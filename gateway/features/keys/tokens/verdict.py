@@ -1,4 +1,4 @@
-"""What is found out about a token."""
+"""Verdicts on tokens."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import Final
 
 from gateway.features.keys.grant import Grant
 
-# Reasons, as metrics have them.
+# Reasons of refusals, as label values of metrics.
 UNKNOWN: Final = "unknown"
 EXPIRED: Final = "expired"
-UNFIT: Final = "claims"
-UNDECIDED: Final = "issuer"
+CLAIMS: Final = "claims"
+ISSUER: Final = "issuer"
 
 
 class Verdict:
-    """grant: None: it is refused. reason: why, for metrics. text: why, for its holder, whom its signature proves; "": nothing
-    is proven, and it is refused as any text that is no key. retry_s: it is not known yet; to be asked again then.
+    """grant: None: the token is refused. reason: for metrics. text: for the holder, who has proven to own a signed token; "":
+    the signature is not proven, and the answer is the general refusal. retry_s: nonzero: undecided; the client should retry
+    after this time.
     """
 
     __slots__ = ("grant", "reason", "retry_s", "text")

@@ -1,7 +1,7 @@
-"""Sums of usage as a table, as CSV and as JSON.
+"""Prints sums of usage as a table, CSV or JSON.
 
-Names of tenants, models and the like may come from clients. Control characters are shown escaped, for a terminal obeys some of
-them; a cell of a CSV file that a spreadsheet would take for a formula begins with an apostrophe.
+Names of tenants, models and the like may come from clients. Control characters are escaped, because a terminal obeys some of
+them. A CSV cell that a spreadsheet would take for a formula gets a leading apostrophe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COUNTS: Final = {
 
 
 def print_usage(found: UsageReport, by: Sequence[str]) -> None:
-    """One row for each group, and one for all."""
+    """Print one row per group and one for the total."""
     from gateway.commands.tables import number, print_table, text
 
     names = (
@@ -61,7 +61,7 @@ def _cells(sums: UsageSums) -> list[str]:
 
 
 def write_csv(found: UsageReport, by: Sequence[str], out: TextIO) -> None:
-    """One row for each group; money to the last digit."""
+    """Write one row per group; amounts have all digits."""
     lines = csv.writer(out, lineterminator="\n")
     money = [f"{name}_usd" for name in ("cost", *MONEY)]
     lines.writerow([*by, *_COUNTS, *money, "hit_ratio", "estimated_share"])
@@ -73,7 +73,7 @@ def write_csv(found: UsageReport, by: Sequence[str], out: TextIO) -> None:
 
 
 def as_json(found: UsageReport, by: Sequence[str], period: Period) -> str:
-    """Money in USD as texts, which are exact."""
+    """The report as JSON. Amounts are strings in USD, because these are exact."""
     answer = {
         "since": _iso(period.since_ms),
         "until": None if period.until_ms is None else _iso(period.until_ms),
@@ -94,12 +94,12 @@ def _values(sums: UsageSums) -> Iterator[tuple[str, Any]]:
 
 
 def hit_ratio(sums: UsageSums) -> float:
-    """Of the prompt tokens, those that were cached."""
+    """The cached share of the prompt tokens."""
     return sums["cached"] / sums["prompt"] if sums["prompt"] else 0.0
 
 
 def estimated_share(sums: UsageSums) -> float:
-    """Of the requests, those whose counts are estimates in part or all."""
+    """The share of requests with estimated counts."""
     return sums["estimated"] / sums["requests"] if sums["requests"] else 0.0
 
 
@@ -111,7 +111,7 @@ def micro_dollars(amount: int) -> str:
 
 
 def safe_cell(text: str) -> str:
-    """A text for a spreadsheet."""
+    """The text as a spreadsheet cell."""
     text = escaped(text)
     return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
 

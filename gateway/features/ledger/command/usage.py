@@ -1,4 +1,4 @@
-"""`warmroute usage`: what was used and what it cost, from the ledger, also while gateways write to it."""
+"""`warmroute usage`: reports usage and cost from the ledger, also while gateways write to it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from gateway.config.listen import OFF
 from gateway.config.parse import ConfigError
 from gateway.database.failures import StoreFailed
 from gateway.features.ledger.command.output import as_json, print_usage, write_csv
-from gateway.features.ledger.command.period import EXPECTED, Moment, PeriodError, moment, period
+from gateway.features.ledger.command.period import EXPECTED, PeriodBound, PeriodError, parse_bound, period
 from gateway.features.ledger.section import LEDGER
 from gateway.features.ledger.sums import GROUP, Period, UsageReport
 from gateway.features.table import read
 
 DESCRIPTION: Final = (
-    "Show what was used and what it cost, by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from"
-    " the sums of each day, the parts of days at both ends from the rows of requests, while these are kept. Days are UTC's."
+    "Show usage and cost by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from daily sums,"
+    " incomplete days at both ends from the rows of requests, as long as these are stored. Days are UTC days."
 )
-_READ_S: Final = 600.0  # the rows of a part of a day may be millions
+_READ_S: Final = 600.0  # an incomplete day may have millions of rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--config", metavar="FILE", type=Path, help="configuration that names it (default: $WARMROUTE_CONFIG)")
-    where.add_argument("--url", metavar="URL", help="of the ledger: sqlite, sqlite:///PATH or postgresql://USER@HOST/NAME")
-    groups = f"what to group by, one or more of {', '.join(GROUP)} (default: tenant)"
-    parser.add_argument("--by", metavar="NAME[,NAME...]", type=_groups, default=("tenant",), help=groups)
-    parser.add_argument("--since", metavar="WHEN", type=_moment, default="7d", help=f"{EXPECTED} (default: %(default)s)")
-    parser.add_argument(
-        "--until", metavar="WHEN", type=_moment, help="the first moment that is not counted (default: the end of today, UTC)"
+    where.add_argument(
+        "--config", metavar="FILE", type=Path, help="configuration with `ledger.url` (default: $WARMROUTE_CONFIG)"
     )
+    where.add_argument("--url", metavar="URL", help="the ledger: sqlite, sqlite:///PATH or postgresql://USER@HOST/NAME")
+    groups = f"columns to group by, one or more of {', '.join(GROUP)} (default: tenant)"
+    parser.add_argument("--by", metavar="NAME[,NAME...]", type=_groups, default=("tenant",), help=groups)
+    parser.add_argument("--since", metavar="WHEN", type=_bound, default="7d", help=f"{EXPECTED} (default: %(default)s)")
+    parser.add_argument("--until", metavar="WHEN", type=_bound, help="exclusive end (default: the end of today, UTC)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV, with all columns")
     form.add_argument("--json", action="store_true", help="print a JSON object")
@@ -76,10 +76,10 @@ def _url(options: argparse.Namespace, env: Mapping[str, str]) -> str:
     else:
         file = str(options.config or env.get("WARMROUTE_CONFIG", ""))
         if not file:
-            options.parser.error("which ledger? Name it: --config FILE, or --url URL")
+            options.parser.error("give the ledger with --config FILE or --url URL")
         url = LEDGER.of(read(Path(file), {}).config).url
     if url == OFF:
-        raise ConfigError("ledger.url is off: there is no ledger")
+        raise ConfigError("ledger.url is off: this gateway has no ledger")
     return url
 
 
@@ -100,10 +100,12 @@ async def _read(url: str, by: Sequence[str], within: Period) -> UsageReport:
 
 def _print_notes(found: UsageReport) -> None:
     for day, rows, requests in found.incomplete:
-        kept = f"{rows:,} of its {requests:,} requests have rows (ledger.retention_d)"
-        print(f"warmroute: note: {day} is counted in part, and some of that part may be missing: {kept}", file=sys.stderr)
+        stored = f"{rows:,} of its {requests:,} requests have rows (ledger.retention_d)"
+        print(
+            f"warmroute: note: {day} is counted in part, and some rows of that part may be missing: {stored}", file=sys.stderr
+        )
     if unpriced := sum(group["unpriced"] for group in found.groups):
-        print(f"warmroute: note: {unpriced:,} requests are of models without a price, and cost nothing here", file=sys.stderr)
+        print(f"warmroute: note: {unpriced:,} requests of models without a price are counted at no cost", file=sys.stderr)
 
 
 def _groups(text: str) -> tuple[str, ...]:
@@ -113,8 +115,8 @@ def _groups(text: str) -> tuple[str, ...]:
     return names
 
 
-def _moment(text: str) -> Moment:
+def _bound(text: str) -> PeriodBound:
     try:
-        return moment(text)
+        return parse_bound(text)
     except PeriodError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,12 +1,11 @@
-"""From rows with keys and names to lines with numbers: what a trace says, and all that it says.
+"""Converts rows with keys and names to lines with numbers, which are the only content of a trace.
 
-A conversation is known by its session, where its client names one. Else by its prompts: one that begins with all of an earlier
-prompt's full blocks goes on with that one, once; its conversation is the same. What share of the conversations is kept is
-decided when one is first seen, so that a sample has whole conversations, and their reuse. Of those with a session it goes by
-the session's key, as in the gateway: all workers and gateways agree.
+A conversation is identified by its session, if its client names one. Otherwise it is identified by its prompts: a prompt that
+begins with all full blocks of an earlier one continues that conversation; each prompt is continued at most once. A conversation
+is sampled when it is first seen, so that a sample has whole conversations, with their reuse. For conversations with a session
+the session's key decides, as in the gateway, so all workers and gateways agree.
 
-Everything that clients choose is bounded: blocks that are known, sessions, conversations, names. What is forgotten is new when
-it comes again.
+All values from clients are bounded: known blocks, sessions, conversations, names. A forgotten value gets a new number.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from router.simulation.block_tree import KNOWN_BLOCKS, MAX_PROMPT_BLOCKS, BlockN
 from router.types import KEY_BYTES, Random
 
 KNOWN_CONVERSATIONS: Final = 500_000
-KNOWN_NAMES: Final = 10_000  # of models, replicas, pools, tenants each; others are number 0
+KNOWN_NAMES: Final = 10_000  # each of models, replicas, pools, tenants; further ones get number 0
 NAME_CHARS: Final = 200
-UNSEEN: Final = 0  # of a conversation that is not in the sample
-_WHOLE: Final = float(1 << 64)
+UNSEEN: Final = 0  # number of conversations outside of the sample
+_KEY_RANGE: Final = float(1 << 64)
 
 K = TypeVar("K", bound=Hashable)
 
 
-class Recent(Generic[K]):
-    """Numbers by key, the most recently used ones: between `most` / 2 and `most` of them. O(1)."""
+class RecentNumbers(Generic[K]):
+    """Numbers by key, for the most recently used keys: between max_keys / 2 and max_keys. O(1)."""
 
-    def __init__(self, most: int) -> None:
-        self._half = max(1, most // 2)
+    def __init__(self, max_keys: int) -> None:
+        self._half = max(1, max_keys // 2)
         self._new: dict[K, int] = {}
         self._old: dict[K, int] = {}
 
@@ -56,7 +55,7 @@ class Recent(Generic[K]):
 
 
 class NumberedNames:
-    """1, 2, 3 ... in the order of first sight; 0 once there are too many."""
+    """Numbers names 1, 2, 3 ... in the order of first use; 0 beyond KNOWN_NAMES."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -74,18 +73,18 @@ class NumberedNames:
 
 
 class NumberedConversations:
-    """Which conversation a row belongs to: ("session" or "chain", its number); UNSEEN: one that is not in the sample."""
+    """Finds the conversation of a row: ("session" or "chain", number). UNSEEN: outside of the sample."""
 
-    def __init__(self, share: float, chance: Random, most: int = KNOWN_CONVERSATIONS) -> None:
+    def __init__(self, share: float, chance: Random, max_keys: int = KNOWN_CONVERSATIONS) -> None:
         self._share = share
         self._chance = chance
-        self._sessions = Recent[int](most)
-        self._ends = Recent[bytes](most)  # the last key of a conversation's latest prompt
-        self.seen = 0  # in the sample
+        self._sessions = RecentNumbers[int](max_keys)
+        self._ends = RecentNumbers[bytes](max_keys)  # by the last key of a conversation's latest prompt
+        self.seen = 0  # conversations in the sample
 
     def of(self, row: TraceRow) -> tuple[str, int]:
         if row.session_key:
-            if self._share < 1 and row.session_key / _WHOLE >= self._share:
+            if self._share < 1 and row.session_key / _KEY_RANGE >= self._share:
                 return "session", UNSEEN
             number = self._sessions.get(row.session_key)
             if number is None:
@@ -111,12 +110,12 @@ class NumberedConversations:
 
 
 class Anonymizer:
-    """Makes a trace's lines. O(blocks of a prompt) each."""
+    """Makes the lines of a trace. O(blocks of the prompt) each."""
 
     def __init__(self, share: float, chance: Random, *, known_blocks: int = KNOWN_BLOCKS) -> None:
         self.conversations = NumberedConversations(share, chance)
         self.blocks = BlockNumbers(known_blocks)
-        self._clients = Recent[int](KNOWN_CONVERSATIONS)
+        self._clients = RecentNumbers[int](KNOWN_CONVERSATIONS)
         self._last_client = 0
         self.models, self.pools, self.replicas, self.tenants = (
             NumberedNames(),
@@ -126,7 +125,7 @@ class Anonymizer:
         )
 
     def line(self, row: TraceRow, at: float) -> dict[str, Any] | None:
-        """None: its conversation is not in the sample. at: when it came, in seconds of the recording."""
+        """The line of a row. None: its conversation is outside of the sample. at: arrival, in seconds of the recording."""
         kind, conversation = self.conversations.of(row)
         if conversation == UNSEEN:
             return None

@@ -1,10 +1,10 @@
-"""`warmroute record`: writes the traffic of running gateways into a file that `warmroute simulate` replays.
+"""`warmroute record`: writes the traffic of running gateways into a file for `warmroute simulate`.
 
-It asks GET /warmroute/recording of each gateway every second, which keeps rows only while somebody asks, and stops asking at
-the end: there is nothing to turn off. What is written has no text, no name and no hash (`anonymous.py`).
+It asks GET /warmroute/recording of each gateway every second. A gateway stores rows only while a recorder asks, so nothing has
+to be turned off at the end. The file has no text, no names and no hashes (`anonymous.py`).
 
-Clocks: a gateway's rows have times of its own clock. The first answer gives the difference to ours, so that several gateways
-are on one time line, within the time that an answer takes.
+Clocks: the rows of a gateway have times of its own clock. Its first answer gives the difference to ours, so that several
+gateways are on one time line, with the precision of an answer's duration.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from gateway.features.recording.command.rows import RecordedAnswer, TraceFleet, 
 from gateway.features.recording.command.trace_file import TraceFile, TraceFull
 from router.simulation.recorded import FORMAT, MAX_COPIES, MAX_SECONDS, VERSION
 
-JUMP_S: Final = 1.0  # of a gateway's clock: one that came back has another
+JUMP_S: Final = 1.0  # difference that shows another clock, after a restart of the gateway
 POLL_S: Final = 1.0
-FLUSH_S: Final = 10.0  # at most so much is lost if this process is killed
-MOST_PAGES: Final = 64  # of a worker in a row; then the other gateways have their turn
-MAX_RINGS: Final = 256  # of a gateway's workers; one that is restarted has a new one
+FLUSH_S: Final = 10.0  # at most this is lost if this process is killed
+MAX_PAGES: Final = 64  # consecutive pages of a worker, before the other gateways are asked
+MAX_RINGS: Final = 256  # rings per gateway; a restarted worker has a new one
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 DESCRIPTION: Final = (
-    "Record the traffic of running gateways as a trace for `warmroute simulate`: lengths, times, cached tokens, and which"
-    " prompts begin alike; no text, no names, no hashes. Ends with Ctrl-C, or after --for. The exit status is 1 if a gateway"
-    " cannot be asked, or the file cannot be written to the end."
+    "Record the traffic of running gateways as a trace for `warmroute simulate`: lengths, times, cached tokens, and"
+    " common beginnings of prompts; no text, no names, no hashes. Ends with Ctrl-C, or after --for. The exit status is 1 if a"
+    " gateway cannot be reached, or the file cannot be completed."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    listener = "one or more URLs, each of an admin listener, as of `warmroute status` (default: %(default)s)"
+    listener = "URLs of admin listeners, as for `warmroute status` (default: %(default)s)"
     parser.add_argument("--admin", metavar="URL[,URL...]", default=DEFAULT_ADMIN, help=listener)
-    text = "the file; compressed if it ends in .gz. It must not exist"
+    text = "the file; compressed if its name ends in .gz. It must not exist"
     parser.add_argument("--output", metavar="FILE", type=Path, required=True, help=text)
     parser.add_argument("--replace", action="store_true", help="overwrite the file if it exists")
     parser.add_argument(
         "--for", dest="seconds", metavar="TIME", type=_duration, help="30s, 10m, 24h, 7d, or seconds (default: until Ctrl-C)"
     )
-    text = "share of the conversations, 0.0001 to 1; whole conversations, so that their reuse stays (default: %(default)s)"
+    text = "share of the conversations, 0.0001 to 1; whole conversations, to preserve their reuse (default: %(default)s)"
     parser.add_argument("--sample", metavar="SHARE", type=_share, default=1.0, help=text)
-    text = "stop when the file has so many MB (default: %(default)s)"
+    text = "stop when the file has this size in MB (default: %(default)s)"
     parser.add_argument("--max-mb", metavar="N", type=_megabytes, default=1024, help=text)
     text = "write the names of models, pools, replicas and tenants into the file (default: numbers only)"
     parser.add_argument("--names", action="store_true", help=text)
@@ -67,7 +67,7 @@ def _duration(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time from 1s on, such as 30s, 10m, 24h or 7d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time of at least 1s, such as 30s, 10m, 24h or 7d")
     return seconds
 
 
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _on_signal(number: int, stop: threading.Event) -> None:
-    """The first one ends the recording; a second one while a gateway does not answer ends the process."""
+    """The first signal ends the recording. A second one, while a gateway does not answer, ends the process."""
     if stop.is_set():
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
@@ -106,10 +106,10 @@ def _on_signal(number: int, stop: threading.Event) -> None:
 
 @dataclass(slots=True)
 class _Gateway:
-    """One that is asked. offset: what to add to its clock to have ours. rings: cursor of each of its workers."""
+    """A recorded gateway. offset: of our clock to its clock, in seconds. rings: cursors of its workers."""
 
     admin: str
-    offset: float = math.nan  # not known yet
+    offset: float = math.nan  # unknown
     uncertain_s: float = 0.0  # of the offset
     rings: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class _Gateway:
 
 
 class Recorder:
-    """See the top of this file. clock: monotonic seconds. stop: ends the recording."""
+    """Records one or more gateways. clock: monotonic seconds. stop: ends the recording."""
 
     def __init__(self, options: argparse.Namespace, clock: Callable[[], float], stop: threading.Event) -> None:
         self._options = options
@@ -129,18 +129,18 @@ class Recorder:
         self._begun = clock()
         self._requests = 0
         self._lost = 0
-        self._before = 0  # requests that had come before the recording
+        self._before = 0  # requests from before the recording
 
     def run(self) -> int:
         try:
-            header = self._begin()
+            header = self._start()
         except OperatorError as error:
             return _failed(str(error))
         options = self._options
         try:
             trace = TraceFile(options.output, options.max_mb << 20, replace=options.replace)
         except FileExistsError:
-            return _failed(f"{options.output} exists already: name another file, or use --replace")
+            return _failed(f"{options.output} exists: choose another file, or use --replace")
         except OSError as error:
             return _failed(f"{options.output} cannot be written: {error.strerror or error}")
         ended = ""
@@ -150,7 +150,7 @@ class Recorder:
         except TraceFull as full:
             trace.abandon()
             return _failed(f"{full}; nothing is recorded")
-        self.opened()
+        self.announce()
         try:
             self._record(trace)
             trace.flush()
@@ -160,26 +160,26 @@ class Recorder:
             trace.close(self._last(trace, ended))
         except TraceFull as full:
             ended = ended or str(full)
-            trace.dropped -= 1  # the last line, which is no request
+            trace.dropped -= 1  # the last line, which is not a request
         self._report(trace, ended)
         return 1 if ended else 0
 
-    def opened(self) -> None:
-        """From now on all requests that come are recorded."""
+    def announce(self) -> None:
+        """Reports that all later requests are recorded."""
         print(f"recording to {self._options.output}; Ctrl-C ends it", file=sys.stderr, flush=True)
 
-    def _begin(self) -> dict[str, Any]:
-        """The header. The recording begins in all workers of each gateway. Raises OperatorError."""
+    def _start(self) -> dict[str, Any]:
+        """Starts the recording in all workers of each gateway, and returns the header. Raises OperatorError."""
         fleet, policy, version = dict[str, dict[str, Any]](), "", ""
         for gateway in self._gateways:
             answer = self._ask(gateway)
-            for page in answer.pages:  # rows from before, which another recorder has wanted
+            for page in answer.pages:  # skips earlier rows, stored for another recorder
                 gateway.rings[page.ring] = page.last + page.left
                 gateway.skipped[page.ring] = gateway.skipped_before[page.ring] = page.skipped
             policy, version = answer.policy, answer.version
             rows = read(gateway.admin, ask(gateway.admin, "GET", "/warmroute/replicas"), TraceFleet).replicas
             fleet.update({row.name: self._replica(row) for row in rows if row.pool is not None})
-        # By so much earlier, what comes from now on has a time of 0 or more, whatever its gateway's clock seems to say.
+        # Early enough for later requests to have times >= 0, in spite of the uncertain clock offsets.
         self._begun = self._clock() - max(gateway.uncertain_s for gateway in self._gateways)
         return {
             "format": FORMAT,
@@ -211,12 +211,12 @@ class Recorder:
         answer = read(gateway.admin, raw, RecordedAnswer)
         took_s = self._clock() - sent
         offset, uncertain_s = sent + took_s / 2 - answer.now, took_s / 2
-        if not abs(offset - gateway.offset) <= uncertain_s + gateway.uncertain_s + JUMP_S:  # the first answer, or another clock
+        if not abs(offset - gateway.offset) <= uncertain_s + gateway.uncertain_s + JUMP_S:  # the first answer, or a new clock
             gateway.offset, gateway.uncertain_s = offset, uncertain_s
         return answer
 
     def _record(self, trace: TraceFile) -> None:
-        """Until `stop`, or the time is over. Raises TraceFull."""
+        """Records until `stop`, or until the time is over. Raises TraceFull."""
         flushed, until = self._clock(), self._begun + (self._options.seconds or MAX_SECONDS)
         while True:
             last = self._stop.wait(min(POLL_S, max(0.0, until - self._clock()))) or self._clock() >= until
@@ -229,8 +229,8 @@ class Recorder:
                 return
 
     def _poll(self, gateway: _Gateway, trace: TraceFile) -> None:
-        """All rows that there are now."""
-        for _ in range(MOST_PAGES):
+        """Fetches all available rows of a gateway."""
+        for _ in range(MAX_PAGES):
             try:
                 answer = self._ask(gateway)
             except OperatorError as error:
@@ -280,11 +280,11 @@ class Recorder:
         of = "" if trace.dropped else f" of {conversations} conversations"
         print(f"{written} requests{of} in {trace.path}, {trace.size / (1 << 20):.1f} MB", file=sys.stderr)
         if self._lost:
-            text = "were lost, for the gateway kept more than this command could fetch: record with a smaller --sample"
+            text = "were lost, because this command fetched them too slowly: record with a smaller --sample"
             print(f"warmroute: {self._lost} requests {text}", file=sys.stderr)
         if ended:
-            without = f"; the last {trace.dropped} requests are not in it" if trace.dropped else ""
-            print(f"warmroute: {ended}{without}; what was written before is whole", file=sys.stderr)
+            missing = f"; the last {trace.dropped} requests are missing" if trace.dropped else ""
+            print(f"warmroute: {ended}{missing}; the file is valid up to there", file=sys.stderr)
 
 
 def _failed(message: str) -> int:

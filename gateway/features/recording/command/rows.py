@@ -1,4 +1,4 @@
-"""What GET /warmroute/recording answers, and what of GET /warmroute/replicas is in a trace."""
+"""The answers of GET /warmroute/recording, and the part of GET /warmroute/replicas that a trace contains."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from msgspec import Struct
 
 
 class TraceRow(Struct, frozen=True, array_like=True):
-    """One request, as `RecordTraffic` (gateway/features/recording/observer.py) makes it. ids: units are token ids, and
-    no bytes.
+    """One request, as made by `RecordTraffic` (gateway/features/recording/observer.py). ids: units are token ids instead of
+    bytes.
     """
 
     begun: float
@@ -32,7 +32,7 @@ class TraceRow(Struct, frozen=True, array_like=True):
 
 
 class TracePage(Struct, frozen=True):
-    """The rows `first` to `last` of one worker, without those of conversations that are not wanted."""
+    """The rows `first` to `last` of one worker, without unwanted conversations."""
 
     ring: str
     first: int
@@ -43,7 +43,7 @@ class TracePage(Struct, frozen=True):
 
 
 class RecordedAnswer(Struct, frozen=True):
-    """now: the gateway's clock, by which rows have begun."""
+    """now: the gateway's clock, which also gives the rows' times."""
 
     version: str
     now: float

@@ -1,1 +1,1 @@
-"""Responses that run in the background: their objects, their events, their streams told again."""
+"""Background responses: their objects, events and replayed streams."""

@@ -1,10 +1,10 @@
-"""The events of a run in the background: those of its replica, with numbers of our own, and the gateway's at both ends.
+"""The events of a background run: the replica's events with new numbers, and the gateway's events at both ends.
 
-    ours      response.created, response.queued, response.in_progress        response.failed, response.cancelled
+    gateway's   response.created, response.queued, response.in_progress        response.failed, response.cancelled
     replica's                                         the output's, response.completed or .incomplete
 
-So the numbers of one run have no gap, whatever its replica numbers, and the client knows the id before any replica is asked.
-Pure.
+So the numbers of a run have no gaps, independent of the replica's numbers, and the client knows the id before a replica is
+asked. Pure.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _NUMBER: Final = "sequence_number"
 
 
 def event_of(kind: str, number: int, response: bytes) -> bytes:
-    """An event of ours. response: the object, JSON."""
+    """An event of the gateway. response: the object, JSON."""
     name = kind.encode("ascii")
     return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % (name, name, number, response)
 
 
 def numbered(event: bytes, number: int, id_: str) -> bytes:
-    """A replica's event with this number. id_: of the response, if the event names it. Raises GatewayError 502. O(length)."""
+    """A replica's event with this number. id_: of the response, replaces the event's response_id. Raises GatewayError 502.
+    O(length).
+    """
     data = EventData(event)
     if exceeds(data.text, MAX_VALUES):
         raise _garbage()
@@ -47,13 +49,15 @@ def numbered(event: bytes, number: int, id_: str) -> bytes:
 
 
 def failure_in(event: bytes) -> RunFailure:
-    """The failure that an engine's event reports."""
+    """The failure reported by an engine's event."""
     found = _object(event)
     response = found.get("response")
     error = response.get("error") if isinstance(response, dict) else found.get("error")
-    said: dict[str, Any] = error if isinstance(error, dict) else found
-    message = said.get("message")
-    return RunFailure(502, message if isinstance(message, str) else "The replica failed while it answered.", said.get("code"))
+    details: dict[str, Any] = error if isinstance(error, dict) else found
+    message = details.get("message")
+    return RunFailure(
+        502, message if isinstance(message, str) else "The replica failed while it answered.", details.get("code")
+    )
 
 
 def _object(event: bytes) -> dict[str, Any]:
@@ -68,4 +72,4 @@ def _object(event: bytes) -> dict[str, Any]:
 
 
 def _garbage() -> GatewayError:
-    return GatewayError(502, "replica_failed", "The replica has sent an event that is none of a response.")
+    return GatewayError(502, "replica_failed", "The replica has sent an event that does not belong to a response.")

@@ -1,9 +1,9 @@
-"""Response objects that the gateway makes itself, for a run in the background: as long as no engine has made one, or none will.
+"""Response objects made by the gateway for a background run, until or instead of an engine's object.
 
-    queued ──► in_progress ──► completed, incomplete: the engine's own object
-       └────────────┴────────► failed, cancelled: this one
+    queued ──► in_progress ──► completed, incomplete: the engine's object
+       └────────────┴────────► failed, cancelled: this object
 
-It repeats of its request what OpenAI's objects repeat, as far as that is short. Pure.
+It repeats the same members of the request as OpenAI's objects, if they are short. Pure.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gateway.dialects.json_edits import Members, apply, read_object
 from gateway.features.histories.history import CONVERSATION, PREVIOUS, History
 from gateway.features.histories.records import QUEUED
 
-MAX_REPEATED: Final = 64 << 10  # bytes of a member of the request
+MAX_REPEATED: Final = 64 << 10  # bytes per repeated member
 MAX_MESSAGE: Final = 1000  # characters of an error's message
 
-# What of the request is repeated, and what stands there if it says nothing.
+# Repeated members of the request, and their defaults.
 _REPEATED: Final[Mapping[str, bytes]] = {
     "instructions": b"null",
     "max_output_tokens": b"null",
@@ -38,12 +38,14 @@ _REPEATED: Final[Mapping[str, bytes]] = {
     "truncation": b'"disabled"',
     "user": b"null",
 }
-# Codes of failed responses that clients know.
+# Codes of failed responses known to clients.
 _KNOWN: Final = frozenset(["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"])
 
 
 def queued_object(id_: str, created_at: int, history: History, model: str) -> bytes:
-    """As the client gets it at once. model: its own name, also where the client has used an alias, as in all answers."""
+    """The object that the client gets at once. model: the model's own name, also if the client has used an alias, as in all
+    answers.
+    """
     members = history.members
     head: dict[str, Any] = {
         "id": id_,
@@ -66,19 +68,19 @@ def queued_object(id_: str, created_at: int, history: History, model: str) -> by
 
 
 def in_state(response: bytes, status: str, error: Mapping[str, str] | None = None) -> bytes:
-    """An object of `queued_object` in another state."""
+    """An object of `queued_object` with another status."""
     values = {"status": orjson.dumps(status), "error": orjson.dumps(error)}
     return apply(response, read_object(response).put_all(values))
 
 
 def error_in(status: int, message: str, code: object = None) -> dict[str, str]:
-    """What a failed response says of its error. status, message, code: of the answer that its request has got."""
+    """The error of a failed response. status, message, code: of the answer to its request."""
     of_status = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if 400 <= status < 500 else "server_error"
     return {"code": code if isinstance(code, str) and code in _KNOWN else of_status, "message": message[:MAX_MESSAGE]}
 
 
 def in_background(response: bytes) -> bool:
-    """Whether an object that is kept is that of a run in the background. O(length)."""
+    """True if a stored object belongs to a background run. O(length)."""
     span = read_object(response).spans.get("background")
     return span is not None and response[span[0] : span[1]] == b"true"
 

@@ -1,9 +1,9 @@
-"""The stream of a response that has ended, made again from its object: for clients whose events are held no more.
+"""Replays the stream of an ended response from its object, for clients whose events were dropped.
 
     whole         created, in_progress, for each item: added, its texts, done; then the last event with the whole object
-    from N on     the last event alone, as number N + 1: what was between has come, or is in the object
+    from N on     only the last event, with number N + 1: the object contains the events in between
 
-The pieces of a text are not known any more: each text comes as one. Pure.
+The original pieces of a text are unknown, so each text is one event. Pure.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from gateway.features.responses.background.events import event_of
 
 
 def last_event_of(raw: bytes, number: int) -> bytes:
-    """The event with which the stream of this object (JSON) ends."""
+    """The last event of the stream of this object (JSON)."""
     return _last(orjson.loads(raw), raw, number)
 
 
 def replayed(raw: bytes, after: int | None) -> Iterator[bytes]:
-    """Event by event, the first when it is asked for. raw: the object, JSON. after: the last number that the client has, None:
-    it has none. O(length).
-    """
+    """The events, one at a time. raw: the object, JSON. after: the last event number of the client; None: none. O(length)."""
     response, number = orjson.loads(raw), 0 if after is None else after + 1
     if after is None:
         try:
-            for number, (kind, data) in enumerate(_told(response), 1):
+            for number, (kind, data) in enumerate(_events(response), 1):
                 yield _event(kind, number - 1, data)
         except orjson.JSONEncodeError:
-            pass  # nested too deeply to be taken apart: the whole object follows all the same
+            pass  # nested too deeply: only the last event, with the whole object, is sent
     yield _last(response, raw, number)
 
 
@@ -42,7 +40,7 @@ def _last(response: dict[str, Any], raw: bytes, number: int) -> bytes:
     return event_of(f"response.{status if status in ENDS else 'completed'}", number, raw)
 
 
-def _told(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(response: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """All events but the last one, without their numbers."""
     begun = {**response, "status": IN_PROGRESS, "output": [], "usage": None, "error": None}
     yield "response.created", {"response": begun}
@@ -59,17 +57,17 @@ def _item(at: int, item: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     texts = item.get("type") == "message" and all(part.get("type") == "output_text" for part in parts)
     begun = {**item, "status": IN_PROGRESS, "content": []} if texts else item
-    told: list[tuple[str, dict[str, Any]]] = [("response.output_item.added", {"output_index": at, "item": begun})]
+    events: list[tuple[str, dict[str, Any]]] = [("response.output_item.added", {"output_index": at, "item": begun})]
     for index, part in enumerate(parts if texts else ()):
         place = {"item_id": item.get("id"), "output_index": at, "content_index": index}
         text = part.get("text")
-        told += [
+        events += [
             ("response.content_part.added", {**place, "part": {**part, "text": ""}}),
             ("response.output_text.delta", {**place, "delta": text, "logprobs": []}),
             ("response.output_text.done", {**place, "text": text, "logprobs": []}),
             ("response.content_part.done", {**place, "part": part}),
         ]
-    return [*told, ("response.output_item.done", {"output_index": at, "item": item})]
+    return [*events, ("response.output_item.done", {"output_index": at, "item": item})]
 
 
 def _event(kind: str, number: int, data: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Background responses as runs (`features/runs/run_format.py`): their objects and events are those of OpenAI's Responses."""
+"""Background responses as runs (`features/runs/run_format.py`), with the objects and events of OpenAI's Responses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gateway.features.runs.run_format import EventKind, RunFailure, RunFormat
 
 
 class ResponseRuns(RunFormat):
-    """See the top of this file."""
+    """The format of background responses."""
 
-    most: ClassVar[int] = MAX_KEPT
-    most_of_event: ClassVar[int] = MAX_EVENT
-    advice: ClassVar[str] = "Ask for less of it (max_output_tokens), or without 'background'."
+    max_answer: ClassVar[int] = MAX_KEPT
+    max_event: ClassVar[int] = MAX_EVENT
+    advice: ClassVar[str] = "Ask for a shorter answer (max_output_tokens), or without 'background'."
 
     def in_state(self, response: bytes, status: str, failure: RunFailure | None = None) -> bytes:
         return in_state(response, status, error_in(*failure) if failure is not None else None)

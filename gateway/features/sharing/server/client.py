@@ -1,8 +1,8 @@
-"""Connects to a Valkey or Redis server, as the configuration says: alone, watched by sentinels, or as a cluster.
+"""Connects to a Valkey or Redis server, as configured: single, watched by sentinels, or a cluster.
 
-The library is imported when a store is configured: it is the extra `store`. It looks names up in the event loop's thread pool,
-where a look-up cannot be cancelled, and delays other work and the end of the process. So each name is looked up here first, in
-a thread of the resolver: while a name server does not answer, the library is not asked to connect.
+The library is an extra (`store`), imported when a store is configured. It resolves names in the event loop's thread pool, where
+a look-up cannot be cancelled, and delays other work and the end of the process. So each name is resolved here first, in a
+thread of the resolver: while a name server does not answer, the library does not connect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.upstream.resolver import AddressSource
 
 CONNECT_S = 2.0
 ANSWER_S = 3.0  # time limit of a command; longer than a read waits for entries
-SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds: if one hangs, the next is asked
+SENTINEL_LIMITS = {"socket_connect_timeout": 0.7, "socket_timeout": 0.7}  # seconds; then the next sentinel is asked
 LIBRARY = "redis[hiredis]>=8.1"  # as in the extra `store`
 
 
@@ -37,7 +37,7 @@ def require_library() -> None:
 
 @asynccontextmanager
 async def connected(sharing: SharingConfig, resolver: AddressSource, env: Mapping[str, str] = os.environ) -> AsyncIterator[Any]:
-    """Yield a client of redis-py. Its commands raise `store_errors`, as this does, and the library does not repeat them."""
+    """Yields a client of redis-py. Its commands and this function raise `store_errors`. The library does not retry."""
     address = await _resolvable(parse_store_url(sharing.url), resolver)
     client, sentinel = _client(address, _options(sharing, address, env), env)
     try:
@@ -49,7 +49,7 @@ async def connected(sharing: SharingConfig, resolver: AddressSource, env: Mappin
 
 
 async def _resolvable(address: StoreAddress, resolver: AddressSource) -> StoreAddress:
-    """The address with the hosts whose names resolve. Raises OSError if none does."""
+    """The address, with only the hosts that resolve. Raises OSError if none does."""
 
     async def look_up(host: str) -> None:
         if not is_ip_address(host):
@@ -77,7 +77,7 @@ def _options(sharing: SharingConfig, address: StoreAddress, env: Mapping[str, st
         "protocol": 2,
     }
     if address.tls:
-        check_files(sharing)  # the library's errors do not name them
+        check_files(sharing)  # because the library's errors do not name the files
         options["ssl"] = True
         files = {"ssl_ca_certs": sharing.ca_file, "ssl_certfile": sharing.cert_file}
         files["ssl_keyfile"] = sharing.key_file or sharing.cert_file
@@ -102,11 +102,11 @@ def _client(address: StoreAddress, options: dict[str, Any], env: Mapping[str, st
 
 
 class InvalidReplyError(Exception):
-    """The server's answer is not valid."""
+    """The server's answer is invalid."""
 
 
 def store_errors() -> tuple[type[Exception], ...]:
-    """The exceptions of a store that fails."""
+    """The exceptions of a failing store."""
     from redis.exceptions import RedisClusterException, RedisError
 
     return RedisError, RedisClusterException, OSError, TimeoutError, InvalidReplyError
@@ -133,12 +133,12 @@ def reason_of(error: Exception) -> str:
 
 
 def is_late(error: Exception) -> bool:
-    """Tell whether the answer timed out."""
+    """True if the answer timed out."""
     from redis.exceptions import TimeoutError as Late
 
     return isinstance(error, Late | TimeoutError)
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Tell whether the stream has the last possible id, so that no entry can be added."""
+    """True if the stream has the last possible id, so that no entry can be added."""
     return "The ID specified in XADD" in str(error) or "exhausted the last possible ID" in str(error)

@@ -1,1 +1,1 @@
-"""Chat for engines that take texts only, and crash at anything else (Distributed-Llama)."""
+"""Chat for engines that accept only texts, and crash at anything else (Distributed-Llama)."""

@@ -1,14 +1,14 @@
-"""The stream of an engine that writes chat in a form of its own, as OpenAI's: events for a client, or one whole answer.
+r"""Converts the stream of an engine with its own form of chat to OpenAI's format: events for a client, or one whole answer.
 
     engine's events ── ChatPieces ──► texts, end ── AdaptedReader ──► chat.completion.chunk events ──► the client's dialect
                        (stop strings end it)                          collected: one chat.completion ──► the client's dialect
 
-Distributed-Llama's events: `object` is chat.completion, all ids are alike, `\\r\\n\\r\\n` ends them, the last one has
-`finish_reason` "stop" in all cases and no delta, and `data: [DONE]` has no line end. It reports no usage. Whether its answer
-was cut is guessed: it has as many pieces as tokens were allowed. A piece is mostly a token; where it has several (those that
-make up one character, or that might have been the end), a cut answer has fewer pieces, and is taken for a whole one.
+Distributed-Llama's events: `object` is chat.completion, all ids are equal, `\r\n\r\n` ends them, the last one always has
+`finish_reason` "stop" and no delta, and `data: [DONE]` has no line end. It reports no usage. A cut answer is guessed: it has as
+many pieces as tokens were allowed. A piece is usually one token. If some pieces have several tokens (parts of one character, or
+of a possible end), a cut answer has fewer pieces, and counts as complete.
 
-Pure: bytes in, bytes out. Any cutting of the stream into chunks gives the same texts.
+Pure: bytes in, bytes out. Any division of the stream into chunks gives the same texts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ROLE: Final = {"role": "assistant", "content": ""}
 
 
 class ChatPieces:
-    """Reads the engine's stream: `feed` it. over: nothing more is wanted of it. reason: why it ended, "" before. created: its
-    time, 0 before the first event.
+    """Parses the engine's stream. over: no more input is needed. reason: why it ended, "" before. created: its time, 0 before
+    the first event.
     """
 
     __slots__ = ("_limit", "_pieces", "_splitter", "_stops", "created", "over", "reason")
@@ -47,7 +47,7 @@ class ChatPieces:
         self.over = False
 
     def feed(self, chunk: bytes) -> str:
-        """The text that is certain now. Raises ReplicaFailure for what no engine writes."""
+        """The text that is certain now. Raises ReplicaFailure for invalid input."""
         texts = list[str]()
         for event in self._splitter.feed(chunk):
             texts.append(self._event(event))
@@ -56,7 +56,7 @@ class ChatPieces:
         return "".join(texts)
 
     def finish(self) -> str:
-        """The stream is over; the last event may lack its end."""
+        """Ends the stream; the last event may be incomplete."""
         return self._event(self._splitter.finish())
 
     def _event(self, event: bytes) -> str:
@@ -98,7 +98,7 @@ class ChatPieces:
 
 
 class AdaptedReader(OuterReader):
-    """For a client that wants a stream. inner: of its dialect."""
+    """Reads the stream for a client that wants a stream. inner: the reader of its dialect."""
 
     def __init__(self, chat: PlainChat, inner: StreamReader, id_: str) -> None:
         super().__init__(inner)

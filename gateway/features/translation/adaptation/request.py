@@ -1,11 +1,11 @@
-"""A chat request as an engine can take it that reads texts only, and crashes at values of other types.
+"""Adapts a chat request for an engine that accepts only texts, and crashes at values of other types.
 
-    body ── adapted ──► {"messages": [{"role", "content"}], "stream": true, "max_tokens", "seed", "temperature"}, and what is
-                        left to the gateway: stop strings, and the form of the answer
+    body ── adapted ──► {"messages": [{"role", "content"}], "stream": true, "max_tokens", "seed", "temperature"}; the gateway
+                        does the rest: stop strings, and the form of the answer
 
-The body is written anew, of checked values and nothing else. Parts of text are joined; what has no place in it and would change
-the answer is a GatewayError 400 that names the field: nothing is dropped in silence, except for sampling that the engine does
-not offer (`top_p`, penalties). The engine is always asked for a stream: it notices only then that nobody wants the rest.
+The body is written anew from checked values only. Text parts are joined. A field that cannot be expressed and would change the
+answer is a GatewayError 400 that names the field. Only sampling options that the engine does not offer (`top_p`, penalties) are
+ignored. The engine always gets a streaming request, because only then it notices that the client has left.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gateway.dialects.body import json_object
 from gateway.dialects.json_structure import exceeds
 from gateway.errors import GatewayError, bad_request
 
-MAX_BODY: Final = 1 << 19  # more text than its context has place for; what is larger would hold the event loop
+MAX_BODY: Final = 1 << 19  # more text than its context; a larger body would block the event loop
 MAX_VALUES: Final = 1 << 13
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 _MAX_INT: Final = (1 << 31) - 1
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# Fields that ask for something which the engine cannot do, unless they have one of these values.
+# Fields for features that the engine lacks, unless they have one of these values.
 _UNFIT: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": (None, []),
     "functions": (None, []),
@@ -52,7 +52,9 @@ _FORMS: Final = (
 
 
 class PlainChat:
-    """body: for the engine. stops: for the gateway. model, stream, max_tokens (0: no limit): as the client wants them."""
+    """An adapted request. body: for the engine. stops: for the gateway. model, stream, max_tokens (0: no limit): of the
+    client's request.
+    """
 
     __slots__ = ("body", "max_tokens", "model", "stops", "stream")
 
@@ -135,7 +137,7 @@ def _text(content: Any, at: str) -> str:
 
 
 def _limit(body: Mapping[str, Any]) -> int:
-    """Tokens of the answer; 0: no limit."""
+    """Maximum tokens of the answer; 0: no limit."""
     for name in ("max_completion_tokens", "max_tokens"):
         value = body.get(name)
         if value is not None:

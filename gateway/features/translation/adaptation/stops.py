@@ -1,4 +1,4 @@
-"""Stop strings, looked for in a text that comes in pieces. Pure."""
+"""Finds stop strings in a text that arrives in pieces. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 
 class StopFilter:
-    """`feed` pieces of a text; what may be the beginning of a stop string is held back. stopped: one was there.
+    """Returns the text up to the first stop string, and holds back a possible beginning of one. stopped: a stop string was
+    found.
 
-    Any cutting into pieces gives the same text: what is before the stop string that ends first. O(stops * piece) for each one,
-    beside str.find, which looks at what was held back again.
+    Any division into pieces gives the same text: everything before the stop string that ends first. O(stops * piece) per piece,
+    plus str.find over the held text.
     """
 
     __slots__ = ("_held", "_stops", "stopped")
@@ -20,7 +21,7 @@ class StopFilter:
         self.stopped = False
 
     def feed(self, piece: str) -> str:
-        """What is certain of the text now; nothing after a stop string."""
+        """The text that is certain now; nothing after a stop string."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -35,7 +36,7 @@ class StopFilter:
         return text[: len(text) - kept]
 
     def finish(self) -> str:
-        """The text is over: what was held back."""
+        """The held text, at the end of the text."""
         rest, self._held = self._held, ""
         return rest
 
@@ -44,9 +45,9 @@ class StopFilter:
 
 
 class _Stop:
-    """One stop string, and how much of its beginning the text ends with (Knuth, Morris, Pratt).
+    """One stop string, and the length of its beginning that the text ends with (Knuth, Morris, Pratt).
 
-    _borders: of each beginning of it, the length of the longest shorter one that it ends with.
+    _borders: for each prefix, the length of its longest proper prefix that is also a suffix.
     """
 
     __slots__ = ("_borders", "_matched", "text")
@@ -59,7 +60,9 @@ class _Stop:
             self._borders.append(self._next(self._borders[-1], character))
 
     def feed(self, piece: str) -> int:
-        """The length of the longest end of the text that it begins with; it is not in the text as a whole. O(piece)."""
+        """The length of the longest prefix of the stop string that the text ends with; the text does not contain all of it.
+        O(piece).
+        """
         most = len(self.text) - 1
         if len(piece) >= most:
             piece, self._matched = piece[len(piece) - most :], 0
@@ -74,7 +77,7 @@ class _Stop:
 
 
 def _first_end(text: str, stops: Sequence[_Stop]) -> int | None:
-    """Where the stop string begins that ends first; of several that end there, the longest. None: there is none."""
+    """The beginning of the stop string that ends first; of several with that end, the longest. None: there is none."""
     best: tuple[int, int] | None = None
     for stop in stops:
         at = text.find(stop.text)

@@ -1,1 +1,1 @@
-"""Anthropic's Messages in the words of OpenAI's chat, and back."""
+"""Translation between Anthropic's Messages and OpenAI's chat."""

@@ -1,4 +1,4 @@
-"""A chat completion as a Messages answer, and what its stream has in common with it."""
+"""Translates a chat completion to a Messages answer, with functions that streams need, too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def message_of(body: bytes, echo: Echo) -> bytes:
     else:
         if message.reasoning:
             content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
-        if text := said_in(message):
+        if text := text_of(message):
             content.append({"type": "text", "text": text})
         _add_calls(content, message, id_)
         stop_reason, sequence = ending(chat.reason, chat.stop, echo, called=bool(message.calls))
@@ -66,7 +66,7 @@ def _input(arguments: str) -> Any:
     return orjson.Fragment(arguments.encode()) if isinstance(given, dict) else {"arguments": arguments}
 
 
-# -- what a stream needs, too
+# -- also for streams
 
 
 def start_of(answer: Mapping[str, Any], id_: str) -> dict[str, Any]:
@@ -94,21 +94,23 @@ def message_id(answer: Mapping[str, Any]) -> str:
 
 
 def call_id(call: ChatCall, message: str, used: set[str]) -> str:
-    """The engine's id, which comes back with the result; one of ours without one, or if another call has it. used: by the calls
-    before; it is added.
+    """The engine's id, which the client returns with the result. A new id if the engine has none, or another call has it. used:
+    ids of earlier calls; the id is added.
     """
     found = call.id if call.id and call.id not in used else f"toolu_{message.removeprefix('msg_')}_{call.number}"
     used.add(found)
     return found
 
 
-def said_in(piece: ChatPiece) -> str:
-    """The text. OpenAI has what a model says when it refuses in a field of its own."""
+def text_of(piece: ChatPiece) -> str:
+    """The text. In OpenAI's format a refusal is in a separate field."""
     return piece.text or piece.refusal
 
 
 def ending(reason: str, stop: str, echo: Echo, *, called: bool) -> tuple[str, str | None]:
-    """`stop_reason`, `stop_sequence`. reason: chat's. stop: what the engine names as the text's end. called: it calls tools."""
+    """`stop_reason`, `stop_sequence`. reason: of chat. stop: the end of the text, as reported by the engine. called: it has
+    tool calls.
+    """
     if called and reason in _CALLED:
         return "tool_use", None
     if stop and reason == "stop" and stop in echo.stops:

@@ -1,4 +1,4 @@
-"""Blocks of content as parts of a chat message: texts, images, files."""
+"""Converts content blocks to parts of a chat message: texts, images, files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gateway.errors import GatewayError, bad_request
 
 
 def kind_of(block: Any, where: str, number: int) -> str:
-    """The type of a block. where, number: its list, and its place there. Raises GatewayError 400 if it is no block."""
+    """The type of a block. where, number: its list, and its index there. Raises GatewayError 400 if it is not a block."""
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         text = f"{where}[{number}] must be an object with a 'type'."
@@ -17,7 +17,7 @@ def kind_of(block: Any, where: str, number: int) -> str:
 
 
 def text_of(block: dict[str, Any], where: str, number: int) -> str:
-    """The text of a block of text."""
+    """The text of a text block."""
     text = block.get("text")
     if not isinstance(text, str):
         raise bad_request(f"{where}[{number}].text must be a string.", f"{where}[{number}].text")
@@ -25,7 +25,7 @@ def text_of(block: dict[str, Any], where: str, number: int) -> str:
 
 
 def string_of(holder: dict[str, Any], name: str, where: str) -> str:
-    """A member that has to be a string."""
+    """A member that must be a string."""
     value = holder.get(name)
     if not isinstance(value, str):
         raise bad_request(f"{where}.{name} is required and must be a string.", f"{where}.{name}")
@@ -39,7 +39,7 @@ def unknown(block: dict[str, Any], where: str, number: int) -> GatewayError:
 
 
 def add_parts(parts: list[Any], block: Any, where: str, number: int) -> None:
-    """A block of text, an image or a document, as parts of a message. Raises GatewayError 400 for any other."""
+    """Converts a text, image or document block to parts of a message. Raises GatewayError 400 for any other."""
     kind = kind_of(block, where, number)
     if kind == "text":
         parts.append({"type": "text", "text": text_of(block, where, number)})
@@ -64,7 +64,7 @@ def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _add_document(parts: list[Any], block: dict[str, Any], where: str) -> None:
-    """A text with its title and its context before it, or a PDF as a file."""
+    """A text document with its title and context, or a PDF as a file."""
     citations = block.get("citations")
     if isinstance(citations, dict) and citations.get("enabled"):
         place = f"{where}.citations"
@@ -89,14 +89,14 @@ def _add_document(parts: list[Any], block: dict[str, Any], where: str) -> None:
 
 
 def _add_inner(parts: list[Any], content: Any, where: str) -> None:
-    """The content of a document: a text, or blocks of text and images."""
+    """The content of a document: a text, or text and image blocks."""
     if isinstance(content, str):
         parts.append(_text(content))
         return
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of content blocks.", where)
     for number, block in enumerate(content):
-        if kind_of(block, where, number) == "document":  # they do not nest
+        if kind_of(block, where, number) == "document":  # documents do not nest
             raise unknown(block, where, number)
         add_parts(parts, block, where, number)
 

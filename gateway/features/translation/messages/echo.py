@@ -1,4 +1,4 @@
-"""What of a request its answer depends on."""
+"""The part of a request that its answer depends on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import orjson
 
 
 class Echo:
-    """stops: the stop sequences. empty: nothing was to be generated."""
+    """stops: the stop sequences. empty: the request wants no generated tokens."""
 
     __slots__ = ("empty", "stops")
 
@@ -15,7 +15,7 @@ class Echo:
         self.empty = empty
 
     def written(self) -> bytes:
-        """As JSON; b"": there is nothing."""
+        """As JSON; b"" for the defaults."""
         return orjson.dumps({"stops": self.stops, "empty": self.empty}) if self.stops or self.empty else b""
 
     def __repr__(self) -> str:
@@ -23,7 +23,7 @@ class Echo:
 
 
 def read_echo(data: bytes) -> Echo:
-    """data: as `Echo.written` gave it."""
+    """data: of `Echo.written`."""
     if not data:
         return Echo([], empty=False)
     fields = orjson.loads(data)

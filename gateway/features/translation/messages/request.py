@@ -1,12 +1,12 @@
-"""A Messages request as a chat request.
+"""Translates a Messages request to a chat request.
 
-What is said is the same, in the same order, so that an engine makes the same prompt of it as of the original: `turns.py` has
-the conversation, this module all else. Left out, because they are not about the answer, or no chat engine can be relied on to
-take them: `metadata`, `service_tier`, `cache_control` (the gateway has read it), `thinking` and `output_config.effort` (a model
-thinks as its template has it; engines differ in the names and values of both), `context_management`, `container`, other betas.
-What only a server could do (its own tools, MCP) is refused.
+Content and order stay the same, so that an engine makes the same prompt as from the original. `turns.py` translates the
+conversation, this module everything else. Omitted are fields that do not concern the answer, or that chat engines do not
+reliably accept: `metadata`, `service_tier`, `cache_control` (used by the gateway), `thinking` and `output_config.effort`
+(thinking depends on the model's template; engines differ in names and values), `context_management`, `container`, other betas.
+Features of Anthropic's servers (server tools, MCP) are refused.
 
-`max_tokens: 0` computes the prompt and nothing else. Chat has no such request: one token is asked for, and dropped.
+`max_tokens: 0` computes only the prompt. Chat has no such request, so one token is requested and dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.features.translation.messages.echo import Echo
 from gateway.features.translation.messages.turns import chat_messages, system_text
 from gateway.features.translation.translation import TranslatedRequest
 
-# The same in both. The last ones are extensions of engines that shape the prompt, or whose cache it is.
+# Equal in both. The last ones are extensions of engines that change the prompt or select its cache.
 _COPIED: Final = (
     "temperature",
     "top_p",
@@ -39,7 +39,7 @@ _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none":
 
 
 def chat_request(raw: bytes) -> TranslatedRequest:
-    """Raises GatewayError 400 that names the field that chat has no words for. O(length)."""
+    """Raises GatewayError 400 that names the field that chat cannot express. O(length)."""
     body = json_object(raw)
     chat: dict[str, Any] = {"model": model_of(body), "messages": _conversation(body)}
     for name in _COPIED:
@@ -50,10 +50,10 @@ def chat_request(raw: bytes) -> TranslatedRequest:
     stops = _stops(body.get("stop_sequences"))
     if stops:
         chat["stop"] = stops
-    most = body.get("max_tokens")
-    empty = type(most) is int and most == 0
-    if most is not None:
-        chat["max_tokens"] = 1 if empty else most
+    max_tokens = body.get("max_tokens")
+    empty = type(max_tokens) is int and max_tokens == 0
+    if max_tokens is not None:
+        chat["max_tokens"] = 1 if empty else max_tokens
     if wants_stream(body):
         chat["stream"] = True
         chat["stream_options"] = {"include_usage": True}
@@ -104,7 +104,7 @@ def _add_choice(chat: dict[str, Any], choice: Any) -> None:
             raise bad_request("tool_choice.name is required and must be a string.", "tool_choice.name")
         chat["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
-        if "tools" in chat or kind == "any":  # engines refuse the others without tools
+        if "tools" in chat or kind == "any":  # without tools, engines refuse other choices
             chat["tool_choice"] = _CHOICES[kind]
     else:
         raise bad_request("tool_choice.type must be 'auto', 'any', 'tool' or 'none'.", "tool_choice")
@@ -113,7 +113,7 @@ def _add_choice(chat: dict[str, Any], choice: Any) -> None:
 
 
 def _add_format(chat: dict[str, Any], body: Mapping[str, Any]) -> None:
-    """The form that the answer has to have: a field of `output_config`, or, in older clients, of the body."""
+    """The required form of the answer: a field of `output_config`, or of the body in older clients."""
     where, wanted, config = "output_format", body.get("output_format"), body.get("output_config")
     if isinstance(config, dict) and config.get("format") is not None:
         where, wanted = "output_config.format", config["format"]

@@ -1,16 +1,16 @@
-"""A chat stream as Messages' events.
+"""Writes a chat stream as events of Messages.
 
-Clients expect one block after the other: a block begins when the one before it has ended. Chat has no blocks, and any delta may
-belong to any call of a tool. So blocks wait in a queue, and the first one is open:
+Clients expect sequential blocks: a block begins when the previous one has ended. Chat has no blocks, and a delta may belong to
+any tool call. So blocks wait in a queue, and the first one is open:
 
-    delta ──► its block (a new one at the end) ──► the first: an event at once; any other: held
-    the first has ended, and another one waits ──► content_block_stop, content_block_start, what was held
+    delta ──► its block (a new one at the end) ──► the first block: an event at once; any other: held
+    the first has ended, and another one waits ──► content_block_stop, content_block_start, the held text
 
-A text and a thought end when anything else begins; a call when its arguments are a whole JSON object, or with the stream. A
-call begins when its name is known (arguments without any name are the replica's failure). Models write one call after the
-other, so in practice nothing is held.
+A text or a thought ends when anything else begins; a call ends when its arguments are a complete JSON object, or with the
+stream. A call begins when its name is known (arguments without a name are a failure of the replica). Models write one call
+after the other, so in practice nothing is held.
 
-Bounds: MAX_BLOCKS blocks wait, with MAX_HELD characters. Beyond: ReplicaFailure.
+Bounds: MAX_BLOCKS waiting blocks, with MAX_HELD characters. Beyond them: ReplicaFailure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.dialects.anthropic.errors import error_event
 from gateway.dialects.openai.chat_answer import ChatCall, ChatPiece, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
-from gateway.features.translation.messages.answer import call_id, counts_of, ending, message_id, said_in, start_of
+from gateway.features.translation.messages.answer import call_id, counts_of, ending, message_id, start_of, text_of
 from gateway.features.translation.messages.echo import Echo
 from gateway.features.translation.translation import EventWriter
 
@@ -38,15 +38,15 @@ _INSIDE: Final = re.compile(r'["\\]')
 
 
 class JsonEnd:
-    """Finds out when a text that comes in pieces is a whole JSON object, if it is JSON at all. O(characters)."""
+    """Detects when a text in pieces is a complete JSON object, if it is JSON at all. O(characters)."""
 
     __slots__ = ("_depth", "_escaped", "_inside", "complete")
 
     def __init__(self) -> None:
         self.complete = False
         self._depth = 0
-        self._inside = False  # a string
-        self._escaped = False  # the last character was the backslash of an escape
+        self._inside = False  # inside a string
+        self._escaped = False  # the last character was an escaping backslash
 
     def feed(self, text: str) -> None:
         at = int(self._escaped)
@@ -69,7 +69,7 @@ class JsonEnd:
 
 
 class _Block:
-    """index: in the message; -1: it has not begun. call: None: it is none. id: of a call that has begun."""
+    """index: in the message; -1: not begun. call: None: not a tool call. id: of a call that has begun."""
 
     __slots__ = ("call", "end", "held", "id", "index", "kind", "over")
 
@@ -100,14 +100,14 @@ class _Block:
 
 
 class MessageWriter(EventWriter):
-    """One answer."""
+    """Writes one answer."""
 
     def __init__(self, echo: Echo) -> None:
         self._echo = echo
         self._id = ""
-        self._blocks = deque[_Block]()  # that are not over
-        self._calls = list[_Block]()  # by their numbers
-        self._ids = set[str]()  # of calls
+        self._blocks = deque[_Block]()  # blocks that have not ended
+        self._calls = list[_Block]()  # by number
+        self._ids = set[str]()  # ids of calls
         self._next = 0  # the index of the next block
         self._held = 0
         self._stop = ""
@@ -121,9 +121,9 @@ class MessageWriter(EventWriter):
             return b""
         out = list[bytes]()
         if piece.reasoning:
-            self._say(_THINKING, piece.reasoning, out)
-        if text := said_in(piece):
-            self._say(_TEXT, text, out)
+            self._write_text(_THINKING, piece.reasoning, out)
+        if text := text_of(piece):
+            self._write_text(_TEXT, text, out)
         for call, arguments in piece.calls:
             self._call(call, arguments, out)
         return b"".join(out)
@@ -154,7 +154,7 @@ class MessageWriter(EventWriter):
 
     # -- blocks
 
-    def _say(self, kind: str, text: str, out: list[bytes]) -> None:
+    def _write_text(self, kind: str, text: str, out: list[bytes]) -> None:
         last = self._blocks[-1] if self._blocks else None
         if last is None or last.kind != kind:
             last = _Block(kind)
@@ -168,7 +168,7 @@ class MessageWriter(EventWriter):
         block = self._calls[call.number]
         if block.index < 0:
             self._advance(out)
-        if arguments and not block.over:  # else they are complete
+        if arguments and not block.over:  # otherwise they are complete
             self._write(block, arguments, out)
 
     def _append(self, block: _Block, out: list[bytes]) -> None:
@@ -189,7 +189,7 @@ class MessageWriter(EventWriter):
             self._advance(out)
 
     def _advance(self, out: list[bytes]) -> None:
-        """Begin the first block; as long as it can end and another one waits, end it and begin that."""
+        """Begins the first block. While it can end and another one waits, ends it and begins the next."""
         while self._blocks:
             first = self._blocks[0]
             if first.index < 0:

@@ -1,4 +1,4 @@
-"""Messages for replicas that speak only chat."""
+"""Translation of Messages for replicas that support only chat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MessagesTranslation(Translation):
         return message_of(body, read_echo(echo))
 
     def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
-        """The engine's message, in whatever form it has one; a text that is no JSON as it stands."""
+        """The engine's message, in any format; text that is not JSON is used as it is."""
         try:
             message = error_message(orjson.loads(body))
         except orjson.JSONDecodeError:

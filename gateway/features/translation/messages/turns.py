@@ -1,15 +1,15 @@
-"""The conversation of a Messages request in the words of chat: as vLLM and llama.cpp translate it, and as the canonical prompt
-of Messages has it (`anthropic/prompt.py`).
+"""Translates the conversation of a Messages request to chat messages, as vLLM and llama.cpp do, and consistent with the
+canonical prompt of Messages (`anthropic/prompt.py`).
 
     system                     one text, without the billing line
     a user's tool results      messages of the role `tool`, before the rest of their turn
-    images and files in them   parts of the user's message behind them: a tool's message has only text in chat
-    thinking                   `reasoning_content` of its turn; what is redacted no model can read
+    images and files in them   parts of the following user message, because a tool message has only text in chat
+    thinking                   `reasoning_content` of its turn; redacted thinking is omitted, because no model can read it
     tool uses                  `tool_calls` of their turn
 
-The order and the number of turns stay: results without their call, or two turns of one role, are left to the engine's template,
-as on replicas that speak Messages. So is an answer that the client has begun. `is_error` has no word in chat, and the texts of
-errors speak for themselves; only where there is no text, one says that the tool has failed.
+Order and number of turns stay. Results without their call, or two turns of one role, are left to the engine's template, as on
+replicas with Messages. So is a partial answer from the client. `is_error` does not exist in chat, and error texts are
+self-explanatory; only an error without a text is replaced by a fixed text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAILED: Final = "The tool has failed."
 
 
 def system_text(system: Any) -> str | None:
-    """None: there is none. Raises GatewayError 400 for what is no text."""
+    """None: there is no system prompt. Raises GatewayError 400 for other content than text."""
     if system is None:
         return None
     if isinstance(system, str):
@@ -37,7 +37,9 @@ def system_text(system: Any) -> str | None:
 
 
 def chat_messages(messages: Any) -> list[Any]:
-    """Raises GatewayError 400 that names the block that is none, or that chat has no words for. O(number of blocks)."""
+    """Raises GatewayError 400 with the name of an invalid block, or of a block that chat cannot express. O(number of
+    blocks).
+    """
     if not isinstance(messages, list) or not messages:
         raise bad_request("'messages' must be a list with at least one message.", "messages")
     turns = list[Any]()
@@ -67,7 +69,7 @@ def _add_turn(turns: list[Any], message: Any, where: str) -> None:
 
 
 def _system_texts(blocks: list[Any], where: str) -> list[str]:
-    """Without the billing line, and without a block that has nothing else."""
+    """The texts without the billing line, and without blocks that contain only that line."""
     texts = list[str]()
     for number, block in enumerate(blocks):
         if kind_of(block, where, number) != "text":
@@ -80,33 +82,33 @@ def _system_texts(blocks: list[Any], where: str) -> list[str]:
 
 
 def _content(parts: list[Any]) -> Any:
-    """The usual form of a content: a text where it is one."""
+    """The usual form of a content: a string if it is a single text."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 def _add_user(turns: list[Any], content: list[Any], where: str) -> None:
-    said, shown, results = list[Any](), list[Any](), 0
+    parts_, images, results = list[Any](), list[Any](), 0
     for number, block in enumerate(content):
         if kind_of(block, where, number) == "tool_result":
             results += 1
-            turns.append(_result(block, f"{where}[{number}]", shown))
+            turns.append(_result(block, f"{where}[{number}]", images))
         else:
-            add_parts(said, block, where, number)
-    if said or shown or not results:
-        turns.append({"role": "user", "content": _content(shown + said)})
+            add_parts(parts_, block, where, number)
+    if parts_ or images or not results:
+        turns.append({"role": "user", "content": _content(images + parts_)})
 
 
-def _result(block: dict[str, Any], where: str, shown: list[Any]) -> dict[str, Any]:
-    """The message of a tool. shown: takes what is no text."""
+def _result(block: dict[str, Any], where: str, images: list[Any]) -> dict[str, Any]:
+    """A tool message. images: receives the parts that are not text."""
     id_, content = string_of(block, "tool_use_id", where), block.get("content")
     parts, texts = list[Any](), list[Any]()
     if isinstance(content, list):
         for number, inner in enumerate(content):
             add_parts(parts, inner, f"{where}.content", number)
         for part in parts:
-            (texts if part["type"] == "text" else shown).append(part)
+            (texts if part["type"] == "text" else images).append(part)
         content = _content(texts)
     elif content is None:
         content = ""
@@ -118,18 +120,18 @@ def _result(block: dict[str, Any], where: str, shown: list[Any]) -> dict[str, An
 
 
 def _assistant(content: list[Any], where: str) -> dict[str, Any]:
-    said, calls, thoughts = list[Any](), list[Any](), list[str]()
+    parts_, calls, thoughts = list[Any](), list[Any](), list[str]()
     for number, block in enumerate(content):
         kind = kind_of(block, where, number)
         if kind == "text":
-            said.append({"type": "text", "text": text_of(block, where, number)})
+            parts_.append({"type": "text", "text": text_of(block, where, number)})
         elif kind == "tool_use":
             calls.append(_call(block, f"{where}[{number}]"))
         elif kind == "thinking":
             thoughts.append(string_of(block, "thinking", f"{where}[{number}]"))
         elif kind != "redacted_thinking":
             raise unknown(block, where, number)
-    message: dict[str, Any] = {"role": "assistant", "content": _content(said) if said or not calls else None}
+    message: dict[str, Any] = {"role": "assistant", "content": _content(parts_) if parts_ or not calls else None}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:

@@ -1,1 +1,1 @@
-"""OpenAI's Responses in the words of OpenAI's chat."""
+"""Translation of OpenAI's Responses to OpenAI's chat."""

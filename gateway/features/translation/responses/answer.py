@@ -30,8 +30,9 @@ def inside(text: str) -> bytes:
 
 
 class Identity:
-    """What the parts of one response are called. The same answer to the same request has the same ids; the engine's alone would
-    not do: some count from 1 after each start, or call all answers the same, and what is kept is found by its id.
+    """The ids of one response and its parts. The same answer to the same request has the same ids. The engine's ids are not
+    sufficient, because some engines count from 1 after each start, or give all answers the same id, and stored objects are
+    looked up by id.
     """
 
     __slots__ = ("created", "key")
@@ -102,7 +103,7 @@ def input_of(arguments: bytes) -> bytes:
 
 
 def usage_json(usage: Usage | None, reasoning: int) -> bytes:
-    """OpenAI's clients require all of these fields: what an engine does not report is 0 there."""
+    """OpenAI's clients require all of these fields. Unreported counts are 0."""
     if usage is None:
         return b"null"
     form = (
@@ -114,7 +115,7 @@ def usage_json(usage: Usage | None, reasoning: int) -> bytes:
 
 
 def reasoning_tokens(usage: Any) -> int:
-    """Of a chat usage; 0: it has none that make sense."""
+    """The reasoning tokens in a chat usage; 0 if missing or invalid."""
     details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
     return (token_count(details.get("reasoning_tokens")) or 0) if isinstance(details, dict) else 0
 
@@ -125,7 +126,7 @@ def status_of(reason: str) -> str:
 
 
 class ResponseForm:
-    """What all objects of one response have in common: `json` writes it as it is at a time."""
+    """The common part of all objects of one response. `json` writes the object in a given state."""
 
     __slots__ = ("_echo", "identity")
 

@@ -1,8 +1,8 @@
-"""A Responses request as a chat request, and what its response repeats of it.
+"""Translates a Responses request to a chat request, and makes the part that its response repeats.
 
-A field that this file does not know goes on as it is: engines have fields of their own, such as `top_k` and
-`chat_template_kwargs`. What only labels a request, or is a provider's own business, is left out. What would change the answer
-and cannot be said in chat is a 400.
+Unknown fields are kept, because engines have their own fields, such as `top_k` and `chat_template_kwargs`. Fields that only
+label a request, or concern only the provider, are omitted. Fields that would change the answer and that chat cannot express are
+an error 400.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.features.translation.responses.tools import ChatTools
 from gateway.features.translation.responses.turns import chat_messages
 from gateway.features.translation.translation import TranslatedRequest
 
-# Only a server that keeps things can do these.
+# These need a server that stores objects.
 _KEPT: Final[Mapping[str, str]] = {
     "previous_response_id": "Send the whole conversation in 'input'.",
     "conversation": "Send the whole conversation in 'input'.",
@@ -31,13 +31,13 @@ _LEFT_OUT: Final = frozenset(
         *("background", "include", "max_tool_calls", "truncation", "top_logprobs", "stream", "stream_options"),
         *("store", "metadata", "client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("safety_identifier", "service_tier"),
-        # Chat's own, which are no fields of Responses.
+        # Fields of chat that Responses does not have.
         *("messages", "max_tokens", "max_completion_tokens", "functions", "function_call", "n", "logprobs", "response_format"),
         *("reasoning_effort", "verbosity"),
     ]
 )
 _LOGPROBS: Final = "message.output_text.logprobs"
-# What a response repeats, and the value where the request has none.
+# Repeated fields, and their defaults.
 _REPEATED: Final[Mapping[str, Any]] = {
     "instructions": None,
     "max_output_tokens": None,
@@ -77,22 +77,22 @@ def chat_request(raw: bytes) -> TranslatedRequest:
 def _refuse(body: Mapping[str, Any]) -> None:
     for name, instead in _KEPT.items():
         if body.get(name) is not None:
-            raise _unsaid(name, instead)
+            raise _not_in_chat(name, instead)
     if body.get("background"):
-        raise _unsaid("background", "Leave it out.")
+        raise _not_in_chat("background", "Leave it out.")
     include = body.get("include")
     if body.get("top_logprobs"):
-        raise _unsaid("top_logprobs", "Leave it out.")
+        raise _not_in_chat("top_logprobs", "Leave it out.")
     if isinstance(include, list) and _LOGPROBS in include:
-        raise _unsaid("include", f"Leave {_LOGPROBS!r} out.")
+        raise _not_in_chat("include", f"Leave {_LOGPROBS!r} out.")
 
 
-def _unsaid(name: str, instead: str) -> Exception:
+def _not_in_chat(name: str, instead: str) -> Exception:
     return bad_request(f"{name!r} cannot be used with this model, whose replicas speak only chat completions. {instead}", name)
 
 
 def _add_tools(chat: dict[str, Any], body: Mapping[str, Any], tools: ChatTools) -> None:
-    """Without tools a choice of "auto" means nothing, and engines refuse it."""
+    """Without tools a choice of "auto" is meaningless, and engines refuse it."""
     choice = tools.choose(body.get("tool_choice"))
     if tools.functions:
         chat["tools"] = tools.functions
@@ -120,7 +120,7 @@ def _add_text(chat: dict[str, Any], text: Any) -> None:
 
 
 def _add_reasoning(chat: dict[str, Any], reasoning: Any) -> None:
-    """A summary is what the answer's reasoning is shown as; engines show it whole."""
+    """The summary setting is ignored: engines return the whole reasoning."""
     if reasoning is None:
         return
     if not isinstance(reasoning, dict):

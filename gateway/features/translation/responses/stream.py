@@ -1,14 +1,14 @@
-"""The events of a response, written while a chat stream comes.
+"""Writes the events of a response while a chat stream arrives.
 
     response.created, response.in_progress        with the first chunk
     item by item                                  reasoning, message: one is open at a time, and the next one closes it
-                                                  calls: all stay open until the end, for their arguments may come by turns
+                                                  calls: all stay open until the end, because their arguments may alternate
     response.completed or .incomplete             with the chat's [DONE]; or error and response.failed
 
-Texts are kept as the inside of a JSON string. Everything is repeated three times at its item's end and once at the response's:
-so one response may collect MAX_COLLECTED bytes; one with more is not believed (ReplicaFailure). A body is one piece.
+Texts are stored as the inside of a JSON string. Each is repeated three times at the end of its item, and once at the end of the
+response. So a response may collect MAX_COLLECTED bytes; a larger one is a ReplicaFailure. A body is one piece.
 
-The input of a custom tool is written at once, at its end: before that its arguments are no readable JSON.
+The input of a custom tool is written at its end, because its arguments are valid JSON only then.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Call:
 
 
 class ResponseWriter(EventWriter):
-    """One response. echo: what it repeats of its request. seed: of its ids."""
+    """Writes one response. echo: the part of the request that it repeats. seed: of its ids."""
 
     def __init__(self, echo: bytes, seed: str = "") -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class ResponseWriter(EventWriter):
         self._items = list[bytes]()  # by output index; b"": open
         self._open: _Item | None = None
         self._calls = list[_Call]()  # by their numbers
-        self._call_ids = set[str]()  # clients match results by them: one that comes again is replaced
-        self._latest = 0  # the output index of what the engine is writing
+        self._call_ids = set[str]()  # clients match results by these ids, so a duplicate is replaced
+        self._latest = 0  # the output index of the item being written
         self._collected = 0
         self._reasoning = 0  # tokens
 
@@ -111,7 +111,7 @@ class ResponseWriter(EventWriter):
         return out, self._form.json(status, b",".join(self._items), form.usage_json(usage, self._reasoning), reason)
 
     def failed(self, message: str) -> bytes:
-        """`error` is what OpenAI's clients raise, `response.failed` what others read."""
+        """OpenAI's clients raise at `error`, others read `response.failed`."""
         text = orjson.dumps(one_line(message))
         error = b'"code":"server_error","message":%b,"param":null,"error":{"message":%b,"type":"server_error","param":null,'
         out = self._event(b"error", (error + b'"code":"server_error"}') % (text, text))
@@ -121,7 +121,7 @@ class ResponseWriter(EventWriter):
     # -- texts
 
     def _text(self, kind: str, text: str) -> bytes:
-        """A piece of a text. Opens and closes what has to be for it."""
+        """A piece of a text. Opens and closes items and parts as needed."""
         raw, out = self._collect(text), b""
         item = self._open
         if item is None or (item.kind == _REASONING) != (kind == _REASONING):
@@ -182,7 +182,7 @@ class ResponseWriter(EventWriter):
         call.arguments += raw
         if call.head is None:
             if not piece.name:
-                return b""  # what comes before the name is written with it
+                return b""  # arguments before the name are written with it
             out, raw = self._begin_call(call, piece), bytes(call.arguments)
         self._latest = call.index
         return out + self._arguments(call, raw)

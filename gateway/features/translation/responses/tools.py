@@ -1,14 +1,14 @@
-"""The tools of a Responses request as functions of chat, and the way back from a function's name to the tool.
+"""Converts the tools of a Responses request to chat functions, and function names back to tools.
 
     function              the same function
-    custom                a function with one text, `input`; a grammar is told to the model, and not enforced
-    namespace             its tools, as functions whose names begin with the namespace's
-    web_search            left out: a model may search, and need not; Codex offers it in every request
-    what a server runs    400: nobody here can run it (file_search, mcp, code_interpreter ...)
-    what clients run in   400: a model knows it by training only (local_shell, shell, apply_patch, computer)
-    ways of their own
+    custom                a function with one text argument, `input`; a grammar is described to the model, not enforced
+    namespace             its tools, as functions whose names begin with the namespace's name
+    web_search            omitted: a model may search, but need not; Codex offers it in every request
+    tools of a server     error 400: nothing here can run them (file_search, mcp, code_interpreter ...)
+    tools with their own  error 400: a model knows them by training only (local_shell, shell, apply_patch, computer)
+    format
 
-A choice of several allowed tools leaves the others out of the list, for engines know no such choice.
+If only some tools are allowed, the others are removed from the list, because engines do not support such a choice.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import orjson
 from gateway.dialects.responses.prompt import chat_tool
 from gateway.errors import bad_request
 
-INPUT: Final = "input"  # the one argument of a custom tool's function
+INPUT: Final = "input"  # the argument of a custom tool's function
 
 _OFFERED: Final = ("web_search", "web_search_preview")
 _CHOICES: Final = frozenset(["auto", "none", "required"])
 
 
 class ToolName:
-    """What a function of the chat request stands for. namespace: "" if the tool is in none."""
+    """The tool of a chat function. namespace: "" without one."""
 
     __slots__ = ("custom", "name", "namespace")
 
@@ -39,12 +39,12 @@ class ToolName:
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """The function's name for a tool in a namespace; Codex lets its namespaces end with the separator."""
+    """The function name of a tool in a namespace; Codex lets its namespaces end with the separator."""
     return f"{namespace}{name}" if not namespace or namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def tool_names(echo: bytes) -> dict[str, ToolName]:
-    """Of the tools that a response repeats, those that have another form in chat, by their function's name. O(length)."""
+    """The repeated tools that have another form in chat, by function name. O(length)."""
     if b'"custom"' not in echo and b'"namespace"' not in echo:
         return {}
     found = dict[str, ToolName]()
@@ -59,12 +59,12 @@ def tool_names(echo: bytes) -> dict[str, ToolName]:
 
 
 class ChatTools:
-    """functions: for the chat request. echo: the tools as a response repeats them."""
+    """functions: for the chat request. echo: the tools as repeated in a response."""
 
     __slots__ = ("_names", "echo", "functions")
 
     def __init__(self, tools: Any) -> None:
-        """Raises GatewayError 400 that names the tool which chat does not have."""
+        """Raises GatewayError 400 that names a tool that chat does not support."""
         self.functions = list[dict[str, Any]]()
         self.echo = list[dict[str, Any]]()
         self._names = set[str]()
@@ -76,7 +76,7 @@ class ChatTools:
             self._add(tool, f"tools[{index}]")
 
     def choose(self, choice: Any) -> Any:
-        """`tool_choice` for the chat request, None for none; the functions that it does not allow are taken out.
+        """`tool_choice` for the chat request, or None. Functions that are not allowed are removed.
 
         Raises GatewayError 400.
         """
@@ -121,7 +121,7 @@ class ChatTools:
         self.echo.append(_echoed(tool))
 
     def _add_namespace(self, tool: dict[str, Any], where: str) -> None:
-        """The description of the namespace goes before that of its first tool."""
+        """The description of the namespace precedes the description of its first tool."""
         namespace, tools, about = tool.get("name"), tool.get("tools"), tool.get("description")
         if not isinstance(namespace, str) or not namespace:
             raise bad_request(f"{where}.name must be a string.", f"{where}.name")
@@ -164,7 +164,7 @@ def _custom(tool: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _echoed(tool: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAI's API repeats it: with the fields that its clients require."""
+    """The tool as OpenAI's API repeats it, with the fields that its clients require."""
     if tool.get("type", "function") == "custom":
         return tool
     defaults: dict[str, Any] = {"description": None, "parameters": None, "strict": False}

@@ -1,4 +1,4 @@
-"""OpenAI's Responses for replicas that speak only chat completions."""
+"""Translation of OpenAI's Responses for replicas that support only chat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ResponsesTranslation(Translation):
         return response_of(body, echo, seed)
 
     def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
-        """Chat's errors have the shape of Responses' already; what has another one is wrapped."""
+        """Chat errors already have the format of Responses; others are wrapped."""
         try:
             answer: Any = orjson.loads(body)
         except orjson.JSONDecodeError:

@@ -1,7 +1,8 @@
-"""The input of a Responses request as the messages of chat: the same turns in the same order (`dialects/responses/prompt.py`).
+"""Translates the input of a Responses request to chat messages: the same turns in the same order
+(`dialects/responses/prompt.py`).
 
-The items of one answer (its reasoning, its text, its calls) are one message; each output of a call is a message of its own.
-What only a server that keeps things, or runs tools itself, can put into a prompt is a 400 that names the item.
+The items of one answer (its reasoning, text and calls) are one message; each output of a call is a separate message. Items that
+need a server with stored objects or its own tools are an error 400 that names the item.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ROLES: Final = {"user": "user", "assistant": "assistant", "system": "system", "
 
 
 class _Answer:
-    """The items of one answer: one message."""
+    """The items of one answer, which become one message."""
 
     __slots__ = ("calls", "content", "has_content", "reasoning")
 
@@ -31,7 +32,7 @@ class _Answer:
         self.calls = list[dict[str, Any]]()
 
     def message(self) -> dict[str, Any]:
-        # Engines want a content where there are no calls.
+        # Engines require a content if there are no calls.
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.content is None and not self.calls:
             message["content"] = ""
@@ -43,7 +44,7 @@ class _Answer:
 
 
 def chat_messages(instructions: Any, items: Any) -> list[dict[str, Any]]:
-    """instructions, input: of a request. O(items). Raises GatewayError 400."""
+    """instructions, items: of the request. O(items). Raises GatewayError 400."""
     messages = list[dict[str, Any]]()
     if instructions is not None and not isinstance(instructions, str):
         raise bad_request("'instructions' must be a string.", "instructions")
@@ -87,7 +88,7 @@ def _add_to_answer(answer: _Answer, kind: str, item: dict[str, Any], where: str)
         answer.content, answer.has_content = _content(item.get("content"), f"{where}.content"), True
     elif kind == "reasoning":
         if text := reasoning_of(item):
-            answer.reasoning.append(text)  # what is encrypted no engine here can read
+            answer.reasoning.append(text)  # no engine here can read encrypted reasoning
     else:
         name, namespace = _text(item, "name", where), item.get("namespace")
         if isinstance(namespace, str):
@@ -101,7 +102,7 @@ def _add_to_answer(answer: _Answer, kind: str, item: dict[str, Any], where: str)
 
 
 def _turn(kind: Any, item: dict[str, Any], where: str) -> dict[str, Any]:
-    """An item that is a turn of its own."""
+    """An item that is a separate turn."""
     if kind == "message":
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
@@ -125,7 +126,7 @@ def _text(item: dict[str, Any], name: str, where: str) -> str:
 
 
 def _content(content: Any, where: str) -> Any:
-    """A text, or a list of parts as chat has them; None for nothing."""
+    """A text, or a list of parts in chat's format; None for nothing."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.app import compose
 from gateway.config.schema import MAX_REPLICAS
-from gateway.features.discovery.dns import EMPTY_S, REFRESH_S, RETRY_S, DnsSource, DnsTarget, LookUpFailed, asking
+from gateway.features.discovery.dns import EMPTY_S, REFRESH_S, RETRY_S, DnsSource, DnsTarget, LookUpFailed, look_up_of
 from gateway.features.discovery.dns_targets import MAX_ADDRESSES, MAX_TTL_S, TargetAddresses
 from gateway.features.discovery.section import DiscoveryConfig, DnsConfig
 from gateway.fleet.membership import Member
@@ -102,7 +102,7 @@ async def test_an_answer_that_fails_changes_nothing_and_is_named(caplog: pytest.
     found, source = await after([one], LookUpFailed("SERVFAIL"), LookUpFailed("SERVFAIL"))
     assert names(found) == [["10.0.0.1:8000"]]
     assert source.problem == "SERVFAIL"
-    assert [record.message for record in caplog.records] == ["name has not been looked up"]
+    assert [record.message for record in caplog.records] == ["name look-up failed"]
     found, source = await after(LookUpFailed("SERVFAIL"), [one])
     assert names(found) == [["10.0.0.1:8000"]]
     assert source.problem == ""
@@ -132,7 +132,7 @@ async def test_that_there_is_nothing_is_noted_and_no_problem(caplog: pytest.LogC
     """A headless Service without a ready pod has the answer of a name that does not exist."""
     one, often = DnsTarget("10.0.0.1", 8000), int(EMPTY_S / 5) + 1
     _, source = await after([], [])
-    assert (source.problem, source.note) == ("", "the name has no address: it does not exist, or nothing behind it is ready")
+    assert (source.problem, source.note) == ("", "the name has no address: it does not exist, or none of its replicas is ready")
     assert [record.message for record in caplog.records] == ["no replica behind the name"], "once"
     _, source = await after([one], [])
     assert source.note == "", "it is not believed yet"
@@ -183,7 +183,7 @@ def config_for(server: NameServer, name: str, port: int | None = None) -> DnsCon
 
 
 async def targets_of(server: NameServer, name: str, port: int | None = None) -> list[DnsTarget]:
-    return sorted(await asking(config_for(server, name, port))())
+    return sorted(await look_up_of(config_for(server, name, port))())
 
 
 @pytest.mark.tools
@@ -298,7 +298,7 @@ async def test_replicas_that_only_the_named_server_knows_are_reached_by_their_na
 async def test_each_look_up_asks_the_name_server(server: NameServer) -> None:
     """Answers live for an hour there, also that there is nothing."""
     hour = "test. 3600 IN SOA ns.test. admin.test. 1 3600 3600 3600 3600"
-    look_up = asking(config_for(server, "a.test", 9))
+    look_up = look_up_of(config_for(server, "a.test", 9))
     await server.serve(hour, "b.test. 3600 IN A 10.0.0.2")
     assert list(await look_up()) == []
     await server.serve(hour, "a.test. 3600 IN A 10.0.0.1")
@@ -336,4 +336,4 @@ async def test_a_gateway_follows_a_real_name_server_and_outlives_it(
             await eventually(
                 lambda: [state.url for state in gateway.fleet.replicas if state.up] == [f"http://localhost:{one.port}"]
             )
-        assert "name has not been looked up" in caplog.text
+        assert "name look-up failed" in caplog.text

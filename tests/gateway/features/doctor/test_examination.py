@@ -326,7 +326,7 @@ def test_traces_without_sessions_are_counted_only(doctor: Doctor, name: str, sha
 
 
 def test_a_flood_of_broken_requests_is_bounded() -> None:
-    outliner, examination = Outliner(), Examination(most=50, most_bytes=1 << 20)
+    outliner, examination = Outliner(), Examination(max_prompts=50, max_bytes=1 << 20)
     text = words(random.Random(0), 3000)
     for number in range(FINDINGS + 200):
         prompt = f"Now: 2026-11-27 04:{number // 60:02}:{number % 60:02}. {text}".encode()

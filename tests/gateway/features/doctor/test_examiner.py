@@ -25,7 +25,7 @@ def watched(requests: int, keys: int = 8) -> WatchedRequests:
     watch = DoctorWatch(Outliner())
     watch.begin(0.0)
     for number in range(requests):
-        watch.saw(seen(number, watch.outliner, keys=bytes(keys)))
+        watch.record(seen(number, watch.outliner, keys=bytes(keys)))
     return watch.watched()
 
 

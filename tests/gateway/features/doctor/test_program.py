@@ -26,7 +26,7 @@ def test_the_report_begins_with_what_it_is_about() -> None:
     watch = DoctorWatch(Outliner())
     watch.begin(0.0)
     for time in (12.0, 11.0, 13.5):
-        watch.saw(seen(time, watch.outliner))
+        watch.record(seen(time, watch.outliner))
     found = json.loads(examine(io.BytesIO(job(*watch.watched().records))))
     assert list(found)[:2] == ["watched_s", "requests"]
     assert (found["watched_s"], found["requests"], found["seconds"]) == (5.0, 3, 2.5), "in the order of time"

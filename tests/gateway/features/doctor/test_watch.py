@@ -21,7 +21,7 @@ def test_a_record_comes_back_without_secrets() -> None:
     watch = DoctorWatch(Outliner())
     watch.begin(3.0)
     for number, salt in enumerate(("", "secret")):
-        watch.saw(seen(11.0 + number, watch.outliner, salt=salt))
+        watch.record(seen(11.0 + number, watch.outliner, salt=salt))
     since, records = watch.watched()
     first, second = (observed(record) for _, record in records)
     assert since == 3.0
@@ -39,8 +39,8 @@ def test_bytes_of_a_header_that_are_no_text_are_no_trouble() -> None:
     watch = DoctorWatch(Outliner())
     watch.begin(0.0)
     one = seen(1.0, watch.outliner)
-    watch.saw(one._replace(model="\udcff", salt="\udcff", tenant="\udcff", session="caf\udce9"))
-    watch.saw(one._replace(session="café"))
+    watch.record(one._replace(model="\udcff", salt="\udcff", tenant="\udcff", session="caf\udce9"))
+    watch.record(one._replace(session="café"))
     first, second = (observed(record) for _, record in watch.watched().records)
     assert (first.model, first.tenant, first.session, second.session) == ("?", "?", "caf?", "café")
 
@@ -50,7 +50,7 @@ def test_it_ends_when_nobody_has_asked_for_a_while() -> None:
     assert not watch.outliner.on
     watch.begin(0.0)
     watch.begin(100.0)
-    watch.saw(seen(1.0, watch.outliner))
+    watch.record(seen(1.0, watch.outliner))
     watch.expire(WATCH_S + 99.0)
     assert watch.on
     assert len(watch) == 1
@@ -60,10 +60,10 @@ def test_it_ends_when_nobody_has_asked_for_a_while() -> None:
 
 
 def test_a_flood_is_bounded() -> None:
-    watch = DoctorWatch(Outliner(), most=100, most_bytes=200_000)
+    watch = DoctorWatch(Outliner(), max_records=100, max_bytes=200_000)
     watch.begin(0.0)
     for number in range(1000):
-        watch.saw(seen(number, watch.outliner, keys=bytes(100 * (number % 100))))
+        watch.record(seen(number, watch.outliner, keys=bytes(100 * (number % 100))))
         watch.check()
     assert 10 < len(watch) <= 100
 

@@ -52,7 +52,7 @@ def test_bounds_hold_after_each_prompt(given_: list[tuple[str, list[str]]], most
 
 def test_the_last_prompts_of_a_long_session_stay_known_when_its_first_ones_leave() -> None:
     """The session has had more prompts than are remembered of one."""
-    window, outliner = Window(most=12), Outliner()
+    window, outliner = Window(max_prompts=12), Outliner()
     for number in range(1, 17):
         window.add(prompt(number, "long" if number <= 12 else "other", [f"{number}"], outliner))
         window.check()

@@ -37,7 +37,7 @@ async def test_its_life(url: str) -> None:
     async with opened(url) as store:
         await begun(store, "c", "o", "i1", "i2")
         assert (await store.conversation("o", "c")).metadata == b'{"a":"b"}'
-        await store.describe("o", "c", b'{"x":"y"}')
+        await store.set_metadata("o", "c", b'{"x":"y"}')
         assert (await store.conversation("o", "c")).metadata == b'{"x":"y"}'
         await store.add("o", "c", some("i3"))
         await store.put(response("r", conversation="c"), some("i4", "i5"))
@@ -92,7 +92,7 @@ async def test_it_is_its_owners(url: str) -> None:
         await begun(store, "c", "o", "i1")
         for work in (
             store.conversation("p", "c"),
-            store.describe("p", "c", b"{}"),
+            store.set_metadata("p", "c", b"{}"),
             store.add("p", "c", some("x")),
             store.items("p", "c", ItemRange(5), 1 << 30),
             store.item("p", "c", "i1"),

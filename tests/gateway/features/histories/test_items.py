@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from gateway.errors import GatewayError
-from gateway.features.histories.items import KeptItems
+from gateway.features.histories.items import StoredItems
 from gateway.parser.parsing import Parsing
 from gateway.parser.process import ParserProcess
 
@@ -21,10 +21,10 @@ LONG = {"many values": b'{"id":"a","content":[%b0]}' % (b"0," * 20_000), "many b
 
 
 @contextlib.asynccontextmanager
-async def reader() -> AsyncIterator[tuple[KeptItems, ParserProcess]]:
+async def reader() -> AsyncIterator[tuple[StoredItems, ParserProcess]]:
     process = ParserProcess()
     try:
-        yield KeptItems(Parsing(process, 256, 64)), process
+        yield StoredItems(Parsing(process, 256, 64)), process
     finally:
         await process.close()
 
@@ -46,7 +46,7 @@ async def test_what_is_long_is_read_by_the_process(shape: str) -> None:
         assert process.started == (shape in LONG)
 
 
-Work = Callable[[KeptItems, bytes], Awaitable[Any]]
+Work = Callable[[StoredItems, bytes], Awaitable[Any]]
 WORKS: dict[str, Work] = {
     "picked": lambda items, raw: items.picked(raw, {"a"}, {}, ""),
     "listed": lambda items, raw: items.listed(raw, 1, ""),

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from gateway.dialects.responses.items import name_at, place_of
-from gateway.features.histories.names import found, read
+from gateway.features.histories.names import locate, read
 from gateway.features.histories.purging import TOMBSTONE_S
 from gateway.features.histories.records import HistoryTooLargeError, Item, StoredConversation, StoredResponse
 from gateway.features.histories.store import HistoryStore
@@ -37,17 +37,17 @@ async def test_items_of_responses_and_conversations_are_found_by_their_owner(url
         item = Item("m4", b'{"id":"m4"}')
         await store.create_conversation(StoredConversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
         listed = f"msg_{name_at('b', 0, made=False)}"
-        found = await store.named("o", ["m2", "m3", "m4", listed, "never"], MANY)
+        found = await store.items_by_id("o", ["m2", "m3", "m4", listed, "never"], MANY)
         assert found == {
             "m2": b'{"id":"m2","of":"a"}',
             "m3": b'{"id":"m3","of":"b"}',
             "m4": b'{"id":"m4"}',
             listed: b'{"role":"user"}',
         }
-        assert await store.named("p", ["m1", "m4", listed], MANY) == {}
+        assert await store.items_by_id("p", ["m1", "m4", listed], MANY) == {}
         many = [f"n{at}" for at in range(1200)]
         await store.put(made("large", *many))
-        assert set(await store.named("o", many, MANY)) == set(many)
+        assert set(await store.items_by_id("o", many, MANY)) == set(many)
 
 
 async def test_they_go_with_their_response(url: str) -> None:
@@ -56,11 +56,11 @@ async def test_they_go_with_their_response(url: str) -> None:
         await store.put(made("a", "m1"))
         await store.put(made("b", "m2"))
         await store.put(made("b", "m3"))  # replaced
-        assert list(await store.named("o", ["m1", "m2", "m3"], MANY)) == ["m1", "m3"]
+        assert list(await store.items_by_id("o", ["m1", "m2", "m3"], MANY)) == ["m1", "m3"]
         await store.delete("o", "a")
-        assert await store.named("o", ["m1"], MANY) == {}
+        assert await store.items_by_id("o", ["m1"], MANY) == {}
         clock.now += TTL_S
-        assert await store.named("o", ["m3"], MANY) == {}
+        assert await store.items_by_id("o", ["m3"], MANY) == {}
         await store.purge()
         assert await counted(store) == 0
         clock.now += TOMBSTONE_S
@@ -71,7 +71,7 @@ async def test_an_id_that_is_given_twice_is_that_of_the_last_one(url: str) -> No
     async with opened(url) as store:
         for id_ in "abc":
             await store.put(made(id_, "msg_0"))
-        assert await store.named("o", ["msg_0"], MANY) == {"msg_0": b'{"id":"msg_0","of":"c"}'}
+        assert await store.items_by_id("o", ["msg_0"], MANY) == {"msg_0": b'{"id":"msg_0","of":"c"}'}
         assert await counted(store) == 1
 
 
@@ -79,15 +79,15 @@ async def test_an_id_that_two_owners_have_is_each_ones_own(url: str) -> None:
     async with opened(url) as store:
         for owner, id_ in (("o", "a"), ("p", "b"), ("p", "a"), ("p", "c")):
             await store.put(made(id_, "m1", owner=owner))
-        assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
-        assert await store.named("p", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"c"}'}
+        assert await store.items_by_id("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
+        assert await store.items_by_id("p", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"c"}'}
         for id_ in "cab":
             assert await store.delete("p", id_)
-            assert await store.named("p", ["m1"], MANY) == {}
-        assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
+            assert await store.items_by_id("p", ["m1"], MANY) == {}
+        assert await store.items_by_id("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
         assert await store.delete("o", "a")
         await store.put(made("d", "m1", owner="p"))
-        assert await store.named("o", ["m1"], MANY) == {}
+        assert await store.items_by_id("o", ["m1"], MANY) == {}
 
 
 async def test_an_id_never_means_a_response_that_was_deleted_or_replaced(url: str) -> None:
@@ -95,14 +95,14 @@ async def test_an_id_never_means_a_response_that_was_deleted_or_replaced(url: st
         for id_ in "ab":
             await store.put(made(id_, "m1", "m2"))
         await store.put(made("b", "m2"))  # b has m1 no more
-        assert await store.named("o", ["m1", "m2"], MANY) == {"m2": b'{"id":"m2","of":"b"}'}
+        assert await store.items_by_id("o", ["m1", "m2"], MANY) == {"m2": b'{"id":"m2","of":"b"}'}
         await store.delete("o", "a")
-        assert await store.named("o", ["m2"], MANY) == {"m2": b'{"id":"m2","of":"b"}'}, "it was not a's any more"
+        assert await store.items_by_id("o", ["m2"], MANY) == {"m2": b'{"id":"m2","of":"b"}'}, "it was not a's any more"
         await store.put(made("c", "m2"))
         await store.delete("o", "c")
-        assert await store.named("o", ["m2"], MANY) == {}, "not found, although b has one: the last one counted"
+        assert await store.items_by_id("o", ["m2"], MANY) == {}, "not found, although b has one: the last one counted"
         await store.put(made("c", "m3"))
-        assert await store.named("o", ["m1", "m2"], MANY) == {}, "the same id again is another response"
+        assert await store.items_by_id("o", ["m1", "m2"], MANY) == {}, "the same id again is another response"
 
 
 async def test_an_item_of_a_conversation_outlives_the_response_that_made_it(url: str) -> None:
@@ -112,21 +112,21 @@ async def test_an_item_of_a_conversation_outlives_the_response_that_made_it(url:
         item = Item("m1", b'{"id":"m1","of":"conversation"}')
         await store.create_conversation(StoredConversation(owner="o", id="c", created_at=1.0, metadata=b"{}"), [item])
         await store.put(made("a", "m1"))
-        assert await store.named("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
+        assert await store.items_by_id("o", ["m1"], MANY) == {"m1": b'{"id":"m1","of":"a"}'}
         clock.now += TTL_S / 2
         await store.add("o", "c", [])  # used
         clock.now += TTL_S / 2 + 1
         for _ in range(2):
-            assert await store.named("o", ["m1"], MANY) == {"m1": item.item}
+            assert await store.items_by_id("o", ["m1"], MANY) == {"m1": item.item}
             await store.purge()
 
 
 async def test_no_more_is_read_than_is_allowed(url: str) -> None:
     async with opened(url) as store:
         await store.put(replace(made("a", "m1"), input=b'"' + b"x" * 1000 + b'"'))
-        assert await store.named("o", ["m1"], 2000)
+        assert await store.items_by_id("o", ["m1"], 2000)
         with pytest.raises(HistoryTooLargeError):
-            await store.named("o", ["m1"], 1000)
+            await store.items_by_id("o", ["m1"], 1000)
 
 
 @pytest.mark.parametrize("id_", ["msg_1", "in0_resp", "msg_in_resp", "msg_in12345678_resp", "msg_in0_", "MSG_in0_resp"])
@@ -153,8 +153,8 @@ async def test_a_thousand_unknown_ids_are_a_few_statements(url: str) -> None:
         def work(connection: Any) -> int:
             counted_: Any = Counted(connection)
             ids = [f"never{at}" for at in range(1000)]
-            places = found(counted_, "o", ids, 0.0, MANY)
-            assert (places.sought, places.size) == ({}, 0)
+            places = locate(counted_, "o", ids, 0.0, MANY)
+            assert (places.response_ids, places.size) == ({}, 0)
             assert read(counted_, "o", places, 0.0) == ({}, {})
             return int(counted_.statements)
 
@@ -167,5 +167,5 @@ async def test_items_of_conversations_are_bounded_before_they_are_read(url: str)
             made_ = StoredConversation(owner="o", id=f"c{at}", created_at=1.0, metadata=b"{}")
             await store.create_conversation(made_, [Item("same", b'"%0100d"' % at)])
         with pytest.raises(HistoryTooLargeError):
-            await store.named("o", ["same"], 300)
-        assert len(await store.named("o", ["same"], 400)) == 1
+            await store.items_by_id("o", ["same"], 300)
+        assert len(await store.items_by_id("o", ["same"], 400)) == 1

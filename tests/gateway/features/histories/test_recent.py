@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from gateway.admission.memory import Budget
-from gateway.features.histories.recent import MAX_HISTORY, MAX_LANES, SHARE, NewestResponses, RecentResponses
+from gateway.features.histories.recent import MAX_HISTORY, MAX_LANES, SHARE, ConnectionResponses, RecentResponses
 from tests.support.machines import STEPS, CountedMachine, steps_of
 
 LIMIT = 10_000
@@ -29,8 +29,8 @@ class Connections(CountedMachine):
         self.model: OrderedDict[tuple[int, str], tuple[str, bytes]] = OrderedDict()
         self.number = 0
 
-    def _opened(self, at: int) -> NewestResponses:
-        return NewestResponses(self.recent, self.holders[at].account)
+    def _opened(self, at: int) -> ConnectionResponses:
+        return ConnectionResponses(self.recent, self.holders[at].account)
 
     @rule(at=CONNECTIONS, lane=LANES, size=st.integers(0, MOST + 1))
     def remember(self, at: int, lane: str, size: int) -> None:
@@ -81,7 +81,7 @@ def test_any_use() -> None:
 
 def test_a_connection_has_only_so_many_lanes() -> None:
     budget, recent = Budget(1 << 20), RecentResponses()
-    newest = NewestResponses(recent, budget.lease("c").account)
+    newest = ConnectionResponses(recent, budget.lease("c").account)
     for number in range(1000):
         newest.remember(str(number), f"resp_{number}", b"xx")
     recent.check()
@@ -92,7 +92,7 @@ def test_a_connection_has_only_so_many_lanes() -> None:
 
 def test_a_large_history_is_not_remembered_and_what_was_before_is_gone() -> None:
     budget, recent = Budget(1 << 30), RecentResponses()
-    newest = NewestResponses(recent, budget.lease("c").account)
+    newest = ConnectionResponses(recent, budget.lease("c").account)
     newest.remember("", "resp_1", bytes(MAX_HISTORY))
     assert newest.find("resp_1")
     newest.remember("", "resp_2", bytes(MAX_HISTORY + 1))
@@ -103,7 +103,7 @@ def test_a_large_history_is_not_remembered_and_what_was_before_is_gone() -> None
 def test_a_client_that_holds_its_share_is_not_remembered() -> None:
     budget, recent = Budget(LIMIT), RecentResponses()
     lease = budget.lease("c")
-    newest = NewestResponses(recent, lease.account)
+    newest = ConnectionResponses(recent, lease.account)
     assert lease.grow(LIMIT * 4 // 5)
     newest.remember("", "resp_1", b"x" * 10)
     assert newest.find("resp_1") is None

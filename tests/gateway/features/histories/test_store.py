@@ -20,7 +20,7 @@ from gateway.database.database import MAX_WAITING, Database
 from gateway.database.driver import CONNECTIONS
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.features.histories import names
-from gateway.features.histories.purging import TOMBSTONE_S, emptied, forgotten
+from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, emptied
 from gateway.features.histories.records import ExpiredObjectError, HistoryTooLargeError, RunEnd, UnknownObjectError
 from gateway.features.histories.store import MAX_TURNS, HistoryStore
 from gateway.features.histories.tables import TABLES
@@ -132,7 +132,7 @@ async def test_a_tree_expires_together_and_going_on_renews_it(url: str) -> None:
         for work in (store.get("o", "lone"), store.chain("o", "lone", MANY)):
             with pytest.raises(ExpiredObjectError) as caught:
                 await work
-            assert caught.value.kept_s == TTL_S
+            assert caught.value.ttl_s == TTL_S
         clock.now += TTL_S
         assert not await store.delete("o", "a"), "it is gone already"
         with pytest.raises(ExpiredObjectError):
@@ -161,7 +161,7 @@ async def test_no_step_of_a_purge_reads_a_whole_table(tmp_path: Path) -> None:
         await store.put(response("a"))
     explained: Any = Explained(path)
     emptied(explained, 1.0)
-    forgotten(explained, 1.0)
+    delete_emptied(explained, 1.0)
     names.remove(explained, "o", "a")
     assert len(explained.steps) > 8
     assert [step for step in explained.steps if step.startswith("SCAN")] == []

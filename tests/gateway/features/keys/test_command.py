@@ -20,7 +20,7 @@ from gateway.features.keys.file import read_keys
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.record import Key
 from gateway.features.keys.secret import SHAPE, digest_of
-from gateway.features.keys.store import opened
+from gateway.features.keys.store import open_key_store
 from tests.gateway.conftest import eventually
 from tests.gateway.features.keys.conftest import bearer, keyed
 from tests.support.fakes import FakeReplica, answers
@@ -80,7 +80,7 @@ def test_a_file_gets_an_entry_to_be_added(tmp_path: Path, capsys: pytest.Capture
         (["create", "--tenant", "a", "--models", ""], "--models: at least one name"),
         (["create", "--tenant", "a", "--pools", ",,"], "--pools: at least one name"),
         (["create", "--tenant", "a", "--expires", ""], "--expires: a time is expected"),
-        (["create", "--tenant", "a", "--expires", "2020-01-01"], "--expires: 2020-01-01 is past"),
+        (["create", "--tenant", "a", "--expires", "2020-01-01"], "--expires: 2020-01-01 is in the past"),
         (
             ["create", "--tenant", "a", "--models", "b,a*b"],
             "models[1]: a name, or the beginning of names with a star at its end",
@@ -113,13 +113,13 @@ def test_a_whole_key_in_the_place_of_its_id_is_not_repeated(
         assert main(["keys", action, text, "--url", url]) == 1
         out, err = capsys.readouterr()
         assert text[-10:] not in out + err
-        assert err == "warmroute: This is no id of a key: give its id, the 8 characters behind `wr-`, not the key.\n"
+        assert err == "warmroute: This is not a key id. Give the id, the 8 characters after `wr-`, not the key.\n"
 
 
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("off", "warmroute: --url: off: there are no keys\n"),
+        ("off", "warmroute: --url: keys are off\n"),
         ("sqlite://x", "or off is expected, got 'sqlite://x'\n"),
         ("mysql://u:secret@h/n", "or off is expected, got 'mysql'\n"),
     ],
@@ -218,13 +218,13 @@ def test_a_secret_that_cannot_be_printed_is_undone(tmp_path: Path, capsys: pytes
     assert main(["keys", "create", "--tenant", "acme", "--url", url]) == 0
     key = capsys.readouterr().out.strip()
     id_ = key.split("-")[1]
-    assert "the rotation is undone, and the former one goes on" in command("rotate", id_, "--grace", "0s")
+    assert "the rotation is undone; the old secret stays valid" in command("rotate", id_, "--grace", "0s")
     assert "it is revoked" in command("create", "--tenant", "lost")
 
     async def found() -> list[Key]:
-        store = await opened(url, time.time)
+        store = await open_key_store(url, time.time)
         try:
-            return (await store.listed("", 10))[0]
+            return (await store.list_page("", 10))[0]
         finally:
             await store.close()
 

@@ -12,8 +12,8 @@ import pytest
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.calendar import day_number
 from gateway.features.keys.metrics import KeyMetrics
-from gateway.features.keys.record import Settings
-from gateway.features.keys.store import opened
+from gateway.features.keys.record import KeySettings
+from gateway.features.keys.store import open_key_store
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.keys.conftest import PRICES, bearer, made
 from tests.support.fakes import FakeReplica, answers
@@ -84,8 +84,8 @@ async def test_a_change_at_one_gateway_holds_at_the_other_after_one_look(url: st
 
 async def test_a_change_by_command_holds_at_all_gateways_by_itself(url: str) -> None:
     async with replica_of() as replica, running(replica, **config(url)) as one, running(replica, **config(url)) as two:
-        store = await opened(url, lambda: 1.8e9)
-        created, key = await store.create(Settings("acme"))
+        store = await open_key_store(url, lambda: 1.8e9)
+        created, key = await store.create(KeySettings("acme"))
         for run in (one, two):
             ring = keys_of(run).ring
             await eventually(lambda ring=ring: ring.grant(created.id))  # type: ignore[misc]
@@ -100,12 +100,12 @@ async def test_a_change_by_command_holds_at_all_gateways_by_itself(url: str) -> 
 
 async def test_a_sum_never_falls_and_is_found_by_its_key(url: str) -> None:
     """Whatever a process has forgotten meanwhile."""
-    store = await opened(url, lambda: 1.8e9)
+    store = await open_key_store(url, lambda: 1.8e9)
     day = day_number(2026, 11, 27)
     for amount in (5, 3, 7):
-        await store.write_spent("p", [(id_, 1, 1, 0, ((day, amount),)) for id_ in ("a", "b", "c")])
-    await store.write_spent("p", [("a", 2, 2, 0, ((day, 1), (day - 1, 2)))])
-    found = await store.spent_of(["a", "c"], range(day // 31 * 31, day + 31))
+        await store.write_spending("p", [(id_, 1, 1, 0, ((day, amount),)) for id_ in ("a", "b", "c")])
+    await store.write_spending("p", [("a", 2, 2, 0, ((day, 1), (day - 1, 2)))])
+    found = await store.spending_of(["a", "c"], range(day // 31 * 31, day + 31))
     assert sorted(found.pop("p")) == [
         ("a", 2, 2, 0, ((day - 1, 2),)),
         ("a", 2, 2, 0, ((day, 7),)),
@@ -173,7 +173,7 @@ async def test_a_database_that_goes_away_and_returns_under_load(
         mine = [
             record.message for record in caplog.records if record.name == "warmroute.keys" and record.levelno >= logging.WARNING
         ]
-        assert mine == ["keys are not read: those that are known stay valid", "keys are read again"]
+        assert mine == ["keys are not read: known keys stay valid", "keys are read again"]
         await keys_of(run).poll()
         async with running(replica, **config(url)) as other:
             account = keys_of(other).limiter.account(id_)

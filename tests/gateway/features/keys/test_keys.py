@@ -16,10 +16,10 @@ from gateway.features.keys.limits.account import Total
 from gateway.features.keys.limits.calendar import day_text
 from gateway.features.keys.limits.limiter import Limiter
 from gateway.features.keys.metrics import KeyMetrics
-from gateway.features.keys.record import MAX_GRACE_S, KeyRefusedError, Settings, stamp
+from gateway.features.keys.record import MAX_GRACE_S, KeyRefusedError, KeySettings, stamp
 from gateway.features.keys.secret import digest_of
 from gateway.features.keys.section import KeysConfig
-from gateway.features.keys.store import MAX_FORMER, SPENT_AT_ONCE, KeyStore
+from gateway.features.keys.store import MAX_OLD_SECRETS, SPENDING_ROWS_PER_READ, KeyStore
 from gateway.features.keys.tables import TABLES
 from gateway.features.keys.tables import spent as spent_table
 from gateway.features.table import WholeConfig, new_metrics
@@ -27,7 +27,7 @@ from gateway.features.table import WholeConfig, new_metrics
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 NOON = 1_790_000_000.0 // 86_400 * 86_400 + 43_200.0
-SETTINGS = Settings("acme", budget_usd_day=10.0)
+SETTINGS = KeySettings("acme", budget_usd_day=10.0)
 
 
 class Clock:
@@ -142,7 +142,7 @@ async def test_what_was_spent_this_month_is_known_on_its_last_day(tmp_path: Path
     file, first, last = tmp_path / "keys.sqlite", NOON - 20 * DAY_S, NOON + 9 * DAY_S
     keys, clock = gateway(file, first)
     await keys.begin()
-    key, _ = await (await keys.store()).create(Settings("acme", budget_usd_month=10.0))
+    key, _ = await (await keys.store()).create(KeySettings("acme", budget_usd_month=10.0))
     await keys.poll()
     await spend(keys, key.id, 5)
     day = keys.moment().day
@@ -162,9 +162,9 @@ async def test_what_was_spent_is_removed_up_to_a_day_and_not_of_it(tmp_path: Pat
     keys, _ = gateway(tmp_path / "keys.sqlite")
     await keys.begin()
     store, day = await keys.store(), keys.moment().day
-    await store.write_spent("p", [("k", 1, 1, 0, ((day - 1, 3), (day, 5)))])
-    await store.purge_spent(day)
-    assert await store.spent_of(["k"], [day - 1, day]) == {"p": [("k", 1, 1, 0, ((day, 5),))]}
+    await store.write_spending("p", [("k", 1, 1, 0, ((day - 1, 3), (day, 5)))])
+    await store.purge_spending(day)
+    assert await store.spending_of(["k"], [day - 1, day]) == {"p": [("k", 1, 1, 0, ((day, 5),))]}
     await keys.close()
 
 
@@ -195,7 +195,10 @@ async def test_what_many_processes_have_spent_is_read_in_pieces(tmp_path: Path) 
     await keys.begin()
     key, _ = await (await keys.store()).create(SETTINGS)
     day = day_text(keys.moment().day)
-    rows = [(day, key.id, f"p{number}", 1 + number // (3 * SPENT_AT_ONCE), 1, 1, 2) for number in range(3 * SPENT_AT_ONCE + 7)]
+    rows = [
+        (day, key.id, f"p{number}", 1 + number // (3 * SPENDING_ROWS_PER_READ), 1, 1, 2)
+        for number in range(3 * SPENDING_ROWS_PER_READ + 7)
+    ]
     with contextlib.closing(sqlite3.connect(tmp_path / "keys.sqlite")) as database, database:
         database.executemany(
             "INSERT INTO warmroute_keys_spent (day, key, process, revision, requests, tokens, pico)"
@@ -218,7 +221,7 @@ async def test_what_a_forgotten_key_had_spent_is_neither_lost_nor_overwritten(tm
     """This gateway remembers one key; what it and another one have spent for others is in the database."""
     keys, _ = gateway(tmp_path / "keys.sqlite")
     other, _ = gateway(tmp_path / "keys.sqlite")
-    keys.limiter = Limiter(most=1)
+    keys.limiter = Limiter(max_accounts=1)
     await keys.begin()
     made = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(3)]
     await other.begin()
@@ -246,8 +249,8 @@ async def test_a_sum_in_the_database_never_falls(tmp_path: Path) -> None:
     await keys.begin()
     store, day = await keys.store(), keys.moment().day
     for amount in (5, 3):
-        await store.write_spent("p", [("k", 1, 1, 0, ((day, amount),))])
-    assert (await store.spent_of(["k"], [day]))["p"] == [("k", 1, 1, 0, ((day, 5),))]
+        await store.write_spending("p", [("k", 1, 1, 0, ((day, amount),))])
+    assert (await store.spending_of(["k"], [day]))["p"] == [("k", 1, 1, 0, ((day, 5),))]
     await keys.close()
 
 
@@ -259,10 +262,10 @@ async def test_totals_of_many_keys_and_days_are_written_whole(tmp_path: Path) ->
     days = tuple((first + number, number + 1) for number in range(31))
     totals = [(f"key-{number}", number, 2 * number, 0, days) for number in range(1200)]
     assert len(totals) * len(days) * len(spent_table.columns) > 250_000
-    await store.write_spent("p", totals)
+    await store.write_spending("p", totals)
     found, place, more = list[Total](), (0, "", "", ""), True
     while more:
-        some, place, more = await store.changed_spent("another", first, place)
+        some, place, more = await store.spending_since("another", first, place)
         found += some.get("p", [])
     assert sorted(found) == sorted((*total[:4], (day,)) for total in totals for day in days)
     await keys.close()
@@ -308,7 +311,7 @@ async def test_what_a_sibling_says_itself_is_newer_than_its_rows(tmp_path: Path)
 
 async def test_what_a_sibling_says_itself_is_newer_than_its_rows_of_a_key_that_was_forgotten(tmp_path: Path) -> None:
     (one, _), (sibling, _) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite")
-    one.limiter = Limiter(2, most=1)
+    one.limiter = Limiter(2, max_accounts=1)
     one.siblings.add(sibling.process)
     await one.begin()
     key, another = [(await (await one.store()).create(SETTINGS))[0].id for _ in range(2)]
@@ -337,7 +340,7 @@ async def test_what_was_used_long_ago_is_no_debt_of_this_minute(tmp_path: Path) 
     month_s = 31 * 24 * HOUR_S
     (one, clock), (other, others) = gateway(tmp_path / "keys.sqlite"), gateway(tmp_path / "keys.sqlite")
     await one.begin()
-    key, _ = await (await one.store()).create(Settings("acme", requests_per_minute=60))
+    key, _ = await (await one.store()).create(KeySettings("acme", requests_per_minute=60))
     await one.poll()
     await other.begin()
 
@@ -422,8 +425,8 @@ async def test_former_secrets_go_on_for_what_is_left_of_their_time(tmp_path: Pat
     for _ in range(3):
         before = await store.find(key.id)
         many, newest = await store.rotate(key.id, 30.0)
-    assert len(many.digests) == len(before.digests) == 1 + MAX_FORMER
-    back = await store.take_back(key.id, newest, before)
+    assert len(many.digests) == len(before.digests) == 1 + MAX_OLD_SECRETS
+    back = await store.undo_rotation(key.id, newest, before)
     assert back.digests == before.digests, "also those whose time was cut short, or that had no room any more"
     await store.rotate(key.id, 30.0)
     ended, _ = await store.rotate(key.id, 0.0)
@@ -440,11 +443,11 @@ async def test_a_rotation_after_which_there_was_another_is_not_taken_back(tmp_pa
     key, first = await store.create(SETTINGS)
     rotated, unprinted = await store.rotate(key.id, 60.0)
     again, newest = await store.rotate(key.id, 60.0)
-    assert await store.take_back(key.id, unprinted, key) == await store.find(key.id) == again
+    assert await store.undo_rotation(key.id, unprinted, key) == await store.find(key.id) == again
     assert again.digests[0] == (digest_of(newest), 0.0)
-    back = await store.take_back(key.id, newest, rotated)
+    back = await store.undo_rotation(key.id, newest, rotated)
     assert back.digests == ((digest_of(unprinted), 0.0), (digest_of(first), NOON + 60.0))
-    assert (await store.take_back(key.id, newest, rotated)).digests == back.digests, "it was taken back already"
+    assert (await store.undo_rotation(key.id, newest, rotated)).digests == back.digests, "it was taken back already"
     await keys.close()
 
 
@@ -456,7 +459,7 @@ async def test_a_full_database_makes_room_of_what_was_of_no_use_for_90_days(tmp_
     store = KeyStore(database, lambda: NOON + clock())
     revoked, expired, lives, revoked_later = [
         (await store.create(settings))[0].id
-        for settings in (SETTINGS, Settings("acme", expires_at=stamp(NOON) or ""), SETTINGS, SETTINGS)
+        for settings in (SETTINGS, KeySettings("acme", expires_at=stamp(NOON) or ""), SETTINGS, SETTINGS)
     ]
     await store.revoke(revoked)
     clock.now = 2 * HOUR_S
@@ -486,7 +489,7 @@ async def test_what_a_forgotten_key_has_spent_waits_for_the_database(tmp_path: P
     have been written, which it has in it.
     """
     keys, _ = gateway(tmp_path / "keys.sqlite")
-    keys.limiter = Limiter(most=1)
+    keys.limiter = Limiter(max_accounts=1)
     await keys.begin()
     one, other = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(2)]
     await keys.poll()
@@ -511,7 +514,7 @@ async def test_what_waits_for_the_database_is_bounded_and_what_is_lost_is_counte
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys, _ = gateway(tmp_path / "keys.sqlite")
-    keys.limiter = Limiter(most=1)
+    keys.limiter = Limiter(max_accounts=1)
     await keys.begin()
     made = [(await (await keys.store()).create(SETTINGS))[0].id for _ in range(4)]
     await keys.poll()

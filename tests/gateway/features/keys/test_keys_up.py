@@ -12,7 +12,7 @@ from gateway.database.failures import StoreFailed
 from gateway.features.keys.keys import CODES, REASONS, Keys, open_store
 from gateway.features.keys.metrics import KeyMetrics
 from gateway.features.keys.store import KeyStore
-from gateway.features.keys.tokens.verdict import EXPIRED, UNDECIDED, UNFIT, UNKNOWN
+from gateway.features.keys.tokens.verdict import CLAIMS, EXPIRED, ISSUER, UNKNOWN
 from gateway.features.table import new_metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.servers import live_of
@@ -55,9 +55,9 @@ async def test_what_is_said_of_a_file_is_said_once_and_true(tmp_path: Path, capl
             watching.cancel()
     assert [record.message for record in caplog.records] == [
         "keys are not read: requests are refused until they are",
-        "keys not read: requests are refused until they are",
+        "keys not read: requests are refused until a valid file is read",
         "keys read",
-        "keys not read: the former ones stay",
+        "keys not read: the former keys stay valid",
     ]
 
 
@@ -66,7 +66,7 @@ def test_refusals_are_counted_from_zero_on() -> None:
     Keys(live_of(keys={"url": "/keys.yaml"}).config, metrics, lambda: 0.0, lambda: 0.0)
     assert metrics.refused.values == {(reason,): 0 for reason in REASONS}
     assert metrics.limited.values == {(code,): 0 for code in CODES}
-    assert {UNKNOWN, EXPIRED, UNFIT, UNDECIDED} <= set(REASONS), "tokens too"
+    assert {UNKNOWN, EXPIRED, CLAIMS, ISSUER} <= set(REASONS), "tokens too"
     silent = new_metrics().of(KeyMetrics)
     Keys(live_of().config, silent, lambda: 0.0, lambda: 0.0)
     assert not silent.refused.values

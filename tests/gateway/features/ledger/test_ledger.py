@@ -220,12 +220,12 @@ async def test_a_gateway_that_begins_waits_for_the_database_to_be_open_but_not_f
         kit.store.cannot_open = cannot_open
         running = asyncio.create_task(kit.ledger.run())
         async with asyncio.timeout(40):
-            await kit.ledger.begun(within_s=1000)
+            await kit.ledger.wait_for_database(within_s=1000)
         assert (kit.store.opened, kit.metrics.up.values[()]) == ((0, 0) if cannot_open else (1, 1))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     async with asyncio.timeout(40):
-        await Kit().ledger.begun(within_s=0.01)
+        await Kit().ledger.wait_for_database(within_s=0.01)
 
 
 async def test_the_end_does_not_wait_for_a_database_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from gateway.database.database import Database
 from gateway.database.failures import StoreFailed
 from gateway.database.tables import Tables
 from gateway.features.ledger.migrations import MIGRATIONS
-from gateway.features.ledger.store import opened
+from gateway.features.ledger.store import open_ledger_store
 from gateway.features.ledger.tables import TABLES, VERSION
 from tests.gateway.features.ledger.conftest import NOON, Entries, all_rows, all_sums, maker, record, stored
 from tests.gateway.features.ledger.test_store import check
@@ -98,7 +98,7 @@ async def test_what_was_migrated_has_the_shape_of_what_is_new(url: str, request:
 
 async def test_of_gateways_that_start_at_once_one_migrates(url: str) -> None:
     await with_version_1(url)
-    stores = await asyncio.gather(*(opened(url) for _ in range(6)))
+    stores = await asyncio.gather(*(open_ledger_store(url) for _ in range(6)))
     batches = [maker(at).batch(Entries().of(record()), NOON) for at in range(6)]
     await asyncio.gather(*(store.write(batch) for store, batch in zip(stores, batches, strict=True)))
     async with stored(url) as (_, database):
@@ -128,7 +128,7 @@ async def test_a_later_version_is_refused_and_untouched(url: str) -> None:
         await database.write(lambda each: each.execute(text("UPDATE warmroute_ledger_schema SET version = 99")))
         before = await database.read(all_rows), await database.read(all_sums)
         with pytest.raises(StoreFailed, match=r"version 99 .* a later release: this release knows versions up to 2"):
-            await opened(url)
+            await open_ledger_store(url)
         assert (await database.read(all_rows), await database.read(all_sums)) == before
         assert await database.read(version) == [99]
 

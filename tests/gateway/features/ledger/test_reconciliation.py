@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.measure.ports import free_port
 from gateway.accounting.money import DOLLAR
-from gateway.features.keys.record import Settings
-from gateway.features.keys.store import opened
+from gateway.features.keys.record import KeySettings
+from gateway.features.keys.store import open_key_store
 from gateway.features.ledger.sums import MONEY
 from tests.chaos.stage import Child, until
 from tests.clients.sdk.test_invoices import message, message_stream, message_usage, plain_response
@@ -307,8 +307,8 @@ async def test_the_ledger_the_counters_and_the_clients_agree(tmp_path: Path, mon
     with postgres() as server:
         url = server.new()
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
-        store = await opened(url, lambda: 0.0)
-        keys = {tenant: (await store.create(Settings(tenant)))[1] for tenant in ("acme", "zeta")}
+        store = await open_key_store(url, lambda: 0.0)
+        keys = {tenant: (await store.create(KeySettings(tenant)))[1] for tenant in ("acme", "zeta")}
         await store.close()
         public = url.replace(f":{PASSWORD}", "")
         async with (

@@ -22,7 +22,7 @@ from gateway.database.database import Database
 from gateway.database.failures import StoreFailed
 from gateway.features.ledger.batches import LedgerBatch, Row, sums_of
 from gateway.features.ledger.ledger import MAX_BATCH
-from gateway.features.ledger.store import PURGED_AT_ONCE, InvalidValueError, LedgerStore, opened, put
+from gateway.features.ledger.store import ROWS_PER_PURGE, InvalidValueError, LedgerStore, open_ledger_store, put
 from gateway.features.ledger.sums import MILL, MONEY
 from gateway.features.ledger.tables import daily, rows
 from tests.gateway.features.histories.conftest import pausing
@@ -233,7 +233,7 @@ async def test_what_is_past_its_time_goes_in_small_steps(url: str) -> None:
         while step := await store.purge(until, "2025-11-28"):
             gone.append(step)
         assert sum(gone) == 2 * 3 * MAX_BATCH + 1
-        assert max(gone) <= PURGED_AT_ONCE + 1
+        assert max(gone) <= ROWS_PER_PURGE + 1
         assert Counter(row["at_ms"] >= until for row in await database.read(all_rows)) == {True: 3 * 3 * MAX_BATCH}
         assert min(each["day"] for each in await database.read(all_sums)) == "2025-11-28"
         assert await store.purge(until, "2025-11-28") == 0
@@ -264,7 +264,7 @@ async def test_a_corrupt_file_is_an_error_and_stays_as_it_is(tmp_path: Path) -> 
     content = b"no database at all" * 1000
     path.write_bytes(content)
     with pytest.raises(StoreFailed, match="not a database"):
-        await opened(file_url(path))
+        await open_ledger_store(file_url(path))
     assert path.read_bytes() == content
 
 

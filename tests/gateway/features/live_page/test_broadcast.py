@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cluster.commands import SingleProcess
 from gateway.errors import GatewayError, supervisor_silent
-from gateway.features.live_page.broadcast import MOST_WATCHERS, QUEUED, SHOWN_MODELS, Broadcast, PageWatcher
+from gateway.features.live_page.broadcast import MAX_WATCHERS, QUEUED, SHOWN_MODELS, Broadcast, PageWatcher
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import FakeReplica, models
 
@@ -43,7 +43,7 @@ async def test_a_watcher_that_does_not_read_is_let_go() -> None:
 async def test_there_are_only_so_many() -> None:
     async with FakeReplica() as one, running(one) as run:
         broadcast = made(run)
-        watchers = [await broadcast.watch() for _ in range(MOST_WATCHERS)]
+        watchers = [await broadcast.watch() for _ in range(MAX_WATCHERS)]
         with pytest.raises(GatewayError, match="close a page"):
             await broadcast.watch()
         broadcast.leave(watchers[0])
@@ -134,7 +134,7 @@ async def test_a_bug_ends_the_streams_and_is_logged(caplog: pytest.LogCaptureFix
         async with asyncio.timeout(40):
             assert data(await watcher.next())[0] == "hello"
             assert await watcher.next() is None
-        assert "watchers are let go" in caplog.text
+        assert "watchers are disconnected" in caplog.text
 
 
 async def test_when_the_gateway_goes_down_the_streams_end() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.features.live_page.broadcast import MOST_WATCHERS, RECENT, Broadcast
+from gateway.features.live_page.broadcast import MAX_WATCHERS, RECENT, Broadcast
 from gateway.features.live_page.feed import BURST, QUIET_S
 from gateway.features.live_page.live import LiveEndpoints
 from gateway.features.live_page.view import LiveView
@@ -202,7 +202,7 @@ async def test_only_operators_see_anything() -> None:
 
 async def test_watchers_are_bounded_and_slow_ones_are_let_go() -> None:
     async with FakeReplica() as one, running(one) as run, contextlib.AsyncExitStack() as stack:
-        for _ in range(MOST_WATCHERS):
+        for _ in range(MAX_WATCHERS):
             await anext(await stack.enter_async_context(events(run)))
         code, _, raw = await run.get("/warmroute/live/events")
         assert (code, json.loads(raw)["error"]["code"]) == (503, "too_many_watchers")

@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from bench.measure.ports import free_port
-from gateway.features.live_page.broadcast import MOST_WATCHERS
+from gateway.features.live_page.broadcast import MAX_WATCHERS
 from tests.chaos.stage import Child
 from tests.gateway.conftest import running
 from tests.gateway.features.live_page.conftest import converse, fleet, opened
@@ -286,7 +286,7 @@ async def test_the_focus_is_back_when_a_dialog_closes(browser: Browser) -> None:
 
 async def test_where_no_watcher_is_taken_the_gateways_reason_is_shown(browser: Browser) -> None:
     async with fleet() as (runs, _), contextlib.AsyncExitStack() as watchers:
-        for _ in range(MOST_WATCHERS):
+        for _ in range(MAX_WATCHERS):
             await watchers.enter_async_context(runs[0].session.get(f"{runs[0].admin_url}/warmroute/live/events"))
         async with opened(browser, runs[0]) as tab:
             tab.expected.add(503)

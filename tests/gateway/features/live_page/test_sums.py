@@ -6,7 +6,7 @@ import itertools
 
 from gateway.cluster.messages import MessageError
 from gateway.features.live_page.feed import Feed
-from gateway.features.live_page.sums import FIELDS, MOST, STEP_S, RollingSums
+from gateway.features.live_page.sums import FIELDS, MAX_SAMPLES, STEP_S, RollingSums
 from gateway.features.live_page.view import LiveView
 from gateway.telemetry.metrics import Metrics
 
@@ -41,9 +41,9 @@ def test_a_sample_has_what_was_counted() -> None:
 
 def test_samples_come_in_steps_and_are_bounded() -> None:
     sums = made(Metrics())
-    taken = [second for second in range(3 * MOST) if sums.sample(float(second))]
+    taken = [second for second in range(3 * MAX_SAMPLES) if sums.sample(float(second))]
     assert taken[:3] == [0, 2, 4]
-    assert len(sums.samples) == MOST
+    assert len(sums.samples) == MAX_SAMPLES
 
 
 def test_where_samples_are_dear_they_are_rare() -> None:

@@ -255,7 +255,7 @@ async def test_an_id_that_an_engine_gives_twice_is_that_of_the_first_one(
         assert texts(one.requests[-1].json) == ["d", "to d", "e"], "it has its turns all the same"
         metrics = await run.metrics()
     assert metrics['warmroute_responses_kept_total{result="repeated"}'] == 4
-    assert sum("gives ids twice" in record.message for record in caplog.records) == 1
+    assert sum("id of an earlier response" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/responses//ID", "/v1/responses/ID/", "/v1/responses%2FID", "/v1//responses/ID/cancel"])
@@ -511,7 +511,7 @@ async def test_an_unknown_response_says_why_and_what_to_do(tmp_path: Path) -> No
         code, _, answer = await run.post({"model": "m", "input": "a", "previous_response_id": "resp_9"}, RESPONSES)
         assert (code, answer["error"]["code"]) == (400, "previous_response_not_found")
         assert "'resp_9' not found. It was not stored, has expired, or belongs to" in answer["error"]["message"]
-        assert answer["error"]["message"].endswith("send the whole input.")
+        assert answer["error"]["message"].endswith("Send the whole input.")
 
 
 @pytest.mark.parametrize("kind", ["previous_response_id", "conversation"])

@@ -87,7 +87,7 @@ async def refusing(folder: Path, later: list[float]) -> AsyncIterator[tuple[Runn
 async def test_an_end_that_the_store_takes_later_is_none_that_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     later = [0.0]
     async with refusing(tmp_path, later) as (run, stream):
-        await eventually(lambda: "the end of a run is not kept yet" in caplog.text)
+        await eventually(lambda: "the end of a run is not stored yet" in caplog.text)
         later[0] = SETTLE_S - 60
         assert run.gateway[Runs].places.taken == 1
         await rename(tmp_path, "gone", "warmroute_runs")
@@ -103,7 +103,7 @@ async def test_an_end_that_the_store_never_takes(tmp_path: Path) -> None:
         later[0] = SETTLE_S + 60
         seen = [event async for event in stream]
         assert (seen[-1].type, seen[-1].response.status) == ("response.failed", "failed")
-        assert "could not be kept" in seen[-1].response.error.message
+        assert "could not be stored" in seen[-1].response.error.message
         await eventually(lambda: run.gateway[Runs].places.taken == 0)
         assert (await run.metrics())['warmroute_background_runs_total{status="failed"}'] == 1
 
@@ -210,7 +210,7 @@ async def test_a_shutdown_tells_followers_what_becomes_of_the_response(tmp_path:
             assert "Follow the response again" in await said_at_shutdown(other, stream)
         stream = await run.client.responses.retrieve(made.id, stream=True)
         said = await said_at_shutdown(run, stream)
-        assert "has failed with it: fetch it" in said
+        assert "it has failed: fetch it" in said
         await eventually(lambda: not len(run.gateway[Runs]))
         assert "Retry" not in said
         assert (await run.client.responses.retrieve(made.id)).status == "failed"

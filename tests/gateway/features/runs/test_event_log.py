@@ -9,7 +9,7 @@ from gateway.features.runs.event_log import HELD_S, Logs
 
 
 def test_a_flood_stays_within_all_bounds() -> None:
-    budget, logs = Budget(1 << 20), Logs(most=1000, most_of_all=2500, ended=3)
+    budget, logs = Budget(1 << 20), Logs(max_log=1000, max_logs=2500, max_ended=3)
     made = [logs.open(("o", str(number)), budget.lease("c")) for number in range(5)]
     for number in range(2000):
         logs.add(made[number % 5], b"e" * (number % 50 + 1))

@@ -327,7 +327,7 @@ async def test_events_that_are_not_there_yet_are_refused(tmp_path: Path) -> None
         seen = [event async for event in await run.client.responses.retrieve(done.id, stream=True)]
         last = seen[-1].sequence_number
         assert [event async for event in await run.client.responses.retrieve(done.id, stream=True, starting_after=last)] == []
-        with pytest.raises(openai.BadRequestError, match=f"The newest event of this response is number {last}"):
+        with pytest.raises(openai.BadRequestError, match=f"The latest event of this response is number {last}"):
             await run.client.responses.retrieve(done.id, stream=True, starting_after=last + 1)
 
 

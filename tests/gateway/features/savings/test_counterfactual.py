@@ -46,7 +46,7 @@ def test_each_policy_sends_it_where_it_would() -> None:
     for policy in (ROUND_ROBIN, LEAST_LOADED):
         assert Counter(by_policy[policy]) == {"a": 3, "b": 3, "c": 3}, "none of them has ended"
     for each in placed:
-        other.ended(each)
+        other.end(each)
     busy = [other.choose(prompt("y" * 300), NAMES, "a", 300, 20.0) for _ in range(2)]
     idle = set(NAMES) - {each.replicas[1] for each in busy}
     assert {other.choose(prompt("z"), NAMES, "a", 1, 21.0).replicas[1]} == idle
@@ -111,14 +111,14 @@ def test_decisions_of_other_processes_fill_the_same_shadows() -> None:
         other.follow(prompt("x" * 300), NAMES, "c", 300, float(now))
     found = other.choose(prompt("x" * 300), NAMES, "c", 300, 5.0)
     assert [cached(found.cached, policy) for policy in (ROUND_ROBIN, SESSION, ACTUAL)] == [300, 300, 300]
-    other.ended(found)
+    other.end(found)
     for now in range(3):
         other.follow(prompt("z"), ("a",), "a", 1, 6.0 + now)
     assert {other.choose(prompt("y"), NAMES, "c", 1, 9.0).replicas[1] for _ in range(3)} == set(NAMES), "they have ended"
 
 
 def test_replicas_that_come_and_go_are_bounded() -> None:
-    other = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, most=64)
+    other = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, max_replicas=64)
     for number in range(1000):
         other.choose(prompt("x" * 100), (f"r{number}",), f"r{number}", 100, float(number))
     other.check()
@@ -127,7 +127,7 @@ def test_replicas_that_come_and_go_are_bounded() -> None:
 
 
 def test_replicas_that_come_and_go_do_not_take_the_place_of_those_that_stay() -> None:
-    other = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, most=16)
+    other = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, max_replicas=16)
     for number in range(200):
         other.choose(prompt("x" * 300), NAMES, NAMES[number % 3], 300, 2.0 * number)
         other.choose(prompt("y" * 300), (f"s{number}",), f"s{number}", 300, 2.0 * number + 1)
@@ -136,7 +136,10 @@ def test_replicas_that_come_and_go_do_not_take_the_place_of_those_that_stay() ->
 
 
 def test_those_that_may_be_chosen_now_stay_and_so_do_new_ones() -> None:
-    other, new = Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, most=16), [f"n{at}" for at in range(8)]
+    other, new = (
+        Counterfactual(random.Random(1), lambda _name: None, 1e9, 1 << 26, max_replicas=16),
+        [f"n{at}" for at in range(8)],
+    )
     for number in range(6):
         other.choose(prompt("x" * 300), NAMES, NAMES[number % 3], 300, number)
     for number in range(13):

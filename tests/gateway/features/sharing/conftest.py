@@ -16,7 +16,7 @@ import pytest
 from gateway.app import compose
 from gateway.cluster.commands import SingleProcess
 from gateway.core import Surroundings
-from gateway.features.sharing.outbox import MOST_BYTES
+from gateway.features.sharing.outbox import MAX_UNSENT_BYTES
 from gateway.features.sharing.single_process import single_process
 from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.server.endpoints import clients_runner
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[RedisServer]:
 
 @contextlib.asynccontextmanager
 async def sharing(
-    *replicas: FakeReplica, file: Path | None = None, unsent_bytes: int = MOST_BYTES, **config: Any
+    *replicas: FakeReplica, file: Path | None = None, unsent_bytes: int = MAX_UNSENT_BYTES, **config: Any
 ) -> AsyncIterator[Running]:
     """A gateway that is one process. file: of its snapshots."""
     made: list[SingleProcess] = []

@@ -252,16 +252,21 @@ async def test_a_password_that_is_refused_or_missing(kind: str, tmp_path: Path) 
         url = store.url.replace("redis", kind)
         reason, text = await failure(url, WRONG)
         assert reason == "denied"
-        assert text.endswith("the password in WARMROUTE_SHARING_PASSWORD is refused: is it that of the user in sharing.url?")
+        assert text.endswith(
+            "the password in WARMROUTE_SHARING_PASSWORD is refused: does it belong to the user in sharing.url?"
+        )
         assert "wrong-one" not in text
         reason, text = await failure(url)
-        assert (reason, text.partition("; ")[2]) == ("denied", "it wants a password: set WARMROUTE_SHARING_PASSWORD")
+        assert (reason, text.partition("; ")[2]) == ("denied", "it requires a password: set WARMROUTE_SHARING_PASSWORD")
 
 
 async def test_a_password_that_is_not_wanted(tmp_path: Path) -> None:
     with serving(RedisServer(tmp_path)) as store:
         reason, text = await failure(store.url, WRONG)
-        assert (reason, text.partition("; ")[2]) == ("denied", "WARMROUTE_SHARING_PASSWORD is set, but no password is wanted")
+        assert (reason, text.partition("; ")[2]) == (
+            "denied",
+            "WARMROUTE_SHARING_PASSWORD is set, but the server has no password",
+        )
 
 
 async def test_a_right_that_is_missing(tmp_path: Path) -> None:
@@ -276,7 +281,7 @@ async def test_sentinels_that_refuse_the_password(tmp_path: Path) -> None:
     with serving(RedisServer(tmp_path)) as store, serving(Sentinel(tmp_path, store, "right-one")) as sentinel:
         url = f"redis+sentinel://127.0.0.1:{sentinel.port}/main"
         where = "the sentinels in sharing.url do not say where the server is: AuthenticationError; "
-        wants, refused = "it wants a password: set {}", "the password in {} is refused"
+        wants, refused = "it requires a password: set {}", "the password in {} is refused"
         for env, hint in ({}, wants), (WRONG, refused):
             assert await failure(url, env) == ("denied", where + hint.format("WARMROUTE_SHARING_SENTINEL_PASSWORD"))
 
@@ -302,12 +307,12 @@ async def test_tls_where_there_is_none_and_the_other_way_round(certificates: Pat
         reason, text = await failure(store.url.replace("rediss", "redis"))
         assert (reason, text.partition("; ")[2]) == (
             "unreachable",
-            "if it takes nothing but TLS, sharing.url has to begin with rediss",
+            "if the server requires TLS, sharing.url must begin with rediss",
         )
         reason, text = await failure(plain.url.replace("redis", "rediss"))
         assert (reason, text.partition("; ")[2]) == (
             "unreachable",
-            "if it does not speak TLS, sharing.url has to begin with redis",
+            "if the server does not speak TLS, sharing.url must begin with redis",
         )
 
 
@@ -315,14 +320,14 @@ def test_one_that_worked_has_the_right_url() -> None:
     """A server that is restarted closes its connections, as one does that takes nothing but TLS."""
     error = LostConnection("Connection closed by server.")
     config = SharingConfig(url="redis://h")
-    assert explained(error, config, {}).endswith("has to begin with rediss")
+    assert explained(error, config, {}).endswith("must begin with rediss")
     assert explained(error, config, {}, worked=True) == "ConnectionError: Connection closed by server."
 
 
 async def test_certificates_that_do_not_fit(certificates: Path) -> None:
     with serving(over_tls(certificates)) as store:
         reason, text = await failure(store.url)
-        assert text.endswith("sharing.ca_file has to have the authority that issued its certificate")
+        assert text.endswith("sharing.ca_file must contain the authority that issued its certificate")
         reason, text = await failure(store.url.replace("127.0.0.1", "localhost"), ca_file=certificates / "ca.pem")
         assert text.endswith("its certificate is for another host than sharing.url names")
         assert reason == "unreachable"

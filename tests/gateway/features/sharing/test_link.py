@@ -268,7 +268,7 @@ async def test_one_that_comes_later_does_not_wait_for_those_that_were_just_kille
                 client.xadd(LOG, {"v": VERSION, "f": "1/256/64", "g": f"dead{number}", "e": dead})
         async with sharing(replica, **at(store)) as two:
             assert held(two) == held(one)
-    assert "another gateway gives no snapshot" not in caplog.messages
+    assert "another gateway has sent no snapshot" not in caplog.messages
 
 
 async def test_one_that_comes_later_sees_what_runs(store: RedisServer) -> None:
@@ -565,10 +565,10 @@ async def test_other_lengths_of_blocks_are_refused(store: RedisServer, caplog: p
         await two.post()
         assert held(one) == {}
         assert others(one) == others(two) == 0
-    told = [record for record in caplog.records if "is not taken in" in record.message]
+    told = [record for record in caplog.records if "are refused" in record.message]
     assert {record.__dict__["error"] for record in told} == {
-        "routing.block_bytes is 128 there and 256 here: both have to be configured alike",
-        "routing.block_bytes is 256 there and 128 here: both have to be configured alike",
+        "routing.block_bytes is 128 there and 256 here: both must have the same configuration",
+        "routing.block_bytes is 256 there and 128 here: both must have the same configuration",
     }
     assert all(record.levelno == logging.ERROR for record in told)
 

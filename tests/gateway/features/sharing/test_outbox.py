@@ -16,7 +16,7 @@ def published(size: int) -> Item:
 
 @given(st.lists(st.integers(0, 400_000), max_size=30))
 def test_all_of_it_comes_out_once_in_its_order_in_envelopes_that_fit(sizes: list[int]) -> None:
-    outbox = Outbox(lambda: 0.0, most_bytes=1 << 40)
+    outbox = Outbox(lambda: 0.0, max_bytes=1 << 40)
     items = [published(size) for size in sizes]
     for item, size in zip(items, sizes, strict=True):
         outbox.add(item, size)
@@ -39,7 +39,7 @@ def test_an_envelope_has_a_bounded_number_of_items() -> None:
 
 def test_what_is_too_much_is_dropped_with_all_that_follows_until_the_store_is_back() -> None:
     now = 10.0
-    outbox = Outbox(lambda: now, most_bytes=1000)
+    outbox = Outbox(lambda: now, max_bytes=1000)
     outbox.add(published(400), 400)
     now = 20.0
     outbox.add(published(400), 400)
@@ -55,11 +55,11 @@ def test_what_is_too_much_is_dropped_with_all_that_follows_until_the_store_is_ba
 
 def test_while_the_store_takes_items_more_may_wait() -> None:
     """All that is open here, for one that has just begun."""
-    outbox = Outbox(lambda: 0.0, most_bytes=1000)
-    outbox.taken = True
+    outbox = Outbox(lambda: 0.0, max_bytes=1000)
+    outbox.connected = True
     for _ in range(10):
         outbox.add((1, Reset()), 500)
     assert len(outbox) == 10
-    outbox.taken = False
+    outbox.connected = False
     outbox.add((1, Reset()), 500)
     assert (len(outbox), outbox.dropped) == (0, 11)

@@ -16,7 +16,7 @@ from gateway.cluster.messages import EventBatch
 from gateway.features.sharing.link import Link
 from gateway.features.sharing.messages import VERSION, Envelope, encode_envelope
 from gateway.features.sharing.metrics import SharingMetrics
-from gateway.features.sharing.position import READ_MOST
+from gateway.features.sharing.position import MAX_ENTRIES_PER_READ
 from gateway.features.sharing.section import SharingConfig
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.features.table import new_metrics
@@ -121,9 +121,9 @@ async def test_what_is_too_much_at_once_is_read_in_pieces() -> None:
     async with linked(store, seen) as (_, metrics):
         await eventually(lambda: len(seen.received) == 99)
         assert metrics.resyncs.values.get((), 0) == 0
-        assert store.counts[0] == READ_MOST
+        assert store.counts[0] == MAX_ENTRIES_PER_READ
         assert min(store.counts) < 20
-        await eventually(lambda: store.counts[-1] == READ_MOST)
+        await eventually(lambda: store.counts[-1] == MAX_ENTRIES_PER_READ)
 
 
 async def test_a_connection_that_is_closed_during_the_goodbye_is_no_error() -> None:

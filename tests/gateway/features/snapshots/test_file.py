@@ -128,7 +128,7 @@ def test_there_is_none(tmp_path: Path) -> None:
 def test_what_is_no_file_does_not_hold_the_start(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with pytest.raises(KnowledgeError, match="it is no file"):
+    with pytest.raises(KnowledgeError, match="it is not a regular file"):
         read(fifo)
     (tmp_path / "s").symlink_to(tmp_path)
     with pytest.raises((KnowledgeError, OSError)):
@@ -149,7 +149,7 @@ def test_what_is_no_file_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("fifo", "folder"):
         before = os.lstat(tmp_path / name)
-        with pytest.raises(OSError, match="it is no file: it stays as it is"):
+        with pytest.raises(OSError, match="it is not a regular file, and stays unchanged"):
             write(tmp_path / name, SNAPSHOT, clocks())
         assert os.path.samestat(os.lstat(tmp_path / name), before)
     assert sorted(os.listdir(tmp_path)) == ["fifo", "folder"]
@@ -169,7 +169,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     write(path, SNAPSHOT, clocks())
     with new.open("wb") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match="each gateway needs a file of its own"):
+        with pytest.raises(OSError, match="each gateway needs its own file"):
             write(path, Snapshot(SNAPSHOT.header, [], 100.0), clocks())
         assert new.exists(), "it is theirs"
     write(path, Snapshot(SNAPSHOT.header, [], 100.0), clocks())

@@ -15,8 +15,8 @@ SNAPSHOT = Snapshot(Header("1/256/64", {"r1": Origin("http://r1", "pod-1", 17.5)
 FRAMES = list(frames_of(SNAPSHOT))
 
 
-def received(frames: list[bytes], most_bytes: int = 1 << 20) -> Snapshot | None:
-    made, found = Frames(most_bytes=most_bytes), None
+def received(frames: list[bytes], max_bytes: int = 1 << 20) -> Snapshot | None:
+    made, found = Frames(max_bytes=max_bytes), None
     for frame in frames:
         assert found is None, "nothing comes behind its end"
         found = made.add(frame)
@@ -38,7 +38,7 @@ def test_a_frame_that_is_missing_or_repeated_is_noticed(order: tuple[int, ...]) 
 
 def test_one_that_is_too_large_is_refused_before_its_end() -> None:
     with pytest.raises(KnowledgeError, match="too large"):
-        received(FRAMES[:-1], most_bytes=len(FRAMES[0]) + len(FRAMES[1]))
+        received(FRAMES[:-1], max_bytes=len(FRAMES[0]) + len(FRAMES[1]))
 
 
 @given(st.lists(st.sampled_from(FRAMES) | st.binary(max_size=30) | st.binary(max_size=30).map(END.__add__), max_size=8))

@@ -112,7 +112,7 @@ async def test_a_part_of_what_it_began_with_does_not_replace_it(tmp_path: Path, 
     keeper = Keeper(SnapshotFile(tmp_path / "s", 60.0), collect, new_metrics().of(SnapshotMetrics))
     with caplog.at_level(logging.INFO):
         await keeper.write_last()
-    assert caplog.messages == ["snapshot kept as it is"]
+    assert caplog.messages == ["snapshot file left unchanged"]
     assert not (tmp_path / "s").exists()
 
 

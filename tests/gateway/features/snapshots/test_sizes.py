@@ -12,7 +12,7 @@ from gateway.features.snapshots.file import read, write
 from gateway.features.snapshots.frames import frames_of
 from gateway.features.snapshots.snapshot import MAX_CHUNK_BYTES, Header, Snapshot
 from gateway.features.workers.channel import MAX_MESSAGE_BYTES
-from gateway.features.workers.messages import Part, encode, from_hub
+from gateway.features.workers.messages import SnapshotPart, encode, from_hub
 from gateway.features.workers.transfer import ReceivedSnapshot, SnapshotReceiver
 from router import Replica, Router
 from router.snapshot import records
@@ -73,7 +73,7 @@ async def test_the_store(snapshot: Snapshot) -> None:
 def test_a_worker(snapshot: Snapshot) -> None:
     arrival, arrived = SnapshotReceiver(), None
     for part in frames_of(snapshot):
-        frame = encode(Part(1, part))
+        frame = encode(SnapshotPart(1, part))
         assert len(frame) <= MAX_MESSAGE_BYTES
         arrived = arrival.receive(from_hub(frame))
     assert arrived == ReceivedSnapshot(1, snapshot)

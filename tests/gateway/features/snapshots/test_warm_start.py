@@ -191,7 +191,7 @@ async def test_what_is_missing_here_makes_only_the_begin_partial(tmp_path: Path)
         found = await knowledge.collect()
         assert found
         assert not found.header.partial
-        await knowledge.begin(large(other, 3))
+        await knowledge.restore_first(large(other, 3))
         found = await knowledge.collect()
         assert found
         assert found.header.partial, "the replica may still join"

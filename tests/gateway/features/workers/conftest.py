@@ -20,7 +20,7 @@ from gateway.features.workers.channel import Channel
 from gateway.features.workers.hub import Hub
 from gateway.features.workers.hub_knowledge import HISTORY_BYTES
 from gateway.features.workers.messages import Heartbeat, Message, Welcome, from_hub, from_worker
-from gateway.features.workers.peers import Peers, connect, part_of
+from gateway.features.workers.peers import Peers, connect, worker_share
 from gateway.features.workers.questions import PEER_LIMITS, PeerLimits
 from gateway.fleet.directory import FIRST_PROBES_S
 from gateway.server.endpoints import clients_runner
@@ -90,7 +90,7 @@ class Star:
             return made[0]
 
         around = Surroundings(control_plane=control_plane, first_probes_s=self.first_probes_s)
-        gateway = compose(part_of(decode_config(WholeConfig, welcome.config)), LOGGED, around)
+        gateway = compose(worker_share(decode_config(WholeConfig, welcome.config)), LOGGED, around)
         run = await self.stack.enter_async_context(serving_runner(gateway, clients_runner(gateway.served)))
         await gateway.control.ready()
         its.send(Heartbeat("serving"))

@@ -12,13 +12,13 @@ from gateway.features.workers.messages import (
     COUNTERS,
     MEMBERS,
     Ask,
-    Current,
+    CatchUpEnd,
     Execute,
-    FoundMember,
-    FoundMembers,
     Heartbeat,
     Message,
     Publish,
+    SourceMember,
+    SourceMembers,
     TopicAnswer,
     Welcome,
     encode,
@@ -29,7 +29,9 @@ from tests.gateway.features.workers.conftest import closed, pair
 numbers = st.integers(0, 2**32 - 1)
 workers = st.integers(0, 2**64 - 1)
 batches = st.builds(EventBatch, st.floats(allow_nan=False), st.binary(max_size=30))
-found = st.builds(FoundMembers, st.text(max_size=5), st.tuples(st.builds(FoundMember, capacity_tokens=st.none() | st.just(7))))
+found = st.builds(
+    SourceMembers, st.text(max_size=5), st.tuples(st.builds(SourceMember, capacity_tokens=st.none() | st.just(7)))
+)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Heartbeat, st.sampled_from(["", "serving", "stopping"])),
     batches,
@@ -96,7 +98,7 @@ def test_any_bytes_are_frames_or_the_end_of_the_channel(parts: list[bytes], flip
         (HEAD.pack(MAX_MESSAGE_BYTES + 1, 3), "a message of 268435457 bytes; at most 268435456 are possible"),
         (framed(b"junk"), "a message of 4 bytes does not decode: "),
         (framed(b""), "a message of 0 bytes does not decode: "),
-        (framed(encode(Current())), "does not decode: Invalid value 7"),
+        (framed(encode(CatchUpEnd())), "does not decode: Invalid value 7"),
         (framed(encode(EventBatch(1.0, "text"))), "Expected `bytes`, got `str` - at `$[2]`"),  # type: ignore[arg-type]
     ],
 )

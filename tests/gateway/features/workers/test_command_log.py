@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.cluster.messages import Drain, Join, Leave
 from gateway.config.schema import AddedReplica, Config
 from gateway.features.workers.channel import HUB
-from gateway.features.workers.command_log import CommandLog, Replayed
+from gateway.features.workers.command_log import CommandLog, ReplicaCommand
 from tests.support.configs import load
 
 OWN = "http://127.0.0.1:8000"  # where the gateway listens: no replica can be there
@@ -58,7 +58,7 @@ class Oracle:
         listed = {replica.name: replica.url for pool in self.config.pools for replica in pool.replicas}
         return {name: url for name, (_, url) in self.added.items()} | listed
 
-    def execute(self, command: Replayed | Config) -> bool:
+    def execute(self, command: ReplicaCommand | Config) -> bool:
         match command:
             case Config():
                 before, self.config = self.urls, command
@@ -87,19 +87,19 @@ class Workers(RuleBasedStateMachine):
         super().__init__()
         self.log = CommandLog()
         self.config = config_of(frozenset(), second_pool=True)
-        self.sent: list[Replayed | Config] = []
+        self.sent: list[ReplicaCommand | Config] = []
         self.workers = {1: Oracle(self.config), 2: Oracle(self.config)}
         self.started = 2
         self.answers: list[tuple[int, int, bool]] = []  # worker, command, accepted
 
     @rule(command=COMMANDS)
-    def command(self, command: Replayed) -> None:
+    def command(self, command: ReplicaCommand) -> None:
         self.log.send(ASKER, len(self.sent), command, b"%d" % len(self.sent), self.workers)
         self._to_all(command)
 
     @rule(config=CONFIGS)
     def reload(self, config: Config) -> None:
-        self.log.reconfigured(self.config, config)
+        self.log.apply_config(self.config, config)
         self.config = config
         self._to_all(config)
 
@@ -119,7 +119,7 @@ class Workers(RuleBasedStateMachine):
     def answer(self, data: st.DataObject) -> None:
         worker, number, accepted = self.answers.pop(data.draw(st.integers(0, len(self.answers) - 1)))
         if self.log.is_pending(ASKER, number):
-            self.log.answered(worker, ASKER, number, accepted=accepted)
+            self.log.note_answer(worker, ASKER, number, accepted=accepted)
 
     @precondition(lambda self: len(self.workers) < 4)
     @rule()
@@ -136,7 +136,7 @@ class Workers(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.workers)))
         del self.workers[worker]
         self.answers = [answer for answer in self.answers if answer[0] != worker]
-        self.log.ended(worker)
+        self.log.note_end(worker)
 
     @invariant()
     def a_new_worker_is_as_the_others_will_be(self) -> None:
@@ -156,7 +156,7 @@ class Workers(RuleBasedStateMachine):
             found.append((asker, (int(payload), worker.execute(command))))
         return found
 
-    def _to_all(self, command: Replayed | Config) -> None:
+    def _to_all(self, command: ReplicaCommand | Config) -> None:
         for worker in self.workers.values():
             worker.inbox.append(len(self.sent))
         self.sent.append(command)
@@ -171,5 +171,5 @@ def test_at_a_reload_an_addition_that_all_will_refuse_takes_the_place_of_no_othe
         (AddedReplica(OWN, "a"), AddedReplica("http://one", "n" * 101), AddedReplica("http://one", "a"))
     ):
         log.send(ASKER, number, Join("p", replica), b"%d" % number, [1])
-    log.reconfigured(config, config_of(frozenset(), second_pool=False))
+    log.apply_config(config, config_of(frozenset(), second_pool=False))
     assert list(log.replay(2)) == [(ASKER, b"2")]

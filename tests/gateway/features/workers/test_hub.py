@@ -13,23 +13,23 @@ from gateway.config.schema import MAX_REPLICAS, AddedReplica, Config, ReplicaCon
 from gateway.config.sections import MAX_SOURCES
 from gateway.features.table import WholeConfig, new_metrics
 from gateway.features.workers.channel import HEAD, HUB, Channel, Receive
-from gateway.features.workers.command_log import DRAINS_MOST, PENDING_MOST
+from gateway.features.workers.command_log import MAX_DRAINS, MAX_PENDING
 from gateway.features.workers.hub import SWEEP_S, Hub
 from gateway.features.workers.hub_knowledge import MESSAGE_BYTES
 from gateway.features.workers.messages import (
     COUNTERS,
     MEMBERS,
     Ask,
-    Current,
+    CatchUpEnd,
     Execute,
-    FoundMember,
-    FoundMembers,
     Heartbeat,
     Message,
     Publish,
+    SourceMember,
+    SourceMembers,
     TopicAnswer,
     Welcome,
-    decode_found,
+    decode_members,
     encode,
     from_hub,
     from_worker,
@@ -108,7 +108,7 @@ def test_a_newcomer_receives_the_past_in_its_order_between_its_welcome_and_now()
     made.command(Drain("a", on=True))
     _, late = joined(made)
     kinds = [(type(message), worker) for worker, message in late.sent]
-    assert kinds == [(Welcome, 2), (Execute, 0), (EventBatch, first), (EventBatch, first), (Reset, first), (Current, 0)]
+    assert kinds == [(Welcome, 2), (Execute, 0), (EventBatch, first), (EventBatch, first), (Reset, first), (CatchUpEnd, 0)]
     assert late.of(EventBatch) == [(first, batch("one")), (first, batch("two"))]
     end.receives(batch("was on its way"))
     assert len(late.of(EventBatch)) == 2, "it has left"
@@ -129,8 +129,8 @@ def test_the_past_is_bounded_in_bytes_and_in_time() -> None:
 
 
 def found(source: str, *names: str) -> Publish:
-    members = tuple([FoundMember(name, f"http://{name}:1", "", None, draining=False, instance="") for name in names])
-    return Publish(MEMBERS, encode(FoundMembers(source, members)))
+    members = tuple([SourceMember(name, f"http://{name}:1", "", None, draining=False, instance="") for name in names])
+    return Publish(MEMBERS, encode(SourceMembers(source, members)))
 
 
 def test_a_newcomer_receives_what_each_source_has_found_last_before_the_commands_about_it() -> None:
@@ -154,11 +154,11 @@ def test_what_sources_have_found_is_bounded_and_forgotten_with_them() -> None:
     _, end = joined(made)
     for number in range(3 * MAX_SOURCES):
         end.receives(found(f"file {number}"))
-    kept = [decode_found(message.message).source for _, message in joined(made)[1].of(Publish)]
+    kept = [decode_members(message.message).source for _, message in joined(made)[1].of(Publish)]
     assert kept == [f"file {number}" for number in range(2 * MAX_SOURCES - 1, 3 * MAX_SOURCES)]
     config = load(None, {"pools": [{}], "discovery": [{"file": f"{3 * MAX_SOURCES - 1}"}]}, env={})
     made.command(Reconfigure.to(config))
-    assert [decode_found(message.message).source for _, message in joined(made)[1].of(Publish)] == [
+    assert [decode_members(message.message).source for _, message in joined(made)[1].of(Publish)] == [
         f"file {3 * MAX_SOURCES - 1}"
     ]
 
@@ -172,9 +172,9 @@ def test_only_the_last_command_on_each_matter_is_in_force() -> None:
     assert replayed(made) == [Join("default", REPLICA_B), Drain("b:1", on=True)], "as if it had never drained"
     done(made, end, Leave("b:1"))
     assert replayed(made) == []
-    for number in range(DRAINS_MOST + 100):
+    for number in range(MAX_DRAINS + 100):
         done(made, end, Drain(f"r{number}", on=True))
-    assert len(replayed(made)) == DRAINS_MOST, "of names that are no more, too"
+    assert len(replayed(made)) == MAX_DRAINS, "of names that are no more, too"
 
 
 def test_additions_outlive_a_reload_unless_it_names_the_replica_or_has_its_pool_no_more() -> None:
@@ -310,9 +310,9 @@ def test_a_command_that_is_read_too_late_is_ignored() -> None:
 def test_commands_without_an_answer_are_bounded() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
     _, one = joined(made)
-    for number in range(PENDING_MOST + 500):
+    for number in range(MAX_PENDING + 500):
         asks(one, number, Drain(f"r{number}", on=True))
-    assert len(replayed(made)) == len(one.of(TopicAnswer)) == PENDING_MOST
+    assert len(replayed(made)) == len(one.of(TopicAnswer)) == MAX_PENDING
     made.command(Reconfigure.to(config_of(ttl_s=5)))
     assert made.config.routing.ttl_s == 5, "a new configuration is not one of them"
     assert one.commands[-1] == Reconfigure.to(config_of(ttl_s=5))
@@ -332,11 +332,11 @@ def test_a_worker_that_sends_nothing_for_long_is_silent() -> None:
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([first], [second])
     now.time = 45.0
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0))) == ([], [first, second])
-    made.credit_pause(5.0)  # the supervisor was stopped
+    made.excuse_pause(5.0)  # the supervisor was stopped
     assert (list(made.healthy(1.0)), list(made.unhealthy(2.0)), list(made.silent(30.0))) == ([first], [second], [second])
     assert repr(made) == f"<Hub of {first}, {second}, <History of 0 messages, 0 bytes>>"
     end.receives(Heartbeat())  # what has waited is read before the supervisor sees how long it was stopped
-    made.credit_pause(3600.0)
+    made.excuse_pause(3600.0)
     now.time += 31.0
     assert first in made.silent(30.0), "no worker's last message is in the future"
 
@@ -531,7 +531,7 @@ def test_no_bytes_of_a_worker_harm_the_hub_or_another_worker(sent: list[tuple[in
         made.leave(worker)
     _, late = joined(made)
     assert isinstance(late.sent[0][1], Welcome)
-    assert late.of(Current)
+    assert late.of(CatchUpEnd)
 
 
 def test_a_configuration_survives_the_way_to_a_worker_unchanged() -> None:

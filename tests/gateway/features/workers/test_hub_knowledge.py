@@ -20,16 +20,16 @@ from gateway.features.workers.hub_knowledge import BEGIN_S, HISTORY_BYTES, MESSA
 from gateway.features.workers.messages import (
     SNAPSHOT,
     Ask,
-    Current,
+    CatchUpEnd,
     Heartbeat,
     Message,
-    Part,
+    SnapshotPart,
     TopicAnswer,
     Welcome,
     decode_wanted,
     encode,
 )
-from gateway.features.workers.transfer import AHEAD_BYTES, SnapshotReceiver
+from gateway.features.workers.transfer import MAX_UNREAD_BYTES, SnapshotReceiver
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.workers.conftest import Worker, closed, pair, star
 from tests.gateway.features.workers.test_hub import End, Now, batch, config_of, joined
@@ -63,7 +63,7 @@ async def asked(end: End, times: int = 1) -> int:
 
 def answer(end: End, number: int, *chunks: bytes, header: Header = HEADER) -> None:
     for frame in frames_of(Snapshot(header, chunks, 1.0)):
-        end.receives(Part(number, frame))
+        end.receives(SnapshotPart(number, frame))
 
 
 def fails(end: End, number: int) -> None:
@@ -73,7 +73,7 @@ def fails(end: End, number: int) -> None:
 def given(end: End) -> list[tuple[int, Snapshot]]:
     """The snapshots that the worker was sent, with their numbers."""
     arrival = SnapshotReceiver()
-    found = [arrival.receive(part) for _, part in end.of(Part)]
+    found = [arrival.receive(part) for _, part in end.of(SnapshotPart)]
     return [(arrived.number, arrived.snapshot) for arrived in found if arrived]
 
 
@@ -96,7 +96,7 @@ async def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> Non
     made, (end,) = hub_of()
     first = asyncio.create_task(made.snapshots.collect(5.0))
     early = await asked(end)
-    parts = [Part(early, frame) for frame in frames_of(snapshot_of(b"of five seconds"))]
+    parts = [SnapshotPart(early, frame) for frame in frames_of(snapshot_of(b"of five seconds"))]
     end.receives(parts[0])
     first.cancel()
     await asyncio.wait([first])
@@ -175,10 +175,10 @@ async def test_a_new_worker_gets_the_snapshot_of_another_one_and_the_events_sinc
     number = await asked(end)
     end.receives(batch("meanwhile"))
     made.publish(1 << 31, EventBatch(0.0, b"elsewhere"))
-    made.ended_elsewhere(1 << 31)
+    made.end_router(1 << 31)
     answer(end, number, b"x")
-    await eventually(lambda: Current in kinds(late))
-    sent = [Welcome, Part, Part, Part, EventBatch, EventBatch, EventBatch, Reset, Current]
+    await eventually(lambda: CatchUpEnd in kinds(late))
+    sent = [Welcome, SnapshotPart, SnapshotPart, SnapshotPart, EventBatch, EventBatch, EventBatch, Reset, CatchUpEnd]
     assert kinds(late) == sent
     assert events(late) == [b"what is open", b"meanwhile", b"elsewhere"]
     assert given(late)[0][1].source == "worker 1"
@@ -191,7 +191,7 @@ async def test_new_workers_share_a_collection() -> None:
     made, (end,) = hub_of()
     ends = [joined(made)[1] for _ in range(3)]
     answer(end, await asked(end), b"x")
-    await eventually(lambda: all(Current in kinds(late) for late in ends))
+    await eventually(lambda: all(CatchUpEnd in kinds(late) for late in ends))
     assert [len(given(late)) for late in ends] == [1, 1, 1]
     assert len(end.of(Ask)) == 1
 
@@ -202,8 +202,8 @@ async def test_a_new_worker_that_gets_no_snapshot_begins_with_recent_events(capl
     _, late = joined(made)
     for number in range(TRIES):
         fails(end, await asked(end, number + 1))
-    await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, EventBatch, Current]
+    await eventually(lambda: CatchUpEnd in kinds(late))
+    assert kinds(late) == [Welcome, EventBatch, CatchUpEnd]
     assert "a new worker gets no snapshot" in caplog.text
 
 
@@ -213,7 +213,7 @@ async def test_the_next_worker_is_asked_if_the_first_one_ends() -> None:
     await asked(first)
     made.leave(1)
     answer(second, await asked(second), b"x")
-    await eventually(lambda: Current in kinds(late))
+    await eventually(lambda: CatchUpEnd in kinds(late))
     assert len(given(late)) == 1
 
 
@@ -222,9 +222,9 @@ async def test_a_new_worker_does_not_wait_for_ever(caplog: pytest.LogCaptureFixt
     made.snapshots.first = [snapshot_of(b"of the start")]
     end.receives(batch("before"))
     _, late = joined(made)
-    await eventually(lambda: Current in kinds(late))
-    assert kinds(late) == [Welcome, Part, Part, Part, EventBatch, Current]
-    assert [record.__dict__["reason"] for record in caplog.records] == ["there is none within 0.01 s"]
+    await eventually(lambda: CatchUpEnd in kinds(late))
+    assert kinds(late) == [Welcome, SnapshotPart, SnapshotPart, SnapshotPart, EventBatch, CatchUpEnd]
+    assert [record.__dict__["reason"] for record in caplog.records] == ["no worker has sent one within 0.01 s"]
 
 
 async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.LogCaptureFixture) -> None:
@@ -237,10 +237,10 @@ async def test_a_new_worker_does_not_wait_for_those_that_hang(caplog: pytest.Log
     _, late = joined(made)
     await asked(end)
     now.time += SILENT_S + 1
-    await eventually(lambda: Current in kinds(late))
+    await eventually(lambda: CatchUpEnd in kinds(late))
     assert events(late) == [b"before"]
     assert [record.__dict__["reason"] for record in caplog.records] == ["no worker serves any more"]
-    assert kinds(joined(made)[1]) == [Welcome, EventBatch, Current], "at once"
+    assert kinds(joined(made)[1]) == [Welcome, EventBatch, CatchUpEnd], "at once"
 
 
 async def test_a_worker_that_ends_before_it_has_begun_is_forgotten() -> None:
@@ -252,7 +252,7 @@ async def test_a_worker_that_ends_before_it_has_begun_is_forgotten() -> None:
     end.receives(batch("after"))
     _, later = joined(made)
     answer(end, await asked(end, 2), b"y")
-    await eventually(lambda: Current in kinds(later))
+    await eventually(lambda: CatchUpEnd in kinds(later))
     assert kinds(late) == [Welcome]
 
 
@@ -268,11 +268,11 @@ async def test_where_none_serves_any_more_new_workers_begin_as_the_gateway_would
 
     made.snapshots.again = again
     ends = [joined(made)[1] for _ in range(2)]
-    await eventually(lambda: all(Current in kinds(end) for end in ends))
+    await eventually(lambda: all(CatchUpEnd in kinds(end) for end in ends))
     assert [chunks_given(end) for end in ends] == [[b"of the file", b"of a sibling"]] * 2
     assert len(asked_again) == 1, "for both"
     third = joined(made)[1]
-    await eventually(lambda: Current in kinds(third))
+    await eventually(lambda: CatchUpEnd in kinds(third))
     assert len(asked_again) == 2, "not the one from before"
 
 
@@ -286,7 +286,7 @@ async def test_a_part_of_what_is_known_is_worth_less_than_the_file() -> None:
     _, late = joined(made)
     number = await asked(end)
     answer(end, number, header=Header("1/256/64", {}, partial=True))
-    await eventually(lambda: Current in kinds(late))
+    await eventually(lambda: CatchUpEnd in kinds(late))
     assert chunks_given(late) == [b"of the file"]
 
 
@@ -294,20 +294,20 @@ async def test_a_worker_that_does_not_read_holds_up_no_other() -> None:
     """A snapshot is larger than what may be on its way to it."""
     made, (end,) = hub_of()
     stuck = joined(made)[1]
-    stuck.unsent, stuck.closed = AHEAD_BYTES + 1, asyncio.Event()  # type: ignore[assignment]
+    stuck.unsent, stuck.closed = MAX_UNREAD_BYTES + 1, asyncio.Event()  # type: ignore[assignment]
     answer(end, await asked(end), b"x")
-    await eventually(lambda: Part in kinds(stuck))
+    await eventually(lambda: SnapshotPart in kinds(stuck))
     late = joined(made)[1]
     answer(end, await asked(end, 2), b"y")
-    await eventually(lambda: Current in kinds(late))
-    assert Current not in kinds(stuck)
+    await eventually(lambda: CatchUpEnd in kinds(late))
+    assert CatchUpEnd not in kinds(stuck)
     stuck.unsent = 0
-    await eventually(lambda: Current in kinds(stuck))
+    await eventually(lambda: CatchUpEnd in kinds(stuck))
 
 
 def test_while_none_serves_a_new_worker_begins_at_once() -> None:
     made = Hub(config_of(), Now(), lambda _: None)
-    assert kinds(joined(made)[1]) == kinds(joined(made)[1]) == [Welcome, Current]
+    assert kinds(joined(made)[1]) == kinds(joined(made)[1]) == [Welcome, CatchUpEnd]
 
 
 async def test_what_is_open_is_asked_for_again_if_too_much_came_meanwhile() -> None:
@@ -318,7 +318,7 @@ async def test_what_is_open_is_asked_for_again_if_too_much_came_meanwhile() -> N
     for name in "abcd":
         end.receives(batch(name))
     answer(end, number)
-    await eventually(lambda: Current in kinds(late))
+    await eventually(lambda: CatchUpEnd in kinds(late))
     assert len(events(late)) < 5
     assert end.of(Want) == [(who, Want())] * 2
 
@@ -376,6 +376,6 @@ async def test_numbers_of_routers_may_be_large() -> None:
     its.receive(lambda worker, message, _payload: received.append((worker, message)), lambda: None)
     made.join(ours)
     made.publish(1 << 32, EventBatch(0.0, b"x"))
-    made.ended_elsewhere(1 << 32)
+    made.end_router(1 << 32)
     await eventually(lambda: received[-2:] == [(1 << 32, EventBatch(0.0, b"x")), (1 << 32, Reset(ended=True))])
     await closed(ours, its)

@@ -14,7 +14,7 @@ from gateway.cluster.messages import EventBatch, Reconfigure, RejectConfig
 from gateway.config.schema import Config
 from gateway.features.workers.channel import HUB
 from gateway.features.workers.messages import COUNTERS, Ask, Message, TopicAnswer, from_hub
-from gateway.features.workers.peers import part_of
+from gateway.features.workers.peers import worker_share
 from gateway.features.workers.questions import PeerLimits
 from gateway.telemetry.exposition import unpacked_slices
 from router.events import Event, decode
@@ -131,7 +131,7 @@ async def test_what_a_worker_had_counted_stays_counted_when_it_is_gone() -> None
         await second.run.post()
         await eventually(lambda: counted(made.hub.workers[first.who].counters) == 1)
         made.hub.leave(first.who)
-        made.hub.restarted()
+        made.hub.count_restart()
         page = await second.run.metrics()
         assert page['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 2
         assert page["warmroute_workers"] == 1
@@ -488,7 +488,7 @@ def test_a_worker_has_its_part_of_what_is_bounded_but_all_places() -> None:
         "limits": {"connections": 7},
         "workers": 4,
     }
-    part = part_of(load(None, raw, env={}))
+    part = worker_share(load(None, raw, env={}))
     assert [pool.max_queue for pool in part.pools] == [2, 0]
     assert part.pools[0].max_inflight == 9
     assert part.limits.connections == 2

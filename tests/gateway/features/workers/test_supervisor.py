@@ -23,7 +23,7 @@ from gateway.features.snapshots.file import write
 from gateway.features.snapshots.keeper import SnapshotFile
 from gateway.features.snapshots.metrics import SnapshotMetrics
 from gateway.features.snapshots.snapshot import Header, Snapshot
-from gateway.features.workers.supervisor import BOOT, END_S, WELL_S, Patience, StartError, Supervisor, WorkerSlot
+from gateway.features.workers.supervisor import BOOT, END_S, HEALTHY_S, Patience, StartError, Supervisor, WorkerSlot
 from gateway.telemetry.exposition import unpacked_slices
 from tests.gateway.conftest import BODY, eventually
 from tests.support.configs import load
@@ -140,7 +140,7 @@ async def test_a_connection_that_a_dead_worker_has_not_accepted_waits_for_its_su
         asked = [asyncio.create_task(run.post()) for _ in range(20)]
         await eventually(lambda: not any(task.done() for task in asked) and queued(run.url) == 20)
         await eventually(
-            lambda: not any(run.made.hub.healthy(WELL_S))
+            lambda: not any(run.made.hub.healthy(HEALTHY_S))
         )  # else the second to end gets them, and they end with it
         for pid in first.values():
             os.kill(pid, signal.SIGKILL)
@@ -480,7 +480,7 @@ async def all_die_again(run: Run, short_lives: list[int]) -> list[asyncio.Task[t
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     asked = [asyncio.create_task(run.post()) for _ in range(20)]
-    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.healthy(WELL_S)))
+    await eventually(lambda: queued(run.url) == 20 and not any(run.made.hub.healthy(HEALTHY_S)))
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     return asked

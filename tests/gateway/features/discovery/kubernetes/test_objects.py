@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.features.discovery.kubernetes.objects import MAX_ENDPOINTS, MAX_NOTES, Read, members_of, read_pod, read_slice
+from gateway.features.discovery.kubernetes.objects import (
+    MAX_ENDPOINTS,
+    MAX_NOTES,
+    ObjectEndpoints,
+    members_of,
+    read_pod,
+    read_slice,
+)
 from gateway.features.discovery.section import DiscoveryConfig, KubernetesConfig
 from gateway.fleet.membership import Member, problem_of
 from tests.support.kubernetes import endpoint, pod_of, slice_of
@@ -28,10 +35,10 @@ def over(config: DiscoveryConfig, **settings: Any) -> DiscoveryConfig:
     return replace(config, kubernetes=replace(config.kubernetes, **settings))
 
 
-def read(config: DiscoveryConfig, *objects: Any) -> list[Read]:
+def read(config: DiscoveryConfig, *objects: Any) -> list[ObjectEndpoints]:
     assert config.kubernetes
     reader, port = read_pod if config.kubernetes.pods else read_slice, config.kubernetes.port
-    return [Read(int(each["metadata"].get("resourceVersion", 0)), reader(each, port)) for each in objects]
+    return [ObjectEndpoints(int(each["metadata"].get("resourceVersion", 0)), reader(each, port)) for each in objects]
 
 
 def members(config: DiscoveryConfig, *objects: Any, prefix: str = "") -> list[Member]:
@@ -262,12 +269,12 @@ def pods() -> list[Any]:
 
 @given(damaged(slices), PORT_CHOICES)
 def test_no_slice_raises(objects: list[Any], port: int | str | None) -> None:
-    check(members_of([Read(1, read_slice(each, port)) for each in objects], SERVICE))
+    check(members_of([ObjectEndpoints(1, read_slice(each, port)) for each in objects], SERVICE))
 
 
 @given(damaged(pods), PORT_CHOICES)
 def test_no_pod_raises(objects: list[Any], port: int | str | None) -> None:
-    check(members_of([Read(1, read_pod(each, port)) for each in objects], PODS))
+    check(members_of([ObjectEndpoints(1, read_pod(each, port)) for each in objects], PODS))
 
 
 def check(result: tuple[list[Member], list[str]]) -> None:

@@ -293,7 +293,7 @@ async def test_wrong_annotations_are_logged_once(caplog: pytest.LogCaptureFixtur
             assert at(run) == {"a": "up"}
             await server.put(PODS, pod_of("a", "127.0.0.1", one.port, capacity_tokens="400k", drain="true"))
             await eventually(lambda: at(run) == {"a": "draining"})
-    errors = [getattr(record, "error", "") for record in caplog.records if record.message == "pod is not as it should be"]
+    errors = [getattr(record, "error", "") for record in caplog.records if record.message == "pod has a problem"]
     assert errors == [f"a: the annotation warmroute.io/capacity-tokens is not a number from 1 to {1 << 40}"]
 
 

@@ -153,7 +153,7 @@ async def test_each_page_is_read_before_the_next_one_comes(tmp_path: Path) -> No
     await put(server, *[f"a{number}" for number in range(250)])
     async with server.serving():
         api = Api(ApiAccess(server.url, "default"), PATH, LABELS, 100, lambda: 0.0)
-        listed = await api.listed(lambda _object: server.lists)
+        listed = await api.list_all(lambda _object: server.lists)
         assert sorted(listed.objects.values()) == [1] * 100 + [2] * 100 + [3] * 50
         await api.close()
 
@@ -272,7 +272,7 @@ async def test_a_server_that_is_gone_changes_nothing_and_is_found_again(
         await server.delete(SLICES, "b")
         async with server.serving():
             await eventually(lambda: seen.last == addresses("a", "c"))
-    assert said("the API server does not answer as it should") == 2, "each outage once"
+    assert said("the API server does not answer correctly") == 2, "each outage once"
 
 
 async def test_after_several_failures_it_lists_again(tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ async def test_an_event_that_cannot_be_read_leads_to_a_list(
         server.lines = []
         await put(server, "b")
         await eventually(lambda: seen.last == addresses("a", "b") and not seen.problem)
-    assert [record.message for record in caplog.records].count("the API server does not answer as it should") == 1
+    assert [record.message for record in caplog.records].count("the API server does not answer correctly") == 1
 
 
 async def test_events_before_one_that_cannot_be_read_count(tmp_path: Path) -> None:

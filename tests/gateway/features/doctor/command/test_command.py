@@ -68,7 +68,7 @@ def test_standard_input_may_be_gzipped_as_well(packed: bool) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
     assert b"18 requests" in done.stdout
     closed = subprocess.run(["bash", "-c", '"$@" <&-', "_", *command, "-"], capture_output=True, timeout=60, check=False)
-    assert (closed.returncode, closed.stderr) == (2, b"warmroute: -: it is closed\n")
+    assert (closed.returncode, closed.stderr) == (2, b"warmroute: -: standard input is closed\n")
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_STREAMS, ids=lambda kind: kind.name)
@@ -113,7 +113,7 @@ BROKEN = [
     (b'{"body": {"model": "m", "prompt": "x"}, "path": 7}', "'path' must be a string"),
     (b'{"body": {"model": "m", "prompt": "x"}, "path": "/nope"}', "'path' must be one of"),
     (b'{"body": {"model": "m", "prompt": "x"}, "headers": []}', "'headers' must be an object"),
-    (b'{"body": {"model": "m", "prompt": "x"}, "time": "yesterday"}', "'time' is no time"),
+    (b'{"body": {"model": "m", "prompt": "x"}, "time": "yesterday"}', "'time' is not in ISO 8601: "),
     (b'{"body": {"model": "m", "prompt": "x"}, "time": true}', "'time' must be"),
     (b'{"body": {"model": "m", "prompt": "x"}, "outcome": {"cached_tokens": "many"}}', "'outcome'"),
     (b'{"body": {"model": "m", "prompt": "x"}, "outcome": {"cached_tokens": -1}}', "'outcome'"),
@@ -273,5 +273,5 @@ def test_what_is_not_in_the_file_is_said(tmp_path: Path, capsys: pytest.CaptureF
     claude = list(stream(KINDS[2]))
     found = as_json(capsys, write(tmp_path / "a.jsonl", lines([*referring, *claude])))
     assert found["requests"] == 18
-    assert any("18 requests go on with" in note for note in found["notes"])
+    assert any("18 requests continue objects" in note for note in found["notes"])
     assert any("18 requests of Messages begin with" in note for note in found["notes"])

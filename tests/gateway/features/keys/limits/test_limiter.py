@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
-from gateway.features.keys.limits.account import KEPT_DAYS, MAX_PROCESSES, KeyLimits, later
+from gateway.features.keys.limits.account import MAX_PROCESSES, RETAINED_DAYS, KeyLimits, merged
 from gateway.features.keys.limits.calendar import Calendar, day_number, day_of_text, day_text
 from gateway.features.keys.limits.limiter import MAX_ACCOUNTS, Limiter, Moment, Reservation
 from gateway.features.keys.limits.rate import Rate
@@ -30,7 +30,7 @@ def test_a_rate_gives_a_minutes_worth_at_once_and_then_as_it_comes() -> None:
     rate.take(60, 0)
     assert rate.wait(1, 0) == pytest.approx(1)
     assert rate.wait(1, 1) == 0
-    assert rate.left(30) == 30
+    assert rate.available(30) == 30
     assert rate.wait(1000, 59) == pytest.approx(1)  # more than there ever is: when nothing is owed
     assert rate.wait(1000, 60) == 0
 
@@ -39,7 +39,7 @@ def test_what_was_taken_too_much_comes_back_and_debts_end() -> None:
     rate = Rate(60)
     rate.take(100, 0)
     rate.take(-70, 0)
-    assert rate.left(0) == 30
+    assert rate.available(0) == 30
     rate.take(10**18, 0)
     assert rate.wait(1, DEBT_S) == pytest.approx(1)
     assert rate.wait(1, DEBT_S + 1) == pytest.approx(0)
@@ -73,7 +73,7 @@ def test_what_is_reserved_and_spent_is_conserved(seed: int, steps: int) -> None:
                 open_.append(limiter.enter("k", limits, moment))
                 requests += 1
             elif kind < 0.7 and open_:
-                chance.choice(open_).expect(chance.randrange(1000), chance.randrange(3000), moment)
+                chance.choice(open_).reserve(chance.randrange(1000), chance.randrange(3000), moment)
             elif open_:
                 one = open_.pop(chance.randrange(len(open_)))
                 money = chance.randrange(3000)
@@ -103,7 +103,7 @@ def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
     for _ in range(1000):
         one = limiter.enter("k", limits, at())
         try:
-            one.expect(1, 150, at())
+            one.reserve(1, 150, at())
             admitted.append(one)
         except GatewayError:
             one.settle(0, 0, 0, at())
@@ -111,7 +111,7 @@ def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
     for one in admitted:
         one.settle(1, 1, 150, at())
     last = limiter.enter("k", limits, at())
-    last.expect(1, 150, at())  # 100 are left, and nobody else runs
+    last.reserve(1, 150, at())  # 100 are left, and nobody else runs
     last.settle(1, 1, 150, at())
     with pytest.raises(GatewayError, match="is spent") as spent:
         limiter.enter("k", limits, at())
@@ -122,11 +122,11 @@ def test_a_budget_is_not_exceeded_but_by_one_request() -> None:
 def test_a_budget_can_be_reserved_to_its_last_picodollar() -> None:
     limiter, limits = Limiter(), KeyLimits(day=1000)
     first = limiter.enter("k", limits, at())
-    first.expect(1, 400, at())
+    first.reserve(1, 400, at())
     second = limiter.enter("k", limits, at())
     with pytest.raises(GatewayError, match="is reserved"):
-        second.expect(1, 601, at())
-    second.expect(1, 600, at())
+        second.reserve(1, 601, at())
+    second.reserve(1, 600, at())
     account = limiter.account("k")
     assert account is not None
     assert account.reserved == 1000
@@ -185,7 +185,7 @@ def _try(limiter: Limiter, money: int, open_: list[tuple[Reservation, int]]) -> 
     except GatewayError:
         return
     try:
-        one.expect(0, money, at())
+        one.reserve(0, money, at())
         open_.append((one, money))
     except GatewayError:
         one.settle(0, 0, 0, at())
@@ -197,7 +197,7 @@ def test_a_process_that_has_ended_has_nothing_reserved() -> None:
     account = limiter.account("k")
     assert account is not None
     assert (account.reserved, account.spent(DAY)) == (700, 200)
-    limiter.ended("other")
+    limiter.release_process("other")
     assert (account.reserved, account.spent(DAY)) == (0, 200)
 
 
@@ -248,7 +248,7 @@ def test_sums_of_days_and_months_are_those_of_the_processes(steps: list[tuple[st
             spent = days["own"]
             spent[what] = spent.get(what, 0) + amount
         elif name == "ended":
-            limiter.ended(what)
+            limiter.release_process(what)
             reserved[what] = 0
             continue
         else:
@@ -256,7 +256,7 @@ def test_sums_of_days_and_months_are_those_of_the_processes(steps: list[tuple[st
             spent, reserved[name] = days.setdefault(name, {}), max(0, amount)
             for day, found in what:
                 spent[day] = max(spent.get(day, 0), found)
-        for oldest in sorted(spent)[:-KEPT_DAYS]:
+        for oldest in sorted(spent)[:-RETAINED_DAYS]:
             del spent[oldest]
         account = limiter.account("k")
         assert account is not None
@@ -296,7 +296,7 @@ def test_more_lives_of_workers_than_have_sums_of_their_own_are_all_counted() -> 
     account.check()
     assert account.spent(day) == lives + lives - 1
     assert account.reserved == 5 * (MAX_PROCESSES - 1), "of those that are gone nothing is reserved"
-    assert len(account.others) == MAX_PROCESSES
+    assert len(account.by_process) == MAX_PROCESSES
     limiter.merge("serves", [("k", 0, 0, 0, ((day, 10**6),))], 0.0)
     with pytest.raises(GatewayError):
         limiter.enter("k", limits, at(day=day))
@@ -306,7 +306,7 @@ def test_others_are_forgotten_to_be_read_anew() -> None:
     limiter = Limiter()
     for name in ("a", "b"):
         limiter.merge(name, [("k", 0, 0, 3, ((DAY, 7), (DAY - 31, 2)))], 0.0)
-    limiter.forget_others({"b"})
+    limiter.forget_spending_of_others({"b"})
     account = limiter.account("k")
     assert account is not None
     account.check()
@@ -339,7 +339,7 @@ def test_a_debt_outlives_other_limits() -> None:
 
 
 def test_only_days_that_have_changed_are_sent_and_written() -> None:
-    limiter, limits = Limiter(share=2), KeyLimits(day=10**9)
+    limiter, limits = Limiter(processes=2), KeyLimits(day=10**9)
     for day in range(DAY, DAY + 20):
         limiter.enter("k", limits, at(day=day)).settle(0, 0, 7, at(day=day))
     today = DAY + 19
@@ -352,12 +352,12 @@ def test_only_days_that_have_changed_are_sent_and_written() -> None:
 
 def test_totals_that_were_not_written_keep_their_days() -> None:
     before, after = ("k", 1, 2, 3, ((1, 5), (2, 6))), ("k", 4, 5, 6, ((2, 7), (3, 8)))
-    assert later(before, after) == ("k", 4, 5, 6, ((1, 5), (2, 7), (3, 8)))
+    assert merged(before, after) == ("k", 4, 5, 6, ((1, 5), (2, 7), (3, 8)))
 
 
 def test_what_nobody_takes_is_not_noted() -> None:
     """Else accounts that are forgotten stay in memory."""
-    alone, noted = Limiter(written=False), Limiter(share=2)
+    alone, noted = Limiter(persistent=False), Limiter(processes=2)
     for limiter in (alone, noted):
         limiter.enter("k", KeyLimits(day=5), at()).settle(1, 1, 1, at())
     assert alone.changes() == alone.unwritten(DAY) == []
@@ -367,21 +367,21 @@ def test_what_nobody_takes_is_not_noted() -> None:
 def test_what_was_reserved_and_not_used_comes_back() -> None:
     limiter, limits = Limiter(), KeyLimits(tokens=1000, day=1000)
     first = limiter.enter("k", limits, at())
-    first.expect(900, 900, at())
+    first.reserve(900, 900, at())
     with pytest.raises(GatewayError):
-        limiter.enter("k", limits, at()).expect(200, 1, at())
-    first.expect(300, 300, at())  # another attempt, in the place of the first one
-    limiter.enter("k", limits, at()).expect(600, 600, at())
+        limiter.enter("k", limits, at()).reserve(200, 1, at())
+    first.reserve(300, 300, at())  # another attempt, in the place of the first one
+    limiter.enter("k", limits, at()).reserve(600, 600, at())
     first.settle(10, 1, 10, at())
     account = limiter.account("k")
     assert account is not None
     assert account.tokens is not None
-    assert (account.tokens.left(0.0), account.reserved, account.spent(DAY)) == (390, 600, 10)
+    assert (account.tokens.available(0.0), account.reserved, account.spent(DAY)) == (390, 600, 10)
 
 
 def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
     """What is still to be written is in memory; what was written is to be read, once."""
-    limiter, limits = Limiter(most=1), KeyLimits(day=1000)
+    limiter, limits = Limiter(max_accounts=1), KeyLimits(day=1000)
     limiter.enter("a", limits, at()).settle(0, 0, 400, at())
     limiter.enter("b", limits, at()).settle(0, 0, 1, at())
     assert limiter.account("a") is None
@@ -402,7 +402,7 @@ def test_a_forgotten_account_comes_back_with_what_it_had() -> None:
 
 def test_what_comes_back_of_a_forgotten_account_is_news_for_other_processes() -> None:
     """Though there was an exchange since the account was used, as the database takes longer to answer."""
-    limiter, limits = Limiter(2, most=1), KeyLimits(day=1000)
+    limiter, limits = Limiter(2, max_accounts=1), KeyLimits(day=1000)
     for name in ("a", "b"):
         limiter.enter(name, limits, at()).settle(0, 0, 400, at())
     limiter.changes()
@@ -415,7 +415,7 @@ def test_what_comes_back_of_a_forgotten_account_is_news_for_other_processes() ->
 
 
 def test_nothing_is_to_be_read_where_nothing_is_written() -> None:
-    limiter, limits = Limiter(written=False, most=1), KeyLimits(day=1000)
+    limiter, limits = Limiter(persistent=False, max_accounts=1), KeyLimits(day=1000)
     for name in ("a", "b", "a"):
         limiter.enter(name, limits, at()).settle(0, 0, 400, at())
     limiter.merge("other", [("c", 0, 0, 0, ((DAY, 10),))], 0.0)
@@ -432,9 +432,9 @@ def test_what_others_did_before_they_were_known_is_no_debt() -> None:
     assert account.requests is not None
     assert account.tokens is not None
     limiter.merge("other", [("k", 500, 5000, 0, ((DAY, 7),))], 0.0, first=True)
-    assert (account.requests.left(0.0), account.tokens.left(0.0), account.spent(DAY)) == (9, 100, 7)
+    assert (account.requests.available(0.0), account.tokens.available(0.0), account.spent(DAY)) == (9, 100, 7)
     limiter.merge("other", [("k", 502, 5030, 0, ((DAY, 8),))], 0.0, first=True)
-    assert (account.requests.left(0.0), account.tokens.left(0.0), account.spent(DAY)) == (7, 70, 8)
+    assert (account.requests.available(0.0), account.tokens.available(0.0), account.spent(DAY)) == (7, 70, 8)
 
 
 def test_a_database_is_behind_what_workers_say_themselves() -> None:
@@ -446,7 +446,7 @@ def test_a_database_is_behind_what_workers_say_themselves() -> None:
     assert account is not None
     assert account.requests is not None
     assert (account.reserved, account.spent(DAY), account.spent_in_month(DAY)) == (300, 70, 79)
-    assert account.requests.left(0.0) == 4
+    assert account.requests.available(0.0) == 4
 
 
 def test_sums_fit_into_a_database() -> None:
@@ -467,22 +467,22 @@ def test_nobody_is_told_to_wait_for_more_than_a_day() -> None:
 
 def test_days_are_bounded() -> None:
     """Of this process, of another one, and of those that are gone, whatever their clocks say."""
-    limiter, days = Limiter(), range(DAY, DAY + 3 * KEPT_DAYS)
+    limiter, days = Limiter(), range(DAY, DAY + 3 * RETAINED_DAYS)
     for day in days:
         limiter.enter("k", KeyLimits(day=10**9), at(day=day)).settle(0, 0, 1, at(day=day))
         limiter.merge("other", [("k", 0, 0, 0, ((day, 1),))], 0.0)
     account = limiter.account("k")
     assert account is not None
-    kept = list(days)[-KEPT_DAYS:]
-    assert list(account.own.days) == list(account.elsewhere.days) == kept
+    kept = list(days)[-RETAINED_DAYS:]
+    assert list(account.own.days) == list(account.others_total.days) == kept
     for number in range(MAX_PROCESSES + len(days)):
         limiter.merge(f"life {number}", [("k", 0, 0, 0, ((DAY + min(number, len(days)), 1),))], 0.0)
-    assert len(account.gone.days) == KEPT_DAYS
+    assert len(account.folded.days) == RETAINED_DAYS
     account.check()
 
 
 def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
-    limiter, limits = Limiter(2, most=1), KeyLimits(requests=10)
+    limiter, limits = Limiter(2, max_accounts=1), KeyLimits(requests=10)
     for name in ("k", "other key"):
         limiter.enter(name, limits, at()).settle(0, 0, 0, at())
         limiter.changes()
@@ -493,19 +493,19 @@ def test_what_others_did_before_an_account_came_back_is_no_debt() -> None:
     account = limiter.account("k")
     assert account is not None
     assert account.requests is not None
-    assert account.requests.left(0.0) == 8
+    assert account.requests.available(0.0) == 8
 
 
 def test_what_nobody_takes_is_bounded() -> None:
     """A database, or a hub, that is away while an issuer lets in ever new tenants."""
-    limiter, limits = Limiter(2, most=10), KeyLimits(day=1000)
+    limiter, limits = Limiter(2, max_accounts=10), KeyLimits(day=1000)
     for number in range(1000):
         limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
     assert len(limiter) == 10
     assert len(limiter.changes()) == 20
     assert [total[0] for total in limiter.unwritten(DAY)] == [str(number) for number in range(980, 1000)]
-    assert limiter.lost == 980
+    assert limiter.dropped == 980
     for _ in range(3):
         for number in range(10):
             limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
-    assert limiter.lost == 980
+    assert limiter.dropped == 980

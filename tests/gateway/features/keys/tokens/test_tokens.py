@@ -21,7 +21,7 @@ from gateway.features.keys.section import OidcConfig
 from gateway.features.keys.tokens.fetching import FetchFailed
 from gateway.features.keys.tokens.issuer import AGAIN_S, MAX_RETRY_S, Issuer
 from gateway.features.keys.tokens.jwks import ALGORITHMS, JwksError, PublicKey, keys_of
-from gateway.features.keys.tokens.tokens import MAX_VERDICTS, TokenClaims, Tokens, named_in
+from gateway.features.keys.tokens.tokens import MAX_GRANTS, TokenClaims, Tokens, unverified_claims
 from gateway.features.table import WholeConfig
 from tests.gateway.conftest import config_over
 from tests.support.issuer import AUDIENCE, FakeIssuer, encoded, public_jwk
@@ -56,7 +56,7 @@ async def tokens_with(*listed: dict[str, Any], **changed: Any) -> Tokens:
     st.text() | st.binary().map(lambda raw: f"eyJ{base64.urlsafe_b64encode(raw).decode()}") | st.from_regex(r"\AeyJ[\w.-]*\Z")
 )
 def test_any_text_is_read(text: str) -> None:
-    named = named_in(text)
+    named = unverified_claims(text)
     assert named is None or isinstance(named, TokenClaims)
 
 
@@ -65,7 +65,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5
 
 @given(JSON | st.dictionaries(st.sampled_from(["alg", "kid", "typ"]), JSON), JSON | st.dictionaries(st.just("iss"), JSON))
 def test_any_head_and_claims_are_read(head: object, claims: object) -> None:
-    named = named_in(f"{encoded(head)}.{encoded(claims)}.AA")
+    named = unverified_claims(f"{encoded(head)}.{encoded(claims)}.AA")
     if named is not None:
         assert isinstance(head, dict)
         assert isinstance(claims, dict)
@@ -155,9 +155,9 @@ async def test_grants_are_kept_until_the_token_expires_and_no_more_than_the_boun
     late = tokens.verdict(token, NOW + 630)
     assert late is not None
     assert (late.grant, late.reason, len(tokens)) == (None, "expired", 0)
-    for number in range(MAX_VERDICTS + 5):
+    for number in range(MAX_GRANTS + 5):
         tokens.verdict(issuer.token(exp=NOW + 600, iat=NOW, jti=str(number)), NOW)
-    assert len(tokens) == MAX_VERDICTS
+    assert len(tokens) == MAX_GRANTS
 
 
 async def test_refused_tokens_are_not_kept() -> None:
@@ -194,11 +194,11 @@ async def test_times_of_reading() -> None:
         await issuer.look_up()
         waits.append(issuer.next_at - now)
     assert waits == [1, 2, 4, 8, 16, 32, MAX_RETRY_S, MAX_RETRY_S, MAX_RETRY_S]
-    assert (asked, len(failures), issuer.undecided) == (10, 9, True)
+    assert (asked, len(failures), issuer.uncertain) == (10, 9, True)
     assert issuer.key("k1", "EdDSA")
     fails, now = False, issuer.next_at
     await issuer.look_up()
-    assert not issuer.undecided
+    assert not issuer.uncertain
 
 
 async def test_limits_are_found_by_the_id_of_a_grant() -> None:

@@ -335,7 +335,7 @@ async def test_an_issuer_that_is_down_from_the_start(tmp_path: Path, caplog: pyt
             await eventually(lambda: not first_of(run).failing)
             assert (await run.post(headers=bearer(issuer.token())))[0] == 200
     lines = [record.message for record in caplog.records if record.name == "warmroute.keys"]
-    assert lines == ["keys of an issuer are not read: none is known", "keys of an issuer are read again"]
+    assert lines == ["keys of an issuer are not read: no key is known", "keys of an issuer are read again"]
 
 
 async def test_an_issuer_that_goes_away_is_not_missed() -> None:
@@ -499,6 +499,6 @@ async def test_limits_of_tenants_hold_across_workers() -> None:
             one, two = workers[0].run, workers[1].run
             assert [(await one.post(headers=bearer(issuer.token())))[0] for _ in range(2)] == [200, 429]
             limiter = two.gateway[Keys].limiter
-            await eventually(lambda: (account := limiter.account("idp:acme")) and account.others)
+            await eventually(lambda: (account := limiter.account("idp:acme")) and account.by_process)
             assert (await two.post(headers=bearer(issuer.token())))[0] == 429
             assert (await two.post(headers=bearer(issuer.token(tenant="other"))))[0] == 200

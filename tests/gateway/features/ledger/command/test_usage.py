@@ -16,7 +16,7 @@ import pytest
 from gateway.accounting.meter import Bill
 from gateway.commands.cli import main
 from gateway.features.ledger.command.output import escaped, micro_dollars, safe_cell
-from gateway.features.ledger.command.period import PeriodError, moment, period
+from gateway.features.ledger.command.period import PeriodError, parse_bound, period
 from gateway.features.ledger.sums import MONEY, NAMES, Period, UsageSums
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Entries, file_url, maker, record, stored
 
@@ -48,7 +48,7 @@ def test_the_table_has_a_row_for_each_group_and_one_for_all(ledger: str, capsys:
     assert lines[1].split() == ["a", "2", "0", "2,000", "1,600", "100", "200", "80.0%", "2.000000", "0.000000", "0.0%"]
     assert lines[-1].split()[:3] == ["total", "6", "2"]
     assert len(lines) == 5
-    assert shown.err == "warmroute: note: 2 requests are of models without a price, and cost nothing here\n"
+    assert shown.err == "warmroute: note: 2 requests of models without a price are counted at no cost\n"
 
 
 def test_csv_is_exact_and_holds_no_formula(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_the_ledger_of_a_configuration(
     assert capsys.readouterr().out == by_flag
     file.write_text(json.dumps({"pools": [{"replicas": ["http://a:1"]}]}))
     assert main(["usage", "--config", str(file)]) == 2
-    assert "ledger.url is off: there is no ledger" in capsys.readouterr().err
+    assert "ledger.url is off: this gateway has no ledger" in capsys.readouterr().err
 
 
 def test_a_day_whose_rows_are_gone_is_named(ledger: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -94,7 +94,9 @@ def test_a_day_whose_rows_are_gone_is_named(ledger: str, capsys: pytest.CaptureF
     assert main(["usage", "--url", ledger, "--since", "2025-11-27T10:00", "--until", "2025-11-29"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1].split()[1] == "3"
-    assert "2025-11-27 is counted in part, and some of that part may be missing: 0 of its 3 requests have rows" in shown.err
+    assert (
+        "2025-11-27 is counted in part, and some rows of that part may be missing: 0 of its 3 requests have rows" in shown.err
+    )
 
 
 def test_no_time_is_too_late(ledger: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +117,7 @@ def test_a_ledger_that_cannot_be_read_is_status_1_and_is_not_made(capsys: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "which ledger?"),
+        ((), "give the ledger"),
         (("--url", "mysql://h/n"), "postgresql://USER@HOST/NAME"),
         (("--url", "postgresql://u:secret@h/n"), "a password does not belong in a URL"),
         (("--url", "sqlite", "--by", "tenant,weekday"), "'weekday'"),
@@ -144,7 +146,7 @@ def test_periods() -> None:
     now = datetime(2026, 11, 27, 12, 30, tzinfo=UTC).timestamp()
 
     def found(since: str, until: str | None = None) -> Period:
-        return period(moment(since), None if until is None else moment(until), now)
+        return period(parse_bound(since), None if until is None else parse_bound(until), now)
 
     tomorrow = int(datetime(2026, 11, 28, tzinfo=UTC).timestamp() * 1000)
     assert found("24h") == Period(int((now - 86_400) * 1000), tomorrow)
@@ -157,8 +159,8 @@ def test_periods() -> None:
     assert found("0001-01-01") == Period(0, tomorrow)
     for text in ("", "d", "7", "7 d", "1.5d", "٣d", "9999999999d", "7D", "2026-13-01", "2026-11-01T25:00"):
         with pytest.raises(PeriodError):
-            moment(text)
-    assert moment("3d") == timedelta(days=3).total_seconds()
+            parse_bound(text)
+    assert parse_bound("3d") == timedelta(days=3).total_seconds()
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\uff1d1+1", " =1", "\t=1"])

@@ -10,7 +10,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.recording.command.anonymous import KNOWN_NAMES, Anonymizer, NumberedConversations, NumberedNames, Recent
+from gateway.features.recording.command.anonymous import (
+    KNOWN_NAMES,
+    Anonymizer,
+    NumberedConversations,
+    NumberedNames,
+    RecentNumbers,
+)
 from gateway.features.recording.command.rows import TraceRow
 from router.simulation.recorded import FORMAT, read
 from tests.support.strategies import keys_of, letters
@@ -140,7 +146,7 @@ def test_a_sample_is_of_whole_conversations() -> None:
 
 
 def test_a_flood_of_clients_choices_takes_bounded_memory() -> None:
-    names, recent = NumberedNames(), Recent[int](100)
+    names, recent = NumberedNames(), RecentNumbers[int](100)
     for number in range(3 * KNOWN_NAMES):
         names.number(f"tenant {number}")
         recent.put(number, number)
@@ -150,7 +156,7 @@ def test_a_flood_of_clients_choices_takes_bounded_memory() -> None:
     assert names.number("tenant 7") == 8
     assert recent.get(3 * KNOWN_NAMES - 1) is not None
     assert recent.get(3 * KNOWN_NAMES - 101) is None
-    conversations = NumberedConversations(1.0, random.Random(1), most=10)
+    conversations = NumberedConversations(1.0, random.Random(1), max_keys=10)
     for number in range(1, 1000):
         conversations.of(row_of(b"%d" % number, session=number))
         conversations.of(row_of(b"%d" % number))
@@ -163,7 +169,7 @@ def test_a_flood_of_clients_choices_takes_bounded_memory() -> None:
 
 
 def test_what_is_used_again_is_remembered() -> None:
-    recent = Recent[str](10)
+    recent = RecentNumbers[str](10)
     recent.put("kept", 1)
     for number in range(1000):
         recent.put(str(number), number)

@@ -56,7 +56,7 @@ async def recording(admin: str, path: Path, *more: str, status: int = 0) -> Asyn
     stop, opened = threading.Event(), threading.Event()
 
     class Watched(record.Recorder):
-        def opened(self) -> None:
+        def announce(self) -> None:
             opened.set()
 
     running = asyncio.create_task(asyncio.to_thread(Watched(options_of(admin, path, *more), time.monotonic, stop).run))
@@ -230,7 +230,7 @@ async def test_a_full_disk_is_said_and_what_it_lacks_is_counted(tmp_path: Path) 
     full = f"warmroute: {path} cannot be written: File too large"
     assert err.decode().splitlines() == [
         f"0 requests in {path}, 0.0 MB",
-        f"{full}; the last 10 requests are not in it; what was written before is whole",
+        f"{full}; the last 10 requests are missing; the file is valid up to there",
     ]
     header, last = lines_of(path)
     assert header["format"] == "warmroute-trace"
@@ -249,7 +249,7 @@ async def test_what_cannot_be_recorded_is_a_clear_error(tmp_path: Path, capsys: 
     async with FakeReplica() as one, running(one) as run:
         admin = "--admin", run.admin_url
         path.write_text("precious")
-        assert "exists already: name another file, or use --replace" in (await said(capsys, *admin, "--output", str(path)))[1]
+        assert "exists: choose another file, or use --replace" in (await said(capsys, *admin, "--output", str(path)))[1]
         assert path.read_text() == "precious"
         assert "cannot be written" in (await said(capsys, *admin, "--output", str(tmp_path / "no" / "a")))[1]
 
@@ -257,7 +257,7 @@ async def test_what_cannot_be_recorded_is_a_clear_error(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--for", "0s"), "is not a time from 1s on, such as 30s, 10m, 24h or 7d"),
+        (("--for", "0s"), "is not a time of at least 1s, such as 30s, 10m, 24h or 7d"),
         (("--for", "soon"), "is not a time"),
         (("--for", "nan"), "is not a time"),
         (("--for", "1e300d"), "is not a time"),

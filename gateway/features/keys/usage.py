@@ -1,4 +1,4 @@
-"""What keys have used of their limits, as operators see it: by what this gateway has counted and read."""
+"""The current use of a key, for operators, as known to this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gateway.accounting.money import dollars
 from gateway.features.keys.keys import Keys
 
 
-def used_of(keys: Keys, id_: str) -> dict[str, Any] | None:
-    """None: the key has no limits, or was not used since the gateway began. O(1)."""
+def usage_of(keys: Keys, id_: str) -> dict[str, Any] | None:
+    """The use of a key, with the rest of its limits. None: the key has no limits, or was not used since the start. O(1)."""
     account = keys.limiter.account(id_)
     if account is None:
         return None
@@ -19,6 +19,6 @@ def used_of(keys: Keys, id_: str) -> dict[str, Any] | None:
         "usd_day": dollars(account.spent(moment.day)),
         "usd_month": dollars(account.spent_in_month(moment.day)),
         "usd_reserved": dollars(account.reserved),
-        "requests_left": None if requests is None else requests.left(moment.now),
-        "uncached_tokens_left": None if tokens is None else tokens.left(moment.now),
+        "requests_left": None if requests is None else requests.available(moment.now),
+        "uncached_tokens_left": None if tokens is None else tokens.available(moment.now),
     }

@@ -1,8 +1,8 @@
-"""The limits of a key, in the phases of a request: one request more before it waits, its tokens and price once it is booked,
-what it has used at its end (an observer).
+"""Applies the limits of a key to a request: counts it before it queues, reserves tokens and money when a replica is chosen, and
+settles the actual use at the end (an observer).
 
-The price of a request that runs is an estimate: its prompt as the router has it, cached where that is believed to be, and an
-answer as long as the key's longest recent one.
+The price of a running request is estimated from the router's count of its prompt, the expected cached tokens, and an answer as
+long as the key's longest recent one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gateway.request.slots import Slot
 RESERVATION: Final = Slot[Reservation]("keys.limits")
 
 
-class Limiting:
-    """See the top of this file."""
+class LimitPhases:
+    """The limits as phases of a request."""
 
     def __init__(self, keys: Keys, meter: Meter, metrics: KeyMetrics) -> None:
         self._keys = keys
@@ -34,13 +34,15 @@ class Limiting:
         self._metrics = metrics
 
     def waited(self, exchange: Exchange) -> None:
-        """The key may have ended meanwhile. Raises GatewayError 401."""
+        """Checks the key again after the queue: it may have been revoked or expired. Raises GatewayError 401."""
         grant = exchange.caller.grant
         if isinstance(grant, Grant):
             grant.require_valid(self._keys.wall_clock())
 
     def require(self, grant: Grant) -> None:
-        """Before something is opened, or begun, whose requests come later. Raises GatewayError 429."""
+        """Checks the limits without counting a request: before a connection or job whose requests come later. Raises
+        GatewayError 429.
+        """
         keys, limits = self._keys, grant.limits
         if limits is not None:
             try:
@@ -50,7 +52,7 @@ class Limiting:
                 raise
 
     def enter(self, exchange: Exchange) -> None:
-        """Raises GatewayError 429."""
+        """Counts the request. Raises GatewayError 429."""
         keys, grant = self._keys, exchange.caller.grant
         if not isinstance(grant, Grant) or grant.limits is None:
             return
@@ -60,8 +62,8 @@ class Limiting:
             self._metrics.limited.add((error.code,))
             raise
 
-    def expect(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
-        """Nothing has been sent yet. Raises GatewayError 429."""
+    def reserve(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
+        """Reserves the estimated tokens and money before the request is sent. Raises GatewayError 429."""
         keys, reservation, api, booking = self._keys, RESERVATION.get(exchange.record), exchange.api, exchange.booking
         if reservation is None or not api.metered:
             return
@@ -72,14 +74,14 @@ class Limiting:
             bill = self._meter.bill(api.model, Consumption(Usage(prompt, reservation.output, cached), api.images))
             money = bill.total if bill is not None else 0
         try:
-            reservation.expect(prompt - cached, money, keys.moment())
+            reservation.reserve(prompt - cached, money, keys.moment())
         except GatewayError as error:
             self._metrics.limited.add((error.code,))
             raise
 
 
-class LimitSettling:
-    """What a request has used, in the place of what was reserved for it."""
+class LimitSettlement:
+    """Replaces the reservation of a finished request by its actual use."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""Requests about what the gateway keeps: its own answers, and requests that get the history that they go on with."""
+"""Requests for stored objects: answers of the gateway, and requests that continue a stored history."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gateway.request.phases.objects import ReplicaObjects
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES, Replies
 
 
-class Keeping:
-    """See the top of this file. clock: monotonic seconds."""
+class StoredObjects:
+    """The phase that answers or prepares such requests. clock: monotonic seconds."""
 
     def __init__(
         self, live: Live, fleet: Fleet, recall: Recall, objects: ReplicaObjects, replies: Replies, clock: Callable[[], float]
@@ -32,23 +32,25 @@ class Keeping:
         self._clock = clock
 
     def owns(self, exchange: Exchange) -> bool:
-        """Whether the gateway may have the answer itself."""
+        """True if the gateway may have the answer itself."""
         dialect = exchange.dialect
         return self._recall.on and (dialect.kept_here or (dialect.in_background and bool(exchange.api.stores)))
 
-    async def own(self, exchange: Exchange, lifecycle: Lifecycle) -> ClientReply | None:
-        """The answer about something that the gateway keeps itself, or makes in the background. None: it is a replica's.
+    async def answer_own(self, exchange: Exchange, lifecycle: Lifecycle) -> ClientReply | None:
+        """Answers a request for a stored object, or starts a background response. None: the request is for a replica.
 
         lifecycle: runs background responses. Raises GatewayError.
         """
         api, record, subject = exchange.api, exchange.record, exchange.record.subject
-        elsewhere = self._begin(exchange)
+        maybe_at_replica = self._find_at_replica(exchange)
         if exchange.dialect.kept_here:
-            answer = await self._recall.answer(exchange.request, api, exchange.caller, elsewhere=elsewhere)
+            answer = await self._recall.answer(exchange.request, api, exchange.caller, maybe_at_replica=maybe_at_replica)
         else:
             self._require_allowed(exchange, lifecycle)
-            subject.model, subject.generates, subject.metered = api.model, False, False  # its run is logged by itself
-            answer = await self._recall.start(exchange.request, api, exchange.caller, lifecycle.run, elsewhere=elsewhere)
+            subject.model, subject.generates, subject.metered = api.model, False, False  # the run has its own log line
+            answer = await self._recall.start(
+                exchange.request, api, exchange.caller, lifecycle.run, maybe_at_replica=maybe_at_replica
+            )
         if answer is None:
             subject.generates = subject.metered = api.metered
             return None
@@ -60,14 +62,14 @@ class Keeping:
         record.answer.ok = record.answer.complete = not record.error
         return reply
 
-    def _begin(self, exchange: Exchange) -> bool:
-        """Whether a replica has the object that the request names."""
+    def _find_at_replica(self, exchange: Exchange) -> bool:
+        """True if a replica has the object of the request."""
         if exchange.notes is not None:
             exchange.notes.enter(RECALL, self._clock())
         return self._objects.find(exchange.api.refers, exchange.caller) is not None
 
     def _require_allowed(self, exchange: Exchange, lifecycle: Lifecycle) -> None:
-        """Whether a run may begin: what its key does not allow is refused here, for the run itself has no client to be told.
+        """Checks the rights for a run before it starts, because the run has no client to receive an error.
 
         Raises GatewayError 403, 404, 429 or 503.
         """
@@ -78,11 +80,11 @@ class Keeping:
         if grant is not None:
             grant.require_pool(target.pool)
         lifecycle.callers.require_welcome(exchange.caller)
-        elsewhere = lifecycle.extensions.fallback
-        (elsewhere.taker(target) if elsewhere is not None else target).require()
+        fallback = lifecycle.extensions.fallback
+        (fallback.taker(target) if fallback is not None else target).require()
 
-    async def _follow(self, exchange: Exchange, following: FollowerStream) -> ClientReply:
-        """The events of a run, until it has ended."""
+    async def _follow(self, exchange: Exchange, stream: FollowerStream) -> ClientReply:
+        """Sends the events of a run until it has ended."""
         record = exchange.record
         record.status, record.subject.stream = 200, True
         reply = self._replies.begin(exchange, 200, None, STREAM_LINES)
@@ -91,13 +93,13 @@ class Keeping:
             record.error = error.message
             return exchange.dialect.error_event(self._replies.shown(exchange, error), None) or b""
 
-        await self._recall.followers.send(following, reply, failed, charge_to(exchange.request), self._live.patience_s)
+        await self._recall.followers.send(stream, reply, failed, charge_to(exchange.request), self._live.patience_s)
         return reply
 
     def concerns(self, exchange: Exchange) -> bool:
-        """Whether a request has a history here, or may become one.
+        """True if the request has a stored history, or may start one.
 
-        Raises GatewayError 404 for a path that a replica may take for one of ours, past the check whose the object is.
+        Raises GatewayError 404 for a path that a replica may interpret as one of ours, bypassing the check of the owner.
         """
         if exchange.dialect.strict:
             api = exchange.api
@@ -109,5 +111,5 @@ class Keeping:
         return False
 
     async def prepare(self, exchange: Exchange) -> None:
-        """Give the request its history. Raises GatewayError 400, 404, 410, 413 or 503."""
-        exchange.api, exchange.tap = await self._recall.begin(exchange, elsewhere=self._begin(exchange))
+        """Adds the stored history to the request. Raises GatewayError 400, 404, 410, 413 or 503."""
+        exchange.api, exchange.tap = await self._recall.begin(exchange, maybe_at_replica=self._find_at_replica(exchange))

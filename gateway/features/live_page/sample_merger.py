@@ -1,10 +1,10 @@
-"""Samples of several processes, as points of one gateway.
+"""Merges samples of several processes into points of one gateway.
 
-Each process samples its counters when it comes to it (`sums.py`), on a clock that all of them share. Here they are put on one
-grid of STEP_S: a process's count between two of its samples is taken to grow evenly, so what it counts in a step is the
-difference at the step's ends, and the gateway's is the sum over its processes. A step is made when every process that is not
-late has a sample behind it; what a late one has counted meanwhile is in the step that is made next after its samples come. So
-nothing is counted twice, nor lost, whenever they come, within ENDED_S. A count that falls stands still.
+Each process samples its counters at its own times (`sums.py`), by a clock that all of them share. Here they are put on one grid
+of STEP_S. A count is taken to grow evenly between two samples. So the count of a process in a step is the difference between
+the step's ends, and the gateway's is the sum over its processes. A step is made when every process that is not late has a
+sample after it. The counts of a late process are added to the next step made after its samples arrive. So nothing is counted
+twice or lost, if samples arrive within ENDED_S. A count that falls is treated as unchanged.
 
 The median and the 90th percentile of the time to the first token are interpolated in the buckets of the last TTFT_STEPS steps.
 """
@@ -16,24 +16,24 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from gateway.features.live_page.sums import FIELDS, GAUGES, MOST, STEP_S, Sample
+from gateway.features.live_page.sums import FIELDS, GAUGES, MAX_SAMPLES, STEP_S, Sample
 
-LATE_S: Final = 3 * STEP_S  # a process without a sample for so long is not waited for
-ENDED_S: Final = 60.0  # and after this it is forgotten
+LATE_S: Final = 3 * STEP_S  # a process without a sample for this time is not waited for
+ENDED_S: Final = 60.0  # a process without a sample for this time is forgotten
 TTFT_STEPS: Final = 5
 
 Point = dict[str, Any]
 
 
-class Merging:
-    """See the top of this file. bounds: upper ends of the buckets, in seconds. points: the last ones, oldest first."""
+class SampleMerger:
+    """bounds: upper ends of the buckets, in seconds. points: the last points, the oldest first."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.points: deque[Point] = deque(maxlen=MOST)
+        self.points: deque[Point] = deque(maxlen=MAX_SAMPLES)
         self._bounds = tuple(bounds)
         self._processes: dict[str, list[Sample]] = {}
-        self._counted: dict[str, Sample] = {}  # what of each process is in the steps
-        self._made: float | None = None  # the end of the last step
+        self._counted: dict[str, Sample] = {}  # by process: the counts included in the steps
+        self._end: float | None = None  # end of the last step
         self._ttft: deque[list[float]] = deque(maxlen=TTFT_STEPS)
 
     def last(self) -> dict[str, float]:
@@ -41,7 +41,7 @@ class Merging:
         return {name: samples[-1][0] for name, samples in self._processes.items()}
 
     def add(self, process: str, samples: Iterable[Sample]) -> None:
-        """Newer ones of a process."""
+        """Adds newer samples of a process."""
         known = self._processes.setdefault(process, [])
         for sample in samples:
             if not known or sample[0] > known[-1][0]:
@@ -52,20 +52,20 @@ class Merging:
             del self._processes[process]
 
     def advance(self) -> list[Point]:
-        """The steps that can be made now. O(samples)."""
+        """Makes the steps that are complete. O(samples)."""
         if not self._processes:
             return []
         newest = max([samples[-1][0] for samples in self._processes.values()])
         prompt = [samples for samples in self._processes.values() if samples[-1][0] >= newest - LATE_S]
         until = math.floor(min([samples[-1][0] for samples in prompt]) / STEP_S) * STEP_S
-        if self._made is None:
+        if self._end is None:
             oldest = min([samples[0][0] for samples in self._processes.values()])
-            self._made = max(math.floor(oldest / STEP_S) * STEP_S, until - MOST * STEP_S)
-            self._counted = {name: _at(samples, self._made) for name, samples in self._processes.items()}
+            self._end = max(math.floor(oldest / STEP_S) * STEP_S, until - MAX_SAMPLES * STEP_S)
+            self._counted = {name: _interpolated(samples, self._end) for name, samples in self._processes.items()}
         made: list[Point] = []
-        while self._made < until:
-            made.append(self._step(self._made + STEP_S))
-            self._made += STEP_S
+        while self._end < until:
+            made.append(self._step(self._end + STEP_S))
+            self._end += STEP_S
         self.points.extend(made)
         self._forget()
         return made
@@ -74,7 +74,7 @@ class Merging:
         fields, gauges = [0.0] * len(FIELDS), [0.0] * len(GAUGES)
         buckets = [0.0] * (len(self._bounds) + 1)
         for name, samples in self._processes.items():
-            before, after = self._counted[name], _at(samples, end)
+            before, after = self._counted[name], _interpolated(samples, end)
             self._counted[name] = after
             for at in range(len(fields)):
                 fields[at] += max(0.0, after[1][at] - before[1][at])
@@ -91,8 +91,8 @@ class Merging:
         return point
 
     def _forget(self) -> None:
-        """What is behind the last step, but for the sample that begins the next one."""
-        made = self._made if self._made is not None else 0.0
+        """Removes samples before the last step, except for the sample that begins the next one."""
+        made = self._end if self._end is not None else 0.0
         for name, samples in list(self._processes.items()):
             keep = len(samples) - 1
             while keep > 0 and samples[keep][0] > made:
@@ -102,11 +102,11 @@ class Merging:
                 del self._processes[name], self._counted[name]
 
     def __repr__(self) -> str:
-        return f"<Merging {len(self._processes)} processes, {len(self.points)} points>"
+        return f"<SampleMerger {len(self._processes)} processes, {len(self.points)} points>"
 
 
-def _at(samples: Sequence[Sample], time: float) -> Sample:
-    """What was counted at a time, between two samples; what is outside of them is as at the nearest. O(log samples)."""
+def _interpolated(samples: Sequence[Sample], time: float) -> Sample:
+    """The counts at a time between two samples; outside of them, the counts of the nearest sample. O(log samples)."""
     low, high = 0, len(samples)
     while low < high:
         middle = (low + high) // 2
@@ -126,14 +126,14 @@ def _at(samples: Sequence[Sample], time: float) -> Sample:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
-    """Interpolated within its bucket; of what is beyond the last bound, that. None: nothing was counted."""
-    whole = sum(counts)
-    if whole <= 0:
+    """The quantile, interpolated in its bucket; beyond the last bound, that bound. None: nothing was counted."""
+    total = sum(counts)
+    if total <= 0:
         return None
-    left = whole * share
+    remaining = total * share
     for at, bound in enumerate(bounds):
-        if counts[at] >= left and counts[at] > 0:
+        if counts[at] >= remaining and counts[at] > 0:
             lower = bounds[at - 1] if at else 0.0
-            return lower + (bound - lower) * left / counts[at]
-        left -= counts[at]
+            return lower + (bound - lower) * remaining / counts[at]
+        remaining -= counts[at]
     return bounds[-1]

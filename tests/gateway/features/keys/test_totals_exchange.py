@@ -14,9 +14,9 @@ from gateway.errors import GatewayError
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.limits.account import KeyAccount, KeyLimits
 from gateway.features.keys.metrics import KeyMetrics
-from gateway.features.keys.record import Settings
+from gateway.features.keys.record import KeySettings
 from gateway.features.keys.section import KeysConfig
-from gateway.features.keys.spending import Spending, messages_of
+from gateway.features.keys.totals_exchange import TotalsExchange, encode_totals
 from gateway.features.table import WholeConfig, new_metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, made
@@ -60,7 +60,7 @@ async def test_what_is_used_at_one_worker_is_used_at_all(tmp_path: Path) -> None
 
         def known() -> int:
             there = account(second, id_)
-            return sum(each.requests for each in there.others.values()) if there else 0
+            return sum(each.requests for each in there.by_process.values()) if there else 0
 
         await eventually(lambda: known() == 3)
         assert (await second.run.post(headers=bearer(key)))[0] == 429
@@ -85,7 +85,7 @@ async def test_a_new_worker_knows_what_was_spent(tmp_path: Path) -> None:
         for _ in range(3):
             assert (await first.run.post(headers=bearer(other)))[0] == 200
         third = await wheel.join()
-        await eventually(lambda: (known := account(third, id_)) is not None and known.others)
+        await eventually(lambda: (known := account(third, id_)) is not None and known.by_process)
         assert (await third.run.post(headers=bearer(key)))[0] == 429
         assert (await third.run.post(headers=bearer(other)))[0] == 200
 
@@ -96,7 +96,7 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
         WholeConfig(pools=(), keys=KeysConfig(**keys_in(tmp_path))), new_metrics().of(KeyMetrics), lambda: 1.8e9, lambda: 0.0
     )
     await keys.begin()
-    key, other = [(await (await keys.store()).create(Settings("acme", requests_per_minute=3)))[0] for _ in range(2)]
+    key, other = [(await (await keys.store()).create(KeySettings("acme", requests_per_minute=3)))[0] for _ in range(2)]
     await keys.poll()
 
     def limits_of(id_: str) -> KeyLimits:
@@ -106,10 +106,10 @@ async def test_what_a_worker_did_before_is_no_debt_in_whatever_order_it_is_told(
         return grant.limits
 
     topics = Topics()
-    Spending(keys.process, keys.limiter, keys.siblings, topics, lambda: 0.0)
+    TotalsExchange(keys.process, keys.limiter, keys.siblings, topics, lambda: 0.0)
 
     def told(requests: int, *, whole: bool, process: str = "p", id_: str = key.id) -> None:
-        (message,) = messages_of(process, [(id_, requests, 0, 0, ())], whole=whole)
+        (message,) = encode_totals(process, [(id_, requests, 0, 0, ())], complete=whole)
         topics.receive("keys.spent", 7, message)
 
     told(1000, whole=False)
@@ -139,10 +139,10 @@ async def test_a_worker_begins_with_all_that_it_has(tmp_path: Path) -> None:
         def publish(self, topic: str, message: bytes) -> None:
             sent.append((topic, message))
 
-    spending = Spending(keys.process, keys.limiter, keys.siblings, Topics(), lambda: 0.0)
+    spending = TotalsExchange(keys.process, keys.limiter, keys.siblings, Topics(), lambda: 0.0)
     running = asyncio.create_task(spending.run(Control()))
     await eventually(lambda: sent)
     running.cancel()
     await asyncio.wait([running])
-    assert sent == [("keys.spent", message) for message in messages_of(keys.process, [], whole=True)]
+    assert sent == [("keys.spent", message) for message in encode_totals(keys.process, [], complete=True)]
     await keys.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.cluster.messages import EVERYTHING_S, EventBatch, Reset, Want
 from gateway.features.sharing.clock import StoreClock
-from gateway.features.sharing.incoming import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, Incoming
+from gateway.features.sharing.entry_reader import MAX_NAMED, MAX_OFFERS, MAX_REFUSED, MAX_WANTS, EntryReader
 from gateway.features.sharing.messages import (
     ALL,
     MAX_ENVELOPE_BYTES,
@@ -24,8 +24,8 @@ from gateway.features.sharing.messages import (
     encode_envelope,
 )
 from gateway.features.sharing.metrics import SharingMetrics
-from gateway.features.sharing.others import DEAD_S, MAX_GATEWAYS, MAX_SOURCES
 from gateway.features.sharing.outbox import Outbox
+from gateway.features.sharing.peer_gateways import DEAD_S, MAX_GATEWAYS, MAX_SOURCES
 from gateway.features.snapshots.snapshot import Snapshot
 from gateway.features.table import new_metrics
 from router.events import BookingClosed, BookingFirstToken, BookingMoved, BookingOpened, ObjectStored, Rent, decode, encode
@@ -63,7 +63,7 @@ class View:
         self.outbox = Outbox(lambda: self.now)
         clock = StoreClock()
         clock.measure(99.999, 100.001, 100.0 + STORE_AHEAD)
-        self.incoming = Incoming(
+        self.entry_reader = EntryReader(
             me="me",
             format="1/256/64",
             routers=self.seen,
@@ -90,7 +90,7 @@ class View:
         return {name.encode(): value for name, value in named.items()}
 
     def raw(self, fields: dict[bytes, bytes]) -> None:
-        for _ in self.incoming.entry(self.now + STORE_AHEAD, fields):
+        for _ in self.entry_reader.entry(self.now + STORE_AHEAD, fields):
             pass
 
     @property
@@ -102,7 +102,7 @@ class View:
         return self.metrics.refused.values[(reason,)]
 
     def published(self) -> list[Kind]:
-        self.incoming.answer()
+        self.entry_reader.answer()
         return [message for _, message in self.outbox.take()]
 
 
@@ -125,7 +125,7 @@ def test_ours_is_passed_over() -> None:
     view = View()
     view.entry((1, batch(BOOKED)), gateway="me")
     assert view.calls == []
-    assert view.incoming.others.alive == {}
+    assert view.entry_reader.peers.alive == {}
 
 
 def test_routers_of_different_gateways_are_different() -> None:
@@ -171,7 +171,7 @@ def test_a_gateway_that_was_silent_for_us_alone_is_asked_for_what_was_missed() -
     view = View()
     view.entry((1, batch(BOOKED)), seq=1)
     view.now += 600.0
-    view.incoming.expire(view.now)
+    view.entry_reader.expire(view.now)
     view.entry(seq=2000)
     (want,) = view.published()
     assert isinstance(want, Want)
@@ -183,7 +183,7 @@ def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for
     view = View()
     view.entry((1, batch(BOOKED)), seq=1)
     view.now += 600.0
-    view.incoming.expire(view.now)
+    view.entry_reader.expire(view.now)
     view.entry(seq=2)
     assert view.published() == [Want("a", 0.0)]
 
@@ -191,16 +191,19 @@ def test_of_one_that_was_silent_and_wrote_nothing_only_what_is_open_is_asked_for
 def test_what_others_want_of_us() -> None:
     view = View()
     view.entry(Want("somebody", 5.0), Want("me", 0.0), Want("me", 7.0))
-    view.incoming.answer()
-    view.incoming.answer()
+    view.entry_reader.answer()
+    view.entry_reader.answer()
     assert view.calls == [("join",)], "once for all who came"
-    assert list(view.incoming.wants) == [("a", 93.0)]
+    assert list(view.entry_reader.wants) == [("a", 93.0)]
 
 
 def test_offers_for_us_and_for_all() -> None:
     view = View()
     view.entry(Offer("me", "k1", 10.0), Offer("", "k2", 11.0), Offer("b", "k3", 12.0), sent=13.0)
-    assert [(offer.key, at) for offer, at in view.incoming.offers] == [("k1", pytest.approx(97.0)), ("k2", pytest.approx(98.0))]
+    assert [(offer.key, at) for offer, at in view.entry_reader.offers] == [
+        ("k1", pytest.approx(97.0)),
+        ("k2", pytest.approx(98.0)),
+    ]
 
 
 def test_a_gateway_ends_by_its_goodbye_or_by_its_silence() -> None:
@@ -210,17 +213,17 @@ def test_a_gateway_ends_by_its_goodbye_or_by_its_silence() -> None:
     (_, first, *_), (_, second, *_) = view.calls
     view.entry(Reset(ended=True), gateway="a")
     assert view.calls == [("leave", first)]
-    view.incoming.expire(view.now + DEAD_S - 0.1)
+    view.entry_reader.expire(view.now + DEAD_S - 0.1)
     assert view.calls == []
-    view.incoming.expire(view.now + DEAD_S + 0.1)
+    view.entry_reader.expire(view.now + DEAD_S + 0.1)
     assert view.calls == [("leave", second)]
-    assert view.incoming.others.alive == {}
+    assert view.entry_reader.peers.alive == {}
 
 
 def test_one_that_comes_back_has_new_numbers() -> None:
     view = View()
     view.entry((1, batch(BOOKED)))
-    view.incoming.expire_all()
+    view.entry_reader.expire_all()
     view.entry((1, batch(BOOKED)))
     calls = view.calls
     assert [call[0] for call in calls] == ["receive", "leave", "receive"]
@@ -252,9 +255,9 @@ def test_workers_may_be_replaced_for_ever() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason", "why"),
     [
-        ({"v": b"1"}, "version", "its release writes version '1', this one '2': both have to write the same"),
+        ({"v": b"1"}, "version", "its release writes version '1', this one '2': both must write the same version"),
         ({"v": b""}, "version", "version ''"),
-        ({"f": b"1/512/64"}, "format", "routing.block_bytes is 512 there and 256 here: both have to be configured alike"),
+        ({"f": b"1/512/64"}, "format", "routing.block_bytes is 512 there and 256 here: both must have the same configuration"),
         ({"f": b"2/256/64"}, "format", "its release makes blocks in another way (2/256/64, not 1/256/64)"),
         ({"f": b"\xff"}, "format", "in another way"),
         ({"e": b"garbage"}, "garbage", ""),
@@ -333,14 +336,14 @@ def test_a_flood_is_bounded() -> None:
     view = View()
     for number in range(MAX_GATEWAYS + 100):
         view.entry(gateway=f"g{number}", seq=1)
-    assert len(view.incoming.others.alive) == MAX_GATEWAYS
+    assert len(view.entry_reader.peers.alive) == MAX_GATEWAYS
     for number in range(MAX_SOURCES + 100):
         view.entry((number, batch(BOOKED)), gateway="g1")
     assert len({call[1] for call in view.calls}) == MAX_SOURCES
     for number in range(MAX_WANTS + 100):
         view.entry(*[Want("me", 1.0)] * 10, Offer("me", f"k{number}", 0.0), gateway=f"g{number}")
-    assert len(view.incoming.wants) == MAX_WANTS
-    assert len(view.incoming.offers) == MAX_OFFERS
+    assert len(view.entry_reader.wants) == MAX_WANTS
+    assert len(view.entry_reader.offers) == MAX_OFFERS
 
 
 names = st.sampled_from([b"v", b"f", b"g", b"e", b"x"])
@@ -361,7 +364,7 @@ def test_a_large_batch_is_applied_in_pieces() -> None:
     items = [BookingFirstToken(number, 0.0) for number in range(1, 201)]
     fields = view.fields((1, batch(*items)))
     steps = 0
-    for _ in view.incoming.entry(view.now + STORE_AHEAD, fields):
+    for _ in view.entry_reader.entry(view.now + STORE_AHEAD, fields):
         steps += 1
         assert len(view.calls) == 1
     assert steps == 4
@@ -370,9 +373,9 @@ def test_a_large_batch_is_applied_in_pieces() -> None:
 def test_what_is_given_up_meanwhile_is_not_applied_further() -> None:
     view = View()
     fields = view.fields((1, batch(BOOKED)), (2, batch(BOOKED)))
-    steps = view.incoming.entry(view.now + STORE_AHEAD, fields)
+    steps = view.entry_reader.entry(view.now + STORE_AHEAD, fields)
     next(steps)
-    view.incoming.expire_all()
+    view.entry_reader.expire_all()
     assert list(steps) == []
     assert [call[0] for call in view.calls] == ["receive", "leave"], "nothing is open of it for ever"
 
@@ -414,7 +417,7 @@ def test_nothing_is_taken_from_one_that_has_said_goodbye() -> None:
 def test_what_was_taken_in_by_half_is_asked_for() -> None:
     view = View()
     view.entry(seq=1)
-    steps = view.incoming.entry(view.now + STORE_AHEAD, view.fields(*[(1, batch(BOOKED))] * 2, seq=2))
+    steps = view.entry_reader.entry(view.now + STORE_AHEAD, view.fields(*[(1, batch(BOOKED))] * 2, seq=2))
     next(steps)
     steps.close()  # whoever reads has lost the store, and will go on behind this entry
     (_, source, *_), left = view.calls
@@ -443,19 +446,19 @@ def test_those_that_are_not_followed_are_shown_while_they_write() -> None:
         view.entry(gateway=f"old-{number}", v=b"0")
     view.now += DEAD_S - 1.0
     view.entry(gateway="other", f=b"1/128/64")
-    assert len(view.incoming.refused) == MAX_REFUSED
-    assert view.incoming.refused[0].gateway == "old-6", "the latest"
-    refused = view.incoming.refused[-1]
+    assert len(view.entry_reader.refused) == MAX_REFUSED
+    assert view.entry_reader.refused[0].gateway == "old-6", "the latest"
+    refused = view.entry_reader.refused[-1]
     assert (refused.gateway, refused.reason) == ("other", "format")
     assert "routing.block_bytes is 128 there and 256 here" in refused.error
     view.now += 2.0
-    assert [each.gateway for each in view.incoming.refused] == ["other"]
+    assert [each.gateway for each in view.entry_reader.refused] == ["other"]
 
 
 def test_what_is_wanted_or_offered_twice_waits_once() -> None:
     view = View()
     view.entry(Want("me", 7.0), Want("me", 3.0), Want("me", EVERYTHING_S), gateway="a")
     view.entry(Want("me", 7.0), Want("me", 20.0), gateway="b")
-    assert list(view.incoming.wants) == [("a", -math.inf), ("b", 80.0)]
+    assert list(view.entry_reader.wants) == [("a", -math.inf), ("b", 80.0)]
     view.entry(*[Offer("", "the-key", 0.0)] * 10, Offer("", "another", 0.0))
-    assert [offer.key for offer, _ in view.incoming.offers] == ["the-key", "another"]
+    assert [offer.key for offer, _ in view.entry_reader.offers] == ["the-key", "another"]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.live_page.merging import ENDED_S, LATE_S, Merging, quantile
-from gateway.features.live_page.sums import FIELDS, GAUGES, MOST, STEP_S, Sample
+from gateway.features.live_page.sample_merger import ENDED_S, LATE_S, SampleMerger, quantile
+from gateway.features.live_page.sums import FIELDS, GAUGES, MAX_SAMPLES, STEP_S, Sample
 
 BOUNDS = (0.1, 1.0)
 
@@ -17,7 +17,7 @@ def sample(time: float, requests: float, waiting: float = 0.0, buckets: tuple[fl
 
 
 def test_the_steps_of_one_process() -> None:
-    merging = Merging(BOUNDS)
+    merging = SampleMerger(BOUNDS)
     assert merging.advance() == []
     merging.add("a", [sample(0.0, 5), sample(2.0, 7), sample(4.0, 13, waiting=3)])
     points = merging.advance()
@@ -29,7 +29,7 @@ def test_the_steps_of_one_process() -> None:
 
 
 def test_processes_are_added_up_and_late_ones_are_not_waited_for() -> None:
-    merging = Merging(BOUNDS)
+    merging = SampleMerger(BOUNDS)
     merging.add("a", [sample(0.0, 0), sample(4.0, 8)])
     merging.add("b", [sample(0.0, 100), sample(2.0, 101)])
     assert [each["requests"] for each in merging.advance()] == [5.0], "b has not come to the second step yet"
@@ -44,7 +44,7 @@ def test_processes_are_added_up_and_late_ones_are_not_waited_for() -> None:
 
 
 def test_what_a_late_process_has_counted_is_in_the_next_step() -> None:
-    merging = Merging(BOUNDS)
+    merging = SampleMerger(BOUNDS)
     for name in "ab":
         merging.add(name, [sample(0.0, 0)])
     last = 3 * LATE_S
@@ -62,15 +62,15 @@ def test_what_a_late_process_has_counted_is_in_the_next_step() -> None:
 
 
 def test_what_falls_stands_still() -> None:
-    merging = Merging(BOUNDS)
+    merging = SampleMerger(BOUNDS)
     merging.add("a", [sample(0.0, 10), sample(2.0, 4), sample(4.0, 6)])
     assert [each["requests"] for each in merging.advance()] == [0.0, 2.0]
 
 
 def test_a_history_is_bounded() -> None:
-    merging = Merging(BOUNDS)
+    merging = SampleMerger(BOUNDS)
     merging.add("a", [sample(0.0, 0), sample(1e9, 1e6)])
-    assert len(merging.advance()) == len(merging.points) == MOST
+    assert len(merging.advance()) == len(merging.points) == MAX_SAMPLES
     assert merging.points[0]["requests"] == pytest.approx(1e6 * STEP_S / 1e9)
 
 
@@ -79,7 +79,7 @@ def test_quantiles() -> None:
     assert quantile(BOUNDS, [10, 0, 0], 0.5) == 0.05
     assert quantile(BOUNDS, [5, 5, 0], 0.9) == pytest.approx(0.1 + 0.9 * 0.8)
     assert quantile(BOUNDS, [0, 0, 3], 0.5) == 1.0
-    merging = Merging(BOUNDS)
+    merging = SampleMerger(BOUNDS)
     merging.add("a", [sample(0.0, 0), sample(2.0, 1, buckets=(10.0, 0.0, 0.0))])
     [point] = merging.advance()
     assert (point["ttft_p50_s"], point["ttft_p90_s"]) == (0.05, 0.09)
@@ -88,7 +88,7 @@ def test_quantiles() -> None:
 @given(st.lists(st.lists(st.tuples(st.floats(0.1, 5.0), st.integers(0, 50)), min_size=2, max_size=20), min_size=1, max_size=3))
 def test_the_sum_of_all_steps_is_what_was_counted(processes: list[list[tuple[float, int]]]) -> None:
     """Given sample by sample, in any order among the processes; up to the last step that is made."""
-    merging, made = Merging(BOUNDS), 0.0
+    merging, made = SampleMerger(BOUNDS), 0.0
     whole: list[tuple[float, list[Sample]]] = []
     for at, steps in enumerate(processes):
         time, count, samples = 0.0, 0.0, [sample(0.0, 0.0)]
