@@ -67,7 +67,7 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingOptions:
     """Sampling options, and the tokens that end the answer.
 
     `temperature` 0 is greedy, `top_k` 0 means all tokens. Presence and frequency penalties count the answer's tokens, the
@@ -99,7 +99,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRequest(Sampling):
+class EngineRequest(SamplingOptions):
     """One prompt to continue. `scope` selects the cached blocks that it may use and adds to; these are kept for `keep_s`
     seconds after its end, if there is room. `hashed`: the prompt in blocks, with `prompt` as its tokens, if another thread has
     computed the block keys: for a long prompt this takes too long for the event loop.

@@ -1,13 +1,14 @@
 """The replicas of one process: each with its own port, engine, cache and metrics, on one event loop.
 
-Theory of operation. A `ReplicaSpec` is a replica before it serves: its socket is bound but does not listen yet, so connections
-are refused until its engine is ready. `serve` gives each of them a task; a task ends when the process is to stop, or when its
-replica dies. A replica that dies is cut off as by a crash: open connections are closed in mid-answer, new ones refused. In
-either case its engine is closed, then its other resources. The first one that cannot start ends all of them.
+Theory of operation. A `ReplicaSpec` is a replica before it serves: its socket is bound but does not listen yet, so
+connections are refused until its engine is ready. `serve` gives each of them a task; a task ends when the process is to stop,
+or when its replica dies. A replica that dies is cut off as by a crash: open connections are closed in mid-answer, new ones
+refused. In either case its engine is closed, then its other resources. If one replica cannot start, all of them end.
 
-An engine's start may take minutes in threads, which cannot be interrupted, and for which asyncio and the interpreter wait at
-their end. So a process that is stopped before its replicas are ready cancels their starts, closes their resources and ends
-without its threads. One that is interrupted after a stop ends like that at once; another SIGTERM changes nothing.
+The start of an engine may take minutes in threads, which cannot be interrupted, and for which asyncio and the interpreter
+wait at their end. So a process that is stopped before its replicas are ready cancels their starts, closes their resources and
+ends without waiting for its threads. A process that is interrupted (Ctrl-C) while it stops ends at once, in the same way;
+another SIGTERM changes nothing.
 """
 
 import asyncio
@@ -29,21 +30,22 @@ from replica.api.server import ServerConfig, create_app
 from replica.engine import Engine, SetupError
 
 Sleep = Callable[[float], Coroutine[Any, Any, object]]
-BACKLOG = 4096  # connections that the kernel queues; one beyond that is not refused but hangs for seconds
-SWITCH_S = 0.001  # for how long a thread keeps the interpreter from others that want it
+BACKLOG = 4096  # connections that the kernel queues; a connection beyond that is not refused but hangs for seconds
+SWITCH_S = 0.001  # how long a thread keeps the interpreter's lock while others wait for it
 MAX_FILES = 1 << 16
-IDLE_S = 75.0  # until a connection without a request is closed, once it has had one
-KERNELS = 128  # that are kept; those of all steps in a while are fewer
+IDLE_S = 75.0  # until a connection without a request is closed, after its first request
+KERNELS = 128  # cached kernels; the steps of a replica use fewer at a time
 COLLECT_AFTER = (10_000, 10, 10)  # thresholds of the garbage collector's generations
 SHUTDOWN_S = 2.0  # time for open streams after SIGTERM; a gateway drains a replica before it is stopped
-UNDO_S = 1.0  # time for a start that is cancelled
-INTERRUPTED = 130  # the status of a process that was stopped before it served, and of one that was not let finish
+UNDO_S = 1.0  # time to undo a cancelled start
+INTERRUPTED = 130  # exit status of a process that was stopped before it served, or interrupted while it stopped
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """A replica before it serves. It dies `lifetime_s` after it is ready (None: never); `resources` are closed after its
-    engine."""
+    engine.
+    """
 
     engine: Engine
     model: str
@@ -73,14 +75,16 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def bound_kernels() -> None:
-    """Call before torch computes. oneDNN makes a kernel for each shape of a product, of which texts of all lengths have
-    thousands, and two caches keep 1,024 of them each (its own, and that of torch around it): hundreds of megabytes."""
+    """Bound the caches of oneDNN's kernels; call before torch computes. oneDNN makes a kernel for each shape of a product, and
+    texts of all lengths have thousands of shapes. Two caches keep 1,024 kernels each (oneDNN's and torch's): hundreds of
+    megabytes.
+    """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(KERNELS))
 
 
 def raise_file_limit() -> None:
-    """Each connection takes a file descriptor; the usual soft limit of 1,024 is for other programs."""
+    """Raise the limit of open files: each connection takes a file descriptor, and the usual soft limit of 1,024 is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -88,10 +92,11 @@ def raise_file_limit() -> None:
 
 
 def favour_event_loop() -> None:
-    """Call when an engine is ready. The garbage collector, which stops everything, no longer looks at what engines have loaded
-    (a million objects, with torch: a quarter of a second), and less often at a request's body. And the event loop, which gives
-    the interpreter away with each call of the kernel, gets it back sooner: of four threads that prepare prompts each had it for
-    5 ms before."""
+    """Shorten the pauses of the event loop; call when an engine is ready. The garbage collector, which stops all threads, no
+    longer traverses the objects of the engines (a million objects, with torch: a quarter of a second), and traverses a
+    request's body less often. The event loop, which releases the interpreter's lock with each system call, gets it back sooner:
+    before, each of four threads that prepare prompts kept it for 5 ms.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
@@ -105,8 +110,9 @@ async def serve(
     end: Callable[[int], object] = os._exit,
     started: Callable[[], object] = favour_event_loop,
 ) -> bool:
-    """Serve until SIGINT or SIGTERM; False if all have died before. `log` gets a line when a replica is ready, or dies. `end`
-    ends the process at once, with a status. `started` is called for each engine, before its replica serves."""
+    """Serve until SIGINT or SIGTERM; returns False if all replicas have died before. `log` gets a line when a replica is ready,
+    or dies. `end` ends the process at once, with a status. `started` is called for each engine, before its replica serves.
+    """
     stop = asyncio.Event()
 
     def interrupted() -> None:
@@ -126,7 +132,7 @@ async def serve(
 async def _serve_one(
     spec: ReplicaSpec, stop: asyncio.Event, log: Callable[[str], None], sleep: Sleep, started: Callable[[], object]
 ) -> bool:
-    """False if it was stopped before it was ready."""
+    """Serve one replica; returns False if it was stopped before it was ready."""
     # No access log: the gateway has one, and a line per request costs more than the simulated engine's work.
     app = create_app(spec.engine, spec.model, spec.config)
     runner = web.AppRunner(
@@ -158,8 +164,9 @@ async def _serve_one(
 
 
 async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Wait for either. False if the process is stopped first: the work is cancelled then, and waited for at most UNDO_S. Raises
-    what the work raises."""
+    """Wait for the work, or for the stop of the process; returns False if the stop comes first: the work is cancelled then, and
+    waited for at most UNDO_S. Raises the errors of the work.
+    """
     working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)

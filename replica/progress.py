@@ -1,4 +1,4 @@
-"""Progress bars for a file: lines, now and then, instead of what is drawn over and over."""
+"""Progress bars for a file: a line now and then instead of a bar that is redrawn continuously."""
 
 import io
 import re
@@ -12,14 +12,16 @@ _COUNT: Final = re.compile(r"[\s\d%]+")
 
 
 class BarLines(io.TextIOBase):
-    """To be written to in place of `out`. What begins with a carriage return is a state of a bar: it becomes a line, if the
-    last one of the same name (what is before the first "|", without numbers) is `EVERY_S` old. All else is written as it is."""
+    """A text stream that replaces `out`. A text that begins with a carriage return is a state of a bar: it is written as a line
+    if the last line of the same bar is `EVERY_S` old. A bar's name is the text before its first "|", without numbers. Other
+    text is written unchanged.
+    """
 
     encoding = "utf-8"
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock = out, clock
-        self._shown: dict[str, float] = {}  # when each name was
+        self._shown: dict[str, float] = {}  # by name of a bar: the time of its last line
 
     def write(self, text: str) -> int:
         state = text.replace(_UP, "").strip()

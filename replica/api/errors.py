@@ -49,7 +49,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _response(request, ApiError(405, f"{request.method} is not allowed here: use {allowed}."))
     except (web.HTTPException, ConnectionError):
         raise
-    except Exception as error:  # noqa: BLE001 - whatever it is, the client gets it in the API's format
+    except Exception as error:  # noqa: BLE001 - any error: the client gets it in the API's format
         return _response(request, client_error(error))
 
 

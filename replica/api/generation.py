@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from replica.api.prompts import RequestPrompt
 from replica.api.validation import ApiError
 from replica.cache.prefix import Scope
-from replica.engine import Sampling
+from replica.engine import SamplingOptions
 from replica.output.generation import Delta, TokenUsage
 
 UsageReporting = Literal["none", "last", "each"]  # in a stream: in no chunk, in an additional one at the end, in each chunk
@@ -119,7 +119,7 @@ class GenerationRequest:
     prompts: list[RequestPrompt]
     n: int
     max_tokens: int | None
-    sampling: Sampling
+    sampling: SamplingOptions
     stops: tuple[str, ...]
     output: OutputOptions
     encoder: Callable[[AnswerContext], Encoder]
@@ -134,4 +134,4 @@ class GenerationRequest:
 
     def prepared(self) -> Self:
         """The part that is needed after the engine's requests were made: without prompts, and other values in these."""
-        return replace(self, prompts=[], sampling=Sampling(), bad_words=())
+        return replace(self, prompts=[], sampling=SamplingOptions(), bad_words=())

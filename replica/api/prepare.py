@@ -8,7 +8,7 @@ from replica.api.generation import GenerationRequest
 from replica.api.prompts import RequestPrompt
 from replica.api.validation import ApiError, json_text, shortened
 from replica.cache.prefix import Prefix
-from replica.engine import Engine, EngineRequest, GrammarKind, Message, PromptError, PromptTooLong, Sampling, counted
+from replica.engine import Engine, EngineRequest, GrammarKind, Message, PromptError, PromptTooLong, SamplingOptions, counted
 
 # The longest answer of a chat without max_tokens: engines reserve memory for the longest answer that is possible.
 MAX_ANSWER_TOKENS = 2048
@@ -25,8 +25,8 @@ MAX_FORMAT: Mapping[GrammarKind, int] = {
     "regex": 1 << 16,
     "lark": 1 << 15,
 }
-_MESSAGE_FIELDS = "role", "content", "tool_calls", "reasoning_content"  # those that templates write
-_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+_MESSAGE_FIELDS = "role", "content", "tool_calls", "reasoning_content"  # the fields that templates write
+_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingOptions))
 
 
 class ContextError(ApiError):
@@ -191,7 +191,7 @@ def _check_supported(engine: Engine, request: GenerationRequest) -> None:
         raise ApiError(400, f"The answer cannot be constrained to this format: {reason}", param)
 
 
-def _masked(engine: Engine, request: GenerationRequest) -> Sampling:
+def _masked(engine: Engine, request: GenerationRequest) -> SamplingOptions:
     """The sampling with excluded words as tokens."""
     sampling = request.sampling
     allowed = array("q", sorted(set(sampling.allowed_tokens)))

@@ -130,7 +130,7 @@ async def stream(choices: Choices, encoder: Encoder, client: ClientStream) -> we
     left = choices.count
     try:
         async with aclosing(choices.deltas()) as deltas:
-            async for together in deltas:  # one write for all: each lets other threads take the lock
+            async for together in deltas:  # one write for all: each write releases the interpreter's lock
                 out += b"".join(encoder.delta(index, delta, choices) for index, delta in together)
                 left -= sum(delta.finish is not None for _, delta in together)
                 if left and (out or not client.opened):

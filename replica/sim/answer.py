@@ -1,12 +1,12 @@
-"""The simulated engine's answer to one request: tokens that are drawn when they are due, and how many these will be.
+"""The simulated engine's answer to one request: tokens that are drawn when they are due, and their number.
 
-Theory of operation. A drawn token depends on a hash of all before it (`sim_text.Drawing`), so an answer needs no memory before
-its first token, however long it gets; afterwards its tokens are kept, for their blocks become cached. How long it gets has to
-be known earlier, for it is admitted with room for all of it: an answer that never ends by itself has `max_tokens`, any other
-one is drawn up to LOOKAHEAD tokens, which are forgotten. An answer that does not end within these (less than one in a billion,
-and any whose `min_tokens` are more) is admitted with room for `max_tokens`.
+Theory of operation. A drawn token depends on a hash of all tokens before it (`sim_text.TokenDrawer`), so an answer needs no
+memory before its first token, even a long one; afterwards its tokens are kept, because their blocks become cached. The
+length has to be known earlier, because a request is admitted with room for its whole answer: an answer that never ends by
+itself has `max_tokens`, any other is drawn up to LOOKAHEAD tokens, which are discarded. An answer that does not end within
+these (less than one in a billion, and any with more `min_tokens`) is admitted with room for `max_tokens`.
 
-What follows from the prompt alone is there once for all answers to it (`Task`): the keys of its blocks, and a call.
+A `Task` has the values that depend on the prompt alone, once for all answers to it: the keys of its blocks, and a call.
 """
 
 from array import array
@@ -24,8 +24,10 @@ LOOKAHEAD = 1024  # tokens; drawing them takes a millisecond
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Task:
-    """What the answers to one prompt have in common. `request`: that of one of them. `prefix`: the prompt's blocks. `call`: the
-    tokens of the call that it asks for, none for an ordinary answer. `stops`: the stop tokens that an answer can have."""
+    """The values that all answers to one prompt share. `request`: the request of one of them. `prefix`: the prompt's blocks.
+    `call`: the tokens of the call that the prompt asks for, empty for an ordinary answer. `stops`: the stop tokens that an
+    answer can contain.
+    """
 
     request: EngineRequest
     prefix: Prefix
@@ -34,20 +36,22 @@ class Task:
 
     @classmethod
     def of(cls, request: EngineRequest, block_size: int) -> Self:
-        """O(prompt)."""
+        """The task of a request. O(prompt)."""
         grammar = request.grammar
         call = sim_text.forced_call(grammar.text) if grammar else sim_text.requested_calls(request.prompt)
         possible = frozenset(call) if call else sim_text.DRAWN
         return cls(request, request.prefix(block_size), array("I", call), possible.intersection(request.stop_tokens))
 
     def covers(self, request: EngineRequest) -> bool:
-        """Whether it is this request's task, too. O(1) for the n answers to one prompt: what is compared is the same there."""
+        """Return whether this is also the task of this request. O(1) for the n answers to one prompt, which share the compared
+        objects.
+        """
         own = self.request
         same = (own.scope, own.grammar, own.stop_tokens) == (request.scope, request.grammar, request.stop_tokens)
         return own.prompt is request.prompt and same
 
     def prefix_of(self, answer: Items[int]) -> Prefix:
-        """The blocks of the prompt with these tokens behind it. O(prompt + answer)."""
+        """The blocks of the prompt followed by these tokens. O(prompt + answer)."""
         whole = self.prefix.copy()
         whole.extend(answer)
         return whole
@@ -56,8 +60,9 @@ class Task:
 class Answer:
     """One answer; O(1) memory until its first token.
 
-    tokens: those taken so far. finish: why it has ended, None while it has not; stopped: its last token is a stop token, which
-    is not part of its text. least, most: how many tokens it will have; the same unless that is not known (see the module).
+    tokens: the tokens taken so far. finish: the reason of the end, None before it; stopped: its last token is a stop token,
+    which is not part of its text. least, most: bounds of its number of tokens, equal except for a very long answer (see the
+    module).
     """
 
     __slots__ = ("_drawing", "_request", "_task", "finish", "least", "most", "stopped", "tokens")
@@ -65,14 +70,14 @@ class Answer:
     def __init__(self, task: Task, request: EngineRequest) -> None:
         """O(prompt + LOOKAHEAD)."""
         self._task, self._request = task, request
-        self._drawing = sim_text.Drawing(task.prefix.tokens, _seed(request))
+        self._drawing = sim_text.TokenDrawer(task.prefix.tokens, _seed(request))
         self.tokens = array("I")
         self.finish: FinishReason | None = None
         self.stopped = False
         self.least, self.most = self._length()
 
     def take(self, count: int) -> list[int]:
-        """The next tokens, fewer at the answer's end. O(count)."""
+        """The next tokens; fewer at the answer's end. O(count)."""
         fresh: list[int] = []
         while len(fresh) < count and self.finish is None:
             call, at = self._task.call, len(self.tokens)
@@ -83,7 +88,7 @@ class Answer:
         return fresh
 
     def _finish(self, token: int) -> FinishReason | None:
-        """Why the answer ends with this token, the last one."""
+        """The reason if the answer ends with this token, the last one; None if it continues."""
         request, call, length = self._request, self._task.call, len(self.tokens)
         if token in self._task.stops and length > request.min_tokens:
             self.stopped = True
@@ -95,7 +100,7 @@ class Answer:
         return "stop" if ended else "length" if length == request.max_tokens else None
 
     def _length(self) -> tuple[int, int]:
-        """The least and the most tokens that this answer, of which none is taken yet, will have."""
+        """The least and the most tokens of this answer, from which no token has been taken yet."""
         request, call, stops = self._request, self._task.call, self._task.stops
         bound = min(len(call) or request.max_tokens, request.max_tokens)
         if not stops and (call or request.ignore_eos):
@@ -107,5 +112,7 @@ class Answer:
 
 
 def _seed(request: EngineRequest) -> int:
-    """A greedy answer depends only on its prompt; so does one without a seed, since nothing here is random."""
+    """The seed of an answer. A greedy answer depends only on its prompt; so does an answer without a seed, for
+    reproducibility.
+    """
     return 0 if request.greedy else (request.seed or 0) % (1 << 32)

@@ -1,21 +1,21 @@
-"""The duration of an engine's step: the model by which the simulated engine runs, and which `fit` fits.
+"""The duration of an engine's step: the model that the simulated engine uses and `fit` fits.
 
 A step computes some prompt tokens and one token of each decoding sequence. Its time is a sum: a constant for the step, a
-cost per token, per token of context of its sequences (that is read), and per pair of a computed token and a token that it
-attends to. A kernel that knows which tokens belong together computes only the pairs that are needed; a dense mask over the
-batch computes the pairs of every token with every other one, and `dense_s` is the cost of these other pairs.
+cost per token, per token of context of its sequences (which is read), and per attention pair: a computed token and a token
+that it attends to. A kernel that knows which tokens belong together computes only the needed pairs; a dense mask over the
+batch computes the pairs of every token with every other token, and `dense_s` is the cost of these other pairs.
 """
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Self
 
-Piece = tuple[int, int]  # of a prompt: tokens computed in this step, tokens computed after it
+Piece = tuple[int, int]  # a part of a prompt: tokens computed in this step, tokens computed up to its end
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step's work: prompt tokens, decoding sequences, tokens of context of all of them, attention pairs that are needed."""
+    """One step's work: prompt tokens, decoding sequences, their tokens of context in total, needed attention pairs."""
 
     prompt: int
     decoding: int
@@ -39,7 +39,7 @@ class StepWork:
 
     @property
     def amounts(self) -> tuple[float, ...]:
-        """The quantity of each thing that costs time, in the order of `StepCosts`."""
+        """The quantities of work in the order of `StepCosts`."""
         rest = (self.prompt + self.decoding) * self.context - self.pairs
         alone, decodes = float(not self.decoding), float(self.decoding > 0)
         return (alone, self.prompt, decodes, max(0, self.decoding - 1), self.context, self.pairs, rest)
@@ -70,10 +70,10 @@ class StepCosts:
 class SimConfig:
     """Capacity in tokens; rates in tokens per second (prefill: of the replica; decode: of a sequence alone in the batch).
 
-    `prefill_chunk` 0: prefill and decoding do not slow each other. `decode_slowdown`: what each additional sequence adds to a
-    decoding step, as a share of it. `step_s`: constant time of a step without decoding. `context_s`: time per token of
-    context in a step. `attention_s`: time per pair of a computed token and one that it attends to; `attention_dense`: the time
-    of the other pairs of the step, as a share of that. All times are divided by `speed`.
+    `prefill_chunk` 0: prefill and decoding do not slow each other. `decode_slowdown`: the time that each additional sequence
+    adds to a decoding step, as a share of it. `step_s`: constant time of a step without decoding. `context_s`: time per token
+    of context in a step. `attention_s`: time per attention pair (a computed token and a token that it attends to);
+    `attention_dense`: the time of the step's other pairs, as a share of that. All times are divided by `speed`.
     """
 
     kv_tokens: int = 100_000

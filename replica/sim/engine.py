@@ -2,21 +2,21 @@
 
 Theory of operation. Work is done in steps, one after the other without a gap; `cost` gives the duration of each. With a
 `prefill_chunk`, a step computes up to that many prompt tokens, in order of arrival, and one token of each decoding sequence:
-so each slows the other. Without one there are two independent lanes: in one, a step is a whole prompt; in the other, one
-token of each decoding sequence. A step takes in what is there when it begins; its results are there at its end: blocks become
-cached, tokens are delivered. So a request that arrives during a step waits for the end of that step.
+so each slows the other. Without one there are two independent lanes: in one, a step is a whole prompt; in the other, one token
+of each decoding sequence. A step includes the requests that are present when it begins; its results appear at its end: blocks
+become cached, tokens are delivered. So a request that arrives during a step waits for the end of that step.
 
-The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache; one
-that does not fit is looked at again when blocks have become cached or were given back. A step that has admitted requests with
-ADMITTED blocks leaves others to the next one, so that it is not too much work: about 32 requests on a document of 8,000 tokens.
+The head of the queue is admitted when a step has tokens to spare, the batch has room and its blocks fit into the cache. If
+it does not fit, it is tried again when blocks have become cached or were released. To bound its work, a step that has admitted
+requests with ADMITTED blocks leaves further requests to the next step; that is about 32 requests on a document of 8,000 tokens.
 
 One timer wakes the engine at the end of the next step. If it fires late, the steps that have ended by then are done in
 order, each at its own time. Steps shorter than a useful timer are done several at once. An engine that cannot keep up with its
-own rates (they may be any) falls behind: it does a turn of work at a time, TURN and the rest of the step with which that is
-reached, and other work of the event loop goes on between them. A request that arrives meanwhile takes part in no step that has
-begun earlier by the engine's time.
+own rates (any rates may be configured) falls behind: it does one turn of work at a time, TURN and the rest of the step that
+reaches it, and the event loop does other work between turns. A request that arrives meanwhile takes part in no step that began
+earlier by the engine's time.
 
-An answer's tokens are drawn when they are due (`answer`): one that waits takes no memory for them.
+An answer's tokens are drawn when they are due (`answer`): a waiting answer takes no memory for them.
 
 Time comes from the clock (the event loop, or a test's), injected faults from `faults`: the same requests at the same times
 give the same answers at the same times.
@@ -50,7 +50,7 @@ from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
-TURN = 1024  # tokens, or blocks that are taken, become cached or are given back: a few milliseconds
+TURN = 1024  # tokens, or blocks that are taken, become cached or are released: a few milliseconds
 ADMITTED = 16 * TURN  # blocks of the requests that one step admits, or one request more: ten milliseconds if they are cached
 MIN_TICK_S = 0.002  # shorter decoding steps are done several at once: finer timers cost more than they are worth
 
@@ -91,8 +91,9 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """A series of steps: what the current one computes, if there is one, and when it ends. `rounds`: decoding steps that are
-    done at once."""
+    """A series of steps: the work of the current step, if there is one, and when it ends. `rounds`: decoding steps that are
+    done at once.
+    """
 
     pieces: dict[_Job, int] = field(default_factory=dict)
     decoding: list[_Job] = field(default_factory=list)
@@ -124,10 +125,10 @@ class SimEngine:
         self._lanes = list(dict.fromkeys((self._prompts, self._answers)))
         self._timer: Timer | None = None
         self._timer_at = math.inf
-        self._leaving: deque[_Job] = deque()  # given up; their blocks are given back in turns
-        self._release: Timer | None = None  # set while the present turn's work is done
-        self._behind = False  # steps have ended that are still to be done
-        self._work = 0  # of the present turn
+        self._leaving: deque[_Job] = deque()  # cancelled; their blocks are released in turns
+        self._release: Timer | None = None  # set while a further turn releases blocks
+        self._behind = False  # steps have ended and are still to be done
+        self._work = 0  # the work done in the present turn
         self._refused: _Job | None = None  # the head of the queue, if it does not fit into the cache as it is now
         self._jobs: dict[Sequence, _Job] = {}
         self._tasks: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()  # by their prompt's id
@@ -196,7 +197,7 @@ class SimEngine:
         return not self._jobs and self._cache.clear()
 
     def check(self) -> None:
-        """Prove the invariants. O(blocks + jobs)."""
+        """Assert the invariants. O(blocks + jobs)."""
         self._cache.check()
         known = [*self._late, *self._waiting, *self._prefilling, *self._decoding, *self._leaving]
         assert sorted(map(id, known)) == sorted(map(id, self._jobs.values()))
@@ -207,7 +208,7 @@ class SimEngine:
             assert self._decoding.keys() >= set(lane.decoding)
 
     def submit(self, request: EngineRequest) -> Sequence:
-        """O(prompt), or a turn's work."""
+        """Accept a request. O(prompt), or a turn's work."""
         sequence, task = Sequence(request, self.cancel), self._task(request)
         answer, now, fault = Answer(task, request), self._now(), next(self._faults)
         job = _Job(sequence, task, answer, now, fault.fails_after(answer.least), ERROR if fault.fails else BREAK)
@@ -219,7 +220,7 @@ class SimEngine:
         return sequence
 
     def _task(self, request: EngineRequest) -> Task:
-        """Shared with the other answers to this prompt that are not over."""
+        """The task of a request, shared with the unfinished answers to the same prompt."""
         key = id(request.prompt)
         task = self._tasks.get(key)
         if task is None or not task.covers(request):
@@ -252,7 +253,7 @@ class SimEngine:
         self._continue(now)
 
     def _do_steps(self, now: float) -> None:
-        """Do the steps that have ended by now, and those that follow them, as far as they are one turn's work."""
+        """Do the steps that have ended by now, and the steps that follow, up to one turn's work."""
         self._work = 0
         while (lane := min(self._lanes, key=lambda lane: lane.ends_at)).ends_at <= now and self._work < TURN:
             when = lane.ends_at
@@ -266,7 +267,7 @@ class SimEngine:
         next_end = min(lane.ends_at for lane in self._lanes)
         if self._timer is not None:
             if self._timer_at == next_end:
-                return  # one that is due would never have its turn, were it set anew for each request that comes
+                return  # set anew for each request, a timer that is due would never fire
             self._timer.cancel()
         self._timer, self._timer_at = None, next_end
         if next_end < math.inf:
@@ -304,7 +305,9 @@ class SimEngine:
         return pieces
 
     def _admit(self, when: float, most: int) -> _Job | None:
-        """Admit the head of the queue, if there is room. most: this turn's work, from which on the next step admits it."""
+        """Admit the head of the queue, if there is room. most: the turn's work from which on admission waits for the
+        next step.
+        """
         full = len(self._decoding) + len(self._prefilling) >= self._config.max_batch or self._work >= most
         if full or not self._waiting or self._waiting[0].arrived_at > when or self._waiting[0] is self._refused:
             return None
@@ -339,7 +342,7 @@ class SimEngine:
             self._emit(job, rounds, when)
 
     def _emit(self, job: _Job, count: int, when: float) -> None:
-        """The next tokens of an answer."""
+        """Deliver the next tokens of an answer."""
         sequence, answer = job.sequence, job.answer
         if job.fails_after is not None:
             count = min(count, job.fails_after - len(answer.tokens))
@@ -357,8 +360,9 @@ class SimEngine:
             sequence.push(fresh, answer.finish)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Called when a sequence is closed before its end: its place is free at once, its blocks are a little later, if others
-        have given back many just now. O(waiting + running), and a turn's work."""
+        """Called when a sequence is closed before its end. Its place in the batch is free at once; its blocks are free a little
+        later if many have just been released. O(waiting + running), and a turn's work.
+        """
         job = self._jobs[sequence]
         if job in self._late:
             self._late.pop(job).cancel()
@@ -376,7 +380,7 @@ class SimEngine:
             self._give_back()
 
     def _give_back(self) -> None:
-        """The blocks of those that were given up, as far as they are one turn's work."""
+        """Release the blocks of cancelled requests, up to one turn's work."""
         self._work, self._release = 0, None
         now = self._now()
         while self._leaving and self._work < TURN:
@@ -386,17 +390,17 @@ class SimEngine:
         self._continue(now)
 
     def _leave(self, job: _Job) -> None:
-        """It takes part in no step any more."""
+        """Remove the job from all steps."""
         self._prefilling.pop(job, None)
         job.decoded = self._decoding.pop(job, True) is None
 
     def _forget(self, job: _Job, when: float) -> None:
-        """A job has ended."""
+        """Remove a job that has ended."""
         self._leave(job)
         self._end(job, when)
 
     def _end(self, job: _Job, when: float) -> None:
-        """Its computed blocks stay in the cache, idle."""
+        """Release the job's blocks. Computed blocks stay in the cache, idle."""
         del self._jobs[job.sequence]
         if job.lease is None:
             return
@@ -409,7 +413,7 @@ class SimEngine:
         self._cache.release(job.lease, when)
 
     def _commit(self, job: _Job, blocks: int) -> None:
-        """Its first `blocks` blocks are computed."""
+        """Make the job's first `blocks` blocks cached: they are computed."""
         assert job.lease is not None
         fresh = blocks - job.lease.shared
         if fresh > 0:

@@ -1,7 +1,7 @@
 """Fault injection for a simulated replica: delayed requests, failed ones, broken streams, a sudden death.
 
 `fault_sequence` draws one fault per request, in order of arrival; the engine applies it. The random generator is an argument.
-Every fault takes the same number of draws, so with one seed the same requests fail, whatever other faults are enabled.
+Every fault takes the same number of draws, so with one seed the same requests fail, independently of other enabled faults.
 """
 
 import itertools
@@ -26,28 +26,29 @@ class FaultConfig:
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One request's fault: a delay before it is queued; a failure instead of its first token; a break after this share of its
-    answer's tokens (None: no break)."""
+    answer's tokens (None: no break).
+    """
 
     delay_s: float = 0.0
     fails: bool = False
     breaks: float | None = None
 
     def fails_after(self, answer: int) -> int | None:
-        """The number of tokens before an answer of this length fails, None if it does not. A single token cannot break."""
+        """The number of tokens after which an answer of this length fails, None if it does not. A single token cannot break."""
         if self.fails:
             return 0
         return None if self.breaks is None or answer < 2 else 1 + int(self.breaks * (answer - 1))
 
 
 def fault_sequence(config: FaultConfig, random: Random) -> Iterator[Fault]:
-    """One fault per request, endless."""
+    """An endless sequence of faults, one per request."""
     while True:
         delay, fails, breaks, where = (random.random() for _ in range(4))
         yield Fault(_about(config.latency_s, delay), fails < config.errors, where if breaks < config.breaks else None)
 
 
 def no_faults() -> Iterator[Fault]:
-    """Endless requests without a fault."""
+    """An endless sequence without faults."""
     return itertools.repeat(Fault())
 
 

@@ -1,14 +1,14 @@
 """The simulated engine's tokenizer, which needs no vocabulary file, and its answers, which depend only on the prompt. As with
-any model, each token depends on all tokens before it, whoever wrote them: a prompt that ends with the beginning of an answer
-is continued with the rest of that answer.
+any model, each token depends on all tokens before it: a prompt that ends with the beginning of an answer is continued with
+the rest of that answer.
 
 A token is up to four characters with the space before them, or one white space, or a role marker: about four bytes of
 English. Splitting restarts at every space and line end, so a prompt that extends another one begins with its tokens (except
-for the last), and an answer sent back as part of the next prompt has the tokens that were generated.
+for the last), and an answer that is sent as part of the next prompt has the tokens that were generated.
 
-A conversation can have the engine call tools: each line of the last user's message with `<|call|>NAME {JSON}` (or several of
+A conversation can request tool calls: each line of the last user's message with `<|call|>NAME {JSON}` (or several of
 these) is one step of an agent. The first line is the answer to that message, the next one the answer after that, and so on;
-then comes an ordinary answer. Only with tools in the prompt. A call in the prompt or in an answer is written as templates
+then an ordinary answer follows. This needs tools in the prompt. A call in the prompt or in an answer is written as templates
 write it, in tokens that contain their text: so it can be generated without a vocabulary.
 """
 
@@ -26,7 +26,7 @@ from replica.engine import Message, PromptEnd, PromptError, PromptTooLong
 
 VOCAB_SIZE = 1 << 32
 LONGEST_TOKEN = 16  # characters: a role marker
-LONGEST_SPELLED = 5  # of a token that contains its text
+LONGEST_SPELLED = 5  # characters of a token that contains its text
 MEAN_ANSWER_TOKENS = 48
 MAX_CALLS = 8192  # tokens of a message that asks for calls: reading them takes ten milliseconds
 SHOWN = 64  # characters of a role in an error
@@ -56,14 +56,15 @@ _BREAKS = frozenset(map(_id, "\n\t "))  # after these, no space before a word
 _FIRST = tuple(_id(word) for word in _WORDS)
 _NEXT = tuple(_id(" " + word) for word in _WORDS)
 DRAWN = frozenset((*_FIRST, *_NEXT))  # the tokens of ordinary answers
-# A pseudo-random number, of what and a state. A crc32 alone is not enough: similar states have similar ones.
+# A pseudo-random number from a purpose and a state. A crc32 alone is not enough: similar states have similar values.
 _draw = xxhash.xxh32_intdigest
 _BYTES = {token: array("I", [token]).tobytes() for token in DRAWN}
 
 
 def encode(text: str, most: int | None = None) -> list[int]:
-    """Token ids of a text. O(text), or O(most): raises PromptTooLong if there are more. Other threads run meanwhile: findall
-    would hold them up until its end."""
+    """Token ids of a text. Raises PromptTooLong if there are more than `most`. O(text), or O(most). Other threads run
+    meanwhile, unlike with findall, which would hold the interpreter's lock until its end.
+    """
     tokens = [_id(found[0]) for found in islice(_PIECE.finditer(text), None if most is None else most + 1)]
     return _checked(tokens, most)
 
@@ -148,8 +149,9 @@ def decode(tokens: Items[int]) -> str:
 
 
 def requested_calls(prompt: Items[int]) -> list[int]:
-    """The tokens of the calls that the last user's message asks for at this step; none if it asks for no more, or is longer
-    than MAX_CALLS. O(prompt)."""
+    """The tokens of the calls that the last user's message requests at this step; empty if it requests no more calls, or is
+    longer than MAX_CALLS. O(prompt).
+    """
     if not prompt or prompt[0] != _TOOLS or prompt[-1] != _NEWLINE or prompt[-2] != _ASSISTANT or _CALL not in prompt:
         return []
     turn = list(prompt)
@@ -180,7 +182,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 class WordDetokenizer:
-    """Each token has a text of its own, so nothing is held back."""
+    """Each token has its own text, so nothing is held back."""
 
     def push(self, tokens: Items[int]) -> str:
         return decode(tokens)
@@ -189,8 +191,8 @@ class WordDetokenizer:
         return ""
 
 
-class Drawing:
-    """The tokens that continue a text, drawn one after the other. All that it keeps is a hash of the tokens before."""
+class TokenDrawer:
+    """Draws the tokens that continue a text, one after the other. Its only state is a hash of the tokens before."""
 
     __slots__ = ("_state", "_words")
 
@@ -200,22 +202,23 @@ class Drawing:
         self._words = _FIRST if before and before[-1] in _BREAKS else _NEXT
 
     def next(self) -> int:
-        """O(1)."""
+        """The next token. O(1)."""
         token = self._words[_draw(b"word", self._state) % len(self._words)]
         self._state, self._words = zlib.crc32(_BYTES[token], self._state), _NEXT
         return token
 
     def ends(self) -> bool:
-        """Whether an answer ends here by itself: at one token in 48. O(1)."""
+        """Return whether an answer ends here by itself, which happens at one token in 48. O(1)."""
         return _draw(b"end", self._state) % MEAN_ANSWER_TOKENS == 0
 
 
 def answer(prompt: Items[int], max_tokens: int, *, endless: bool, least: int = 0, seed: int = 0) -> tuple[list[int], bool]:
     """An ordinary answer's tokens, and whether it ended before `max_tokens`: after 48 tokens on average, at least `least`,
-    never if it is `endless`. O(prompt + answer). For checks of a replica's answers: the engine draws its own when due."""
-    drawing, tokens = Drawing(prompt, seed), list[int]()
+    never if it is `endless`. O(prompt + answer). For checks of a replica's answers: the engine draws its own tokens when due.
+    """
+    drawer, tokens = TokenDrawer(prompt, seed), list[int]()
     while len(tokens) < max_tokens:
-        tokens.append(drawing.next())
-        if not endless and len(tokens) >= least and drawing.ends():
+        tokens.append(drawer.next())
+        if not endless and len(tokens) >= least and drawer.ends():
             return tokens, True
     return tokens, False

@@ -1,7 +1,7 @@
 """Attention over paged keys and values on a CPU, and the forward pass around it, instead of transformers' own.
 
-Theory of operation. transformers (5.23) puts the keys of all requests of a step side by side and masks, for each token, those
-of the other requests: a mask of step x cache, built for each step, and work that grows with the square of the number of
+Theory of operation. transformers (5.23) puts the keys of all requests of a step side by side and masks, for each token, the
+keys of the other requests: a mask of step x cache, built for each step, and work that grows with the square of the number of
 requests. Here each request is computed separately. A step's work is planned once (`plan`) and done in every layer
 (`AttentionStep.attend`):
 
@@ -40,8 +40,8 @@ PATCHED: Mapping[type, Mapping[str, tuple[str, ...]]] = {
 }
 ROWS = 128  # tokens of a prompt whose scores are computed at once
 PADDING = 192  # padding tokens in a group; reading them costs about as much as one group more
-GROUP = 4096  # tokens whose keys are read for one group, but for a group of a single request
-WIDE = 768  # a group with as many tokens is computed by one product for all heads
+GROUP = 4096  # the most tokens whose keys are read for one group, unless the group is a single request
+WIDE = 768  # the least tokens of a group that is computed by one product for all heads
 
 Single = tuple[int, int, list[int]]  # a row, its request's length in tokens and blocks
 Forward = Callable[
@@ -61,8 +61,8 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
-    """Rows of a step, one per request; the same number of pages for each request, and a mask for what is after its end.
-    `beyond`: the rows of all pages together that are masked. What is there, of others or of nobody, may be no number.
+    """Rows of a step, one per request; the same number of pages for each request, and a mask for the positions after its end.
+    `beyond`: the masked rows of all pages together. They hold data of other requests or uninitialised memory, which may be NaN.
     """
 
     rows: torch.Tensor
@@ -121,7 +121,7 @@ def install(manager: Any, forward: Forward) -> None:
 
 
 def plan(allocator: Any, slots: torch.Tensor, requests: Items[Any]) -> AttentionStep:
-    """O(rows + pages)."""
+    """Plan a step's attention. O(rows + pages)."""
     size, stride = allocator.tokens_per_page, allocator.block_physical_stride // allocator.tokens_per_page
     prompts, single, row = [], list[Single](), 0
     for future in requests:
@@ -152,7 +152,7 @@ def grouped(single: list[Single], padding: int, most: int) -> list[list[Single]]
 
 
 def _padded(group: Items[Single], size: int, stride: int, dtype: torch.dtype) -> AnswerRows:
-    """From rows with their lengths and blocks, the longest first."""
+    """The rows of a group, from rows with their lengths and blocks, the longest first."""
     rows, lengths, blocks = zip(*group, strict=True)
     most = len(blocks[0])
     pages = torch.tensor([[*own, *[0] * (most - len(own))] for own in blocks]) * stride

@@ -1,14 +1,14 @@
 """Requests on transformers' continuous batching, with paged attention and prefix sharing.
 
-Theory of operation. transformers' `ContinuousBatchingManager` runs the model in a thread of its own: each step it
-takes new requests, schedules up to `batch_tokens` of prefill and decode, runs the model and delivers tokens. What
-depends on its internals is marked PATCHED: where outputs go and how tokens are sampled (`patches.py`), which request owns
-which block (`paged.py`), and the forward pass of some models (`attention.py`).
+Theory of operation. transformers' `ContinuousBatchingManager` runs the model in a thread of its own: each step it takes new
+requests, schedules up to `batch_tokens` of prefill and decode, runs the model and delivers tokens. Code that depends on its
+internals is marked PATCHED: the delivery of outputs and the sampling of tokens (`patches.py`), the ownership of blocks
+(`paged.py`), and the forward pass of some models (`attention.py`).
 
-Admission is ours. A request is handed over only when its worst case (prompt and max_tokens) fits into the blocks that
-no running request may still need; blocks that it shares with others count once. Otherwise transformers would preempt requests,
-and after a preemption it accepts no new ones until one finishes, which a cancelled one never does. The queue is first come,
-first served; its head is looked at again whenever blocks become free, or cached.
+Admission is ours. A request is handed over only when its worst case (prompt and max_tokens) fits into the blocks that no
+running request may still need; blocks that it shares with others count once. Otherwise transformers would preempt requests, and
+after a preemption it accepts no new requests until one finishes, which a cancelled request never does. The queue is first come,
+first served; its head is tried again whenever blocks become free, or cached.
 
 Threads: everything here runs on the event loop's thread, but `_room_changed`.
 """
@@ -36,7 +36,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """In tokens, except `max_batch` (requests). `share`: whether prefixes may be shared, if the model's can."""
+    """Sizes in tokens, except `max_batch` (requests). `share`: prefixes may be shared, if the model's can."""
 
     block_size: int
     kv_tokens: int
@@ -63,9 +63,10 @@ class _Job:
     delivered: int = 0  # tokens
 
 
-class Batching:
-    """A loaded model that answers requests, from `start` to `stop`. `forward`: instead of the model's own pass. `eos`: the
-    tokens that end an answer. `listeners` are called for each change of the cached blocks."""
+class BatchRunner:
+    """Answers requests with a loaded model, from `start` to `stop`. `forward`: replaces the model's own pass. `eos`: the tokens
+    that end an answer. `listeners` are called for each change of the cached blocks.
+    """
 
     def __init__(
         self,
@@ -90,11 +91,12 @@ class Batching:
         self._last_error: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Batching {len(self._running)} running, {len(self._waiting)} waiting, {self.blocks or self._counted!r}>"
+        return f"<BatchRunner {len(self._running)} running, {len(self._waiting)} waiting, {self.blocks or self._counted!r}>"
 
     async def start(self, restore: Callable[[PagedBlocks], None] | None = None) -> None:
-        """`restore` may fill the cache before the first request. Raises SetupError, and whatever transformers raises for a
-        model that it cannot serve."""
+        """Start the model's thread. `restore` may fill the cache before the first request. Raises SetupError, and any error of
+        transformers for a model that it cannot serve.
+        """
         self._loop = asyncio.get_running_loop()
         router = self._make_router(self._loop, self._received, self._running)
         self._manager = await asyncio.to_thread(make_manager, self._model, self._sizes.batching(), self._eos, router)
@@ -107,7 +109,9 @@ class Batching:
         self._manager.start()
 
     async def stop(self, reason: str = "the replica is shutting down") -> bool:
-        """Fail what runs. Whether the thread has ended, and had worked until then: what is cached is right."""
+        """Fail the running requests and end the thread. Returns True if the thread has ended and had worked until then: the
+        cached blocks are valid.
+        """
         for sequence in list(self._jobs):
             sequence.fail(reason)
         self._waiting.clear()
@@ -143,7 +147,7 @@ class Batching:
         return self.blocks is None or await asyncio.to_thread(reset, self._manager, self.blocks, STOP_TIMEOUT_S)
 
     def submit(self, request: EngineRequest, sampler: Sampler | None) -> Sequence:
-        """O(prompt)."""
+        """Accept a request. O(prompt)."""
         sequence = Sequence(request, self._cancel)
         blocks = -(-(len(request.prompt) + request.max_tokens) // self._sizes.block_size)
         claim = Claim(request.prefix(self._sizes.block_size), request.keep_s)
@@ -188,8 +192,8 @@ class Batching:
                 job.sequence.fail(self.failure() or "the engine is stopping")
 
     def _has_room(self, job: _Job) -> bool:
-        """Whether it may run beside the others; from now on it has what it may need."""
-        counts = self.blocks is None or self._forward is None  # transformers' own steps read no more than what there is once
+        """Return whether the request may run beside the others; if so, the blocks that it may need are promised to it."""
+        counts = self.blocks is None or self._forward is None  # transformers' own pass reads at most as many blocks as exist
         if counts and not self._counted.admit(job.id, job.blocks):
             return False
         if self.blocks and not self.blocks.admit(job.id, job.claim, job.blocks):
@@ -239,8 +243,9 @@ class Batching:
 
 
 class _CountedStep:
-    """The blocks that running requests may need, where a shared one counts for each of its requests: transformers' own pass
-    reads it once for each, and has room to read no more in a step than the cache has."""
+    """The blocks that running requests may need, where a shared block counts for each of its requests: transformers' own pass
+    reads it once for each, and can read at most as many blocks in a step as the cache has.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -260,5 +265,5 @@ class _CountedStep:
         return True
 
     def withdraw(self, request_id: str) -> None:
-        """It has ended, or was not accepted."""
+        """Remove a request that has ended, or was not accepted."""
         self._blocks.pop(request_id, None)

@@ -1,15 +1,15 @@
 """The prefix cache on disk, so that a restarted replica has a warm cache.
 
 Theory of operation. At a clean shutdown every idle block is written: its rows of K and V, its key, its parent's key, its
-tokens, its scope, and until when it is retained; the least recently used first, as the ledger has them. The file is one
-safetensors file, written beside its final path and then renamed, readable only by its owner: it contains prompts. The rows are
-its last tensor and are written in parts, since all together may be larger than the host's memory. Its header identifies what
-they are valid for: the model (a hash of its configuration and of all weights), the type, the block size and the release of
-transformers, which defines the layout of the rows.
+tokens, its scope, and the end of its retention; the least recently used first, as in the ledger. The file is one safetensors
+file, written beside its final path and then renamed, readable only by its owner: it contains prompts. The rows are its last
+tensor and are written in parts, since all together may be larger than the host's memory. Its header identifies the model and
+the layout of the rows: a hash of the model's configuration and of all weights, the type, the block size and the release of
+transformers, which defines the layout.
 
 At start the whole file is read and checked before a single block is used: the header matches, the checksum is right, and
 every key is the hash of its tokens. Any problem is one log line, and the cache starts empty. A file that is not one of our
-cache files is left alone at shutdown, too: it may be a model.
+cache files is not overwritten at shutdown either: it may be a model.
 """
 
 import json
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 FORMAT = "warmroute-kv-cache-2"
 NOT_OURS = "the cache is not saved: %s is not a cache file of warmroute"
 TENSORS = ("rows", "keys", "parents", "tokens", "scopes", "salts", "keep_until")  # salts: JSON
-NAMES = {torch.uint8: "U8", torch.int64: "I64", torch.float64: "F64"}  # safetensors' own
+NAMES = {torch.uint8: "U8", torch.int64: "I64", torch.float64: "F64"}  # safetensors' names of types
 Retained = tuple[BlockRun, float]  # a run of one block, and the end of its retention
 
 
 class CheckpointError(Exception):
-    """A file cannot be used; the message has the reason."""
+    """A file cannot be used; the message states the reason."""
 
 
 class Contents:
-    """A listener that keeps what the ledger does not: the tokens and the scope of each cached block."""
+    """A ledger's listener that keeps the tokens and the scope of each cached block, which the ledger does not keep."""
 
     def __init__(self) -> None:
         self._known: dict[Key, tuple[array[int], Scope]] = {}
@@ -100,7 +100,7 @@ class Checkpoint:
             if not is_ours(self._path):
                 log.warning("%s: name another --cache-file, or remove this one", NOT_OURS % self._path)
             return
-        room = blocks.ledger.capacity  # the last ones were used last, and none is without its parent
+        room = blocks.ledger.capacity  # the last blocks are kept: they were used last, and their parents are among them
         numbers = blocks.ledger.adopt(saved.blocks[-room:], blocks.now())
         blocks.write(numbers, saved.rows[-room:])
         log.info("%d cached blocks restored from %s", len(numbers), self._path)
@@ -114,7 +114,7 @@ class Checkpoint:
             idle = blocks.ledger.idle()
             retained = [(self.contents.run(block), block.keep_until) for block in idle]
             write(self._path, self._header, retained, blocks.rows([block.block for block in idle]), blocks.row_bytes)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the shutdown continues
+        except Exception as error:  # noqa: BLE001 - after any error the shutdown continues
             log.warning("the cache is not saved: %s", message_of(error))
 
 
@@ -131,12 +131,13 @@ def fingerprint(model: Any) -> str:
 
 
 def write(path: Path, header: Mapping[str, str], blocks: Items[Retained], rows: Iterable[torch.Tensor], row_bytes: int) -> None:
-    """All or nothing: the file appears by a rename. `rows`: those of all blocks in their order, in parts of any size. Raises
-    OSError, ValueError, and what `rows` raises."""
+    """Write a file completely or not at all: it appears by a rename. `rows`: the rows of all blocks in their order, in parts of
+    any size. Raises OSError, ValueError, and the errors of `rows`.
+    """
     runs, block_size = [run for run, _ in blocks], int(header["block_size"])
     scopes = {scope: at for at, scope in enumerate(dict.fromkeys(run.scope for run in runs))}
     salts = json.dumps([scope.salt for scope in scopes]).encode()
-    tensors = {  # those of bytes last, so that the others are aligned
+    tensors = {  # tensors of bytes last, so that the others are aligned
         "tokens": torch.tensor([list(run.tokens) for run in runs], dtype=torch.int64).reshape(len(runs), block_size),
         "scopes": torch.tensor([scopes[run.scope] for run in runs], dtype=torch.int64),
         "keep_until": torch.tensor([keep_until for _, keep_until in blocks], dtype=torch.float64),
@@ -145,7 +146,7 @@ def write(path: Path, header: Mapping[str, str], blocks: Items[Retained], rows: 
         "salts": torch.frombuffer(bytearray(salts), dtype=torch.uint8),
     }
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # of a process that was killed while it wrote
+    unfinished.unlink(missing_ok=True)  # left by a process that was killed while it wrote
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             _fill(file, header, tensors, rows, row_bytes)
@@ -159,7 +160,7 @@ def write(path: Path, header: Mapping[str, str], blocks: Items[Retained], rows: 
 def _fill(
     file: BinaryIO, header: Mapping[str, str], tensors: dict[str, torch.Tensor], rows: Iterable[torch.Tensor], row_bytes: int
 ) -> None:
-    """Write a safetensors file. The checksum in its head is known at the end, but not how long it is."""
+    """Write a safetensors file. The checksum in its head is written last; its length is known from the beginning."""
     shapes = tensors | {"rows": torch.empty((len(tensors["keys"]), row_bytes), dtype=torch.uint8, device="meta")}
     digest, written = xxhash.xxh3_128(), 0
     file.write(_head({**header, "checksum": digest.hexdigest()}, shapes))
@@ -179,7 +180,7 @@ def _fill(
 
 
 def _head(about: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """What a safetensors file begins with: the length of a JSON object, which is a multiple of 8, and that object."""
+    """The head of a safetensors file: the length of a JSON object, a multiple of 8, and that object."""
     entries: dict[str, object] = {"__metadata__": about}
     end = 0
     for name, tensor in tensors.items():
@@ -191,7 +192,7 @@ def _head(about: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> byte
 
 
 def read(path: Path, header: Mapping[str, str], row_bytes: int) -> SavedBlocks:
-    """The contents of a file for this model. Raises CheckpointError or OSError; O(file)."""
+    """The contents of a file for this model. Raises CheckpointError or OSError. O(file)."""
     if path.exists() and not path.is_file():
         raise CheckpointError("it is no regular file")
     try:
@@ -231,8 +232,8 @@ def read(path: Path, header: Mapping[str, str], row_bytes: int) -> SavedBlocks:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file's header is that of a cache file, for whatever model, even if the rest is damaged."""
-    if not path.is_file():  # to open a FIFO would be to wait
+    """Return whether a file's header is that of a cache file, for any model, even if the rest is damaged."""
+    if not path.is_file():  # opening a FIFO would block
         return False
     try:
         with path.open("rb") as file:
@@ -244,7 +245,9 @@ def is_ours(path: Path) -> bool:
 
 
 def _check_keys(runs: Items[BlockRun]) -> None:
-    """Each key is the hash of its tokens, and each block's parent is in the file and was used later."""
+    """Check that each key is the hash of its tokens, and that each block's parent is in the file and was used later. Raises
+    CheckpointError.
+    """
     seen: set[Key] = set()
     for run in reversed(runs):
         if run.parent is not None and run.parent not in seen:

@@ -1,6 +1,6 @@
 """The real engine: a model on transformers' continuous batching.
 
-It loads the model, finds a way of computing it whose answers are those of the plain model (`checks/selftest.py`), and serves it
+It loads the model, finds a way of computing it with the same answers as the plain model (`checks/selftest.py`), and serves it
 that way (`batching.py`).
 """
 
@@ -33,7 +33,7 @@ from replica.engine import (
     TemplateOverride,
     counted,
 )
-from replica.torch_engine.batching import Batching, Sizes
+from replica.torch_engine.batching import BatchRunner, Sizes
 from replica.torch_engine.checkpoint import Checkpoint
 from replica.torch_engine.checks import selftest
 from replica.torch_engine.checks.positions import constant_until
@@ -71,8 +71,9 @@ class ContinuousConfig:
 
 @dataclass(frozen=True, slots=True)
 class ComputeMethod:
-    """A way of computing a model: with our own forward pass or transformers', with which attention there, sharing prefixes or
-    not."""
+    """A way of computing a model: with our own forward pass or transformers', with one of its attentions, with or without
+    shared prefixes.
+    """
 
     own: bool
     attention: str
@@ -84,7 +85,7 @@ class ComputeMethod:
 
 
 def ways(own: bool, attention: str) -> Iterator[ComputeMethod]:
-    """The best one first. `attention`: transformers' choice for this model."""
+    """The ways of computing a model, the best one first. `attention`: transformers' choice for this model."""
     if own:
         yield ComputeMethod(own, attention)
     others = dict.fromkeys((attention, "sdpa" if attention.startswith("flash") else attention, "eager"))
@@ -95,7 +96,8 @@ def ways(own: bool, attention: str) -> Iterator[ComputeMethod]:
 class ContinuousEngine:
     """A model folder, Hub id or configuration as an Engine. The constructor loads the model: seconds. `listeners` are called
     for each change of the cached blocks; `router`, `grammars` and `forward` make the parts that deliver outputs, constrain
-    answers, and compute the models that it supports."""
+    answers, and compute the models that `forward` supports.
+    """
 
     def __init__(
         self,
@@ -137,7 +139,9 @@ class ContinuousEngine:
         self._forward: PackedLlama | None = None
         self._emptied = False
         self._way: ComputeMethod | None = None
-        self.batching = Batching(self._model, None, config.sizes(), self._eos)  # the one that serves is made at the start
+        self.batching = BatchRunner(
+            self._model, None, config.sizes(), self._eos
+        )  # replaced at the start by the one that serves
 
     def __repr__(self) -> str:
         return f"<ContinuousEngine {self._way or 'not started'}, {self.batching!r}>"
@@ -152,14 +156,14 @@ class ContinuousEngine:
 
     @property
     def way(self) -> ComputeMethod | None:
-        """None before the start."""
+        """The way of computing the model; None before the start."""
         return self._way
 
     async def start(self) -> None:
-        """Raises SetupError for a model that no way computes right."""
+        """Begin to serve. Raises SetupError if no way computes the model correctly."""
         self._way = self._way or await self._right_way()
         sizes = replace(self._config.sizes(), share=self._way.share)
-        self.batching = Batching(self._model, self._forward, sizes, self._eos, self._sinks, self._make_router)
+        self.batching = BatchRunner(self._model, self._forward, sizes, self._eos, self._sinks, self._make_router)
         await self.batching.start(self._checkpoint.restore if self._checkpoint else None)
         if self._checkpoint and not self.prefix_caching:
             log.warning("--cache-file has no effect: %s is served without a prefix cache", self._named())
@@ -170,7 +174,7 @@ class ContinuousEngine:
             await asyncio.to_thread(self._checkpoint.save, self.batching.blocks)
 
     async def _right_way(self) -> ComputeMethod:
-        """The first whose answers are those of the plain model; the model is ready for it. Raises SetupError."""
+        """The first way with the plain model's answers; the model is prepared for it. Raises SetupError."""
         text, clock = self._tokenizer.encode(selftest.TEXT, special=True), _Clock()
         try:
             with clock:
@@ -180,12 +184,12 @@ class ContinuousEngine:
         reasons, reason = dict[ComputeMethod, Mismatch](), ""
         for way in ways(self._make_forward.supports(self._model), self._model.config._attn_implementation):
             if not way.share and reasons[replace(way, share=True)].cold:
-                continue  # the prefix cache was not what was wrong
+                continue  # the mismatch did not come from the prefix cache
             try:
                 await asyncio.to_thread(self._prepare, way)
                 sizes = selftest.sizes(expected, self._config.block_size, way.share)
                 with clock:
-                    trial = Batching(self._model, self._forward, sizes, self._eos, make_router=TrialRouter)
+                    trial = BatchRunner(self._model, self._forward, sizes, self._eos, make_router=TrialRouter)
                     await selftest.check(trial, expected, self._model.dtype)
             except Mismatch as error:
                 log.warning("self-test: not with %s: %s", way, error)
@@ -197,7 +201,7 @@ class ContinuousEngine:
         raise SetupError(f"cannot serve {self._named()}: {selftest.known_reason(self._model) or reason}")
 
     def _prepare(self, way: ComputeMethod) -> None:
-        """The model for this way. It is loaded again if our own pass has emptied it. Raises Mismatch."""
+        """Prepare the model for this way. It is loaded again if our own pass has taken its weights. Raises Mismatch."""
         self._forward = None
         try:
             if way.own:
@@ -253,7 +257,7 @@ class ContinuousEngine:
         return await self.batching.reset_prefix_cache()
 
     def submit(self, request: EngineRequest) -> Sequence:
-        """O(prompt). Raises PromptError beyond the context, where some models compute something else."""
+        """Accept a request. O(prompt). Raises PromptError beyond the context, where some models compute something else."""
         if len(request.prompt) + request.max_tokens > self._info.context:
             raise PromptError(f"prompt and max_tokens are more than the context of {self._info.context} tokens")
         grammar = self._grammars.start(request.grammar) if self._grammars and request.grammar else None

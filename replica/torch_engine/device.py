@@ -2,9 +2,9 @@
 
 On a GPU the engine is the same as on a CPU. All work of a step is put on one CUDA stream, so that sampling, saving and
 restoring need no synchronization of their own. Neither CUDA graphs nor asynchronous batching are used: a graph is replayed
-without our sampling, which is Python, and a step that begins before the last one's tokens are known cannot
-apply penalties or follow a grammar. Flash attention copies a request's blocks together in each step; its kernel that reads
-them in place needs blocks of 256 tokens, which is too coarse for prefixes.
+without our sampling, which is Python, and a step that begins before the last one's tokens are known cannot apply penalties or
+follow a grammar. Flash attention copies a request's blocks together in each step; its kernel that reads them in place needs
+blocks of 256 tokens, which is too coarse for prefixes.
 """
 
 import logging
@@ -28,7 +28,7 @@ GPU_SHARE = 0.85  # of the memory left by the weights; transformers itself refus
 
 
 def device_named(name: str) -> torch.device:
-    """`name`: auto, cpu or cuda. Raises SetupError."""
+    """The device with this name: auto, cpu or cuda. Raises SetupError."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -38,14 +38,14 @@ def device_named(name: str) -> torch.device:
 
 
 def use_fastest_attention(model: Any) -> None:
-    """Of the implementations that work with paged memory on the model's device."""
+    """Select the fastest attention implementation that works with paged memory on the model's device."""
     if model.device.type == "cpu":
         return
-    # Of torch's own ones cuDNN's is out: it plans each new shape, for 40 ms, and each step of an answer has a new shape.
+    # cuDNN's implementation is excluded: it takes 40 ms to plan each new shape, and each step of an answer has a new shape.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if model.dtype != torch.float32 and model._supports_flash_attn:
         generation, _ = torch.cuda.get_device_capability(model.device)
-        # With the package `kernels` transformers fetches them from the Hub where they are not installed.
+        # With the package `kernels` transformers fetches the kernels from the Hub if they are not installed.
         flash_2 = partial(is_flash_attn_2_available, kernels_fallback_ok=True)
         flash_3 = partial(is_flash_attn_3_available, kernels_fallback_ok=True)
         model.set_attn_implementation(fastest_attention(generation, flash_2, flash_3))
@@ -53,9 +53,10 @@ def use_fastest_attention(model: Any) -> None:
 
 
 def fastest_attention(generation: int, flash_2: Callable[[], bool], flash_3: Callable[[], bool]) -> str:
-    """transformers' name of it, for 16-bit types. `generation`: the GPU's major compute capability; `flash_2` and `flash_3` are
-    called only if it can run them."""
-    if generation == 9 and flash_3():  # Hopper alone
+    """transformers' name of the fastest attention for 16-bit types. `generation`: the GPU's major compute capability; `flash_2`
+    and `flash_3` report whether they are installed and are called only if the GPU can run them.
+    """
+    if generation == 9 and flash_3():  # Hopper only
         return "flash_attention_3"
     return "flash_attention_2" if generation >= 8 and flash_2() else "sdpa"
 
@@ -79,7 +80,7 @@ def batching_config(
 
 
 def default_kv_tokens(model: Any, batching: ContinuousBatchingConfig) -> int:
-    """As many tokens as the GPU has memory for; a fixed number on a CPU. Raises SetupError."""
+    """As many tokens as fit into the GPU's memory; a fixed number on a CPU. Raises SetupError."""
     tokens = CPU_KV_TOKENS if model.device.type == "cpu" else kv_tokens_that_fit(model, batching, GPU_SHARE)
     if tokens < 4 * batching.page_size:
         raise SetupError(f"{tokens} tokens of KV memory are not four blocks: choose --kv-tokens, or a smaller --block-size")

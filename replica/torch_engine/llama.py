@@ -1,14 +1,13 @@
 """The forward pass of Llama-like models on a CPU: transformers' weights without its overhead.
 
 Theory of operation. oneDNN multiplies by a weight faster if the weight has the layout that its kernels read: twice as fast for
-a single row, which is what one answer computes. So each weight is packed once, at start, those that read the same input as one
-matrix, and the model gives up its own copy (the embedding stays; if the output weight is tied to it there are two copies).
-Between the products are few operations on whole steps, without a module's hooks around each. The residual stream and the
-inputs of the norms stay in float32, whatever the model's type is: this costs almost nothing and removes most of bfloat16's
-error.
+a single row, the work of one answer. So each weight is packed once, at start, weights that read the same input are packed as
+one matrix, and the model gives up its own copy (the embedding stays; if the output weight is tied to it there are two copies).
+Between the products are few operations on whole steps, without a module's hooks around each. The residual stream and the inputs
+of the norms stay in float32 for every type of model: this costs almost nothing and removes most of bfloat16's error.
 
-Only models of which every detail is known are computed this way: the classes in `SUPPORTED`, with the parts in `PARTS` and no
-others. `tests/replica/torch_engine/test_llama.py` compares each with what transformers computes.
+Only known models are computed this way: the classes in `SUPPORTED`, with the parts in `PARTS` and no others.
+`tests/replica/torch_engine/test_llama.py` compares each with transformers' results.
 """
 
 import logging
@@ -77,7 +76,7 @@ class _Layer:
 
 
 class PackedLlama:
-    """A model's weights, packed; the model is empty afterwards: all of its layers' weights are here. Not thread-safe."""
+    """A model's weights, packed. The model is empty afterwards: all of its layers' weights are here. Not thread-safe."""
 
     def __init__(self, model: Any) -> None:
         inner = model.model
@@ -90,11 +89,11 @@ class PackedLlama:
         self._layers = [_layer(layer) for layer in inner.layers]
         self._scores = _PackedWeights([model.lm_head], keep=model.lm_head.weight is self._embed.weight)
         for rest in model.parameters():
-            rest.data = rest.data.clone()  # else it keeps the whole file in memory that it was read from
+            rest.data = rest.data.clone()  # else it keeps the whole file that it was read from in memory
 
     @staticmethod
     def supports(model: Any) -> bool:
-        """False, and a log line with the reason, for an unsupported model or machine."""
+        """Return whether this model and machine are supported; if not, the reason is logged."""
         reason = next(_unsupported(model), None)
         if reason is not None:
             log.info("computing with transformers' own forward pass: %s", reason)
@@ -136,7 +135,7 @@ def _rotated(rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 
 
 def _unsupported(model: Any) -> Iterator[str]:
-    """Reasons against computing this model here."""
+    """The reasons why this model cannot be computed here."""
     if model.device.type != "cpu":
         yield f"the model is on {model.device}"
     if not torch.backends.mkldnn.is_available():
@@ -160,7 +159,9 @@ def _parts(layer: Any) -> dict[str, set[str]]:
 
 
 def _non_plain_linears(model: Any) -> Iterator[str]:
-    """Linear layers whose product is more than that of their weight: a quantised one has scales, an adapter another product."""
+    """Linear layers that compute more than the product with their weight: a quantised layer has scales, an adapter a second
+    product.
+    """
     for name, layer in model.named_modules():
         if name.endswith(("_proj", "lm_head")):
             plain = type(layer) is torch.nn.Linear and type(layer.weight) is torch.nn.Parameter

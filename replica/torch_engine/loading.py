@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer from a folder or the Hub, or with random weights; or reports what is wrong with the files."""
+"""Loads a model and its tokenizer from a folder or the Hub, or with random weights; broken files are reported as SetupError."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ BROKEN = (
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 SEED = 0
-# What quantised weights have beside them, by the names of compressed-tensors, FP8, GPTQ, AWQ and bitsandbytes.
+# Parts of quantised weights, by the names of compressed-tensors, FP8, GPTQ, AWQ and bitsandbytes.
 SCALES = {"weight_scale", "weight_scale_inv", "weight_packed", "scale", "scales", "qweight", "qzeros", "g_idx", "SCB", "absmax"}
 
 
@@ -38,7 +38,9 @@ class RandomWeights:
 
 
 def random_weights(path: Path, bundled: Callable[[], Path]) -> RandomWeights:
-    """From a config, or a folder with one. Its tokenizer is the one beside it, else that of `bundled`. Raises SetupError."""
+    """A model from a config, or from a folder with one. Its tokenizer is in the same folder, else that of `bundled`. Raises
+    SetupError.
+    """
     config = path / "config.json" if path.is_dir() else path
     if not config.is_file():
         raise SetupError(f"--random-weights: there is no {config}")
@@ -69,11 +71,11 @@ def _stored(model: str | Path, dtype: str, device: torch.device) -> Any:
     )
     missing = sorted(report["missing_keys"])
     if missing:
-        # transformers would draw these weights at random.
+        # Otherwise transformers would draw these weights at random.
         raise SetupError(f"cannot load the model {model}: its files lack {len(missing)} weights, such as {missing[0]}")
     scales = sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[2] in SCALES)
     if scales:
-        # transformers would use the weights without them.
+        # Otherwise transformers would use the weights without their scales.
         raise SetupError(
             f"cannot load the model {model}: its weights are quantised, and its config does not say how: {scales[0]}"
         )
@@ -81,7 +83,7 @@ def _stored(model: str | Path, dtype: str, device: torch.device) -> Any:
 
 
 def _drawn(model: RandomWeights, tokenizer: Any, dtype: str, device: torch.device) -> Any:
-    """The same weights for the same config, type and kind of device. A CPU draws a billion in 11 s."""
+    """A model with random weights, the same for the same config, type and kind of device. A CPU draws a billion in 11 s."""
     config, tokens = _config(model.config), max(tokenizer.get_vocab().values()) + 1
     if config.vocab_size < tokens:
         raise SetupError(

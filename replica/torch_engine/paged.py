@@ -1,16 +1,16 @@
 """Our block ledger instead of transformers' own bookkeeping of paged KV memory.
 
-Theory of operation. transformers (5.23) has the KV tensors in a `PagedAttentionCache`, whose allocator keeps for each
-request a table of block numbers and turns it into the places that the model reads and writes. That stays. Allocation,
-sharing and eviction are ours: `PATCHED` lists the methods of the cache object that are replaced, with the parameters they
-must have, and `install` refuses a transformers release in which they look different. A request's block table is its lease's
-own list. transformers' pool of free blocks and its ledger are removed, so that any code that still uses them fails at once,
-instead of allocating a block twice.
+Theory of operation. transformers (5.23) has the KV tensors in a `PagedAttentionCache`, whose allocator keeps for each request a
+table of block numbers and turns it into the places that the model reads and writes. This is not changed. Allocation, sharing
+and eviction are ours: `PATCHED` lists the methods of the cache object that are replaced, with the parameters they must have,
+and `install` refuses a transformers release with other signatures. A request's block table is its lease's own list.
+transformers' pool of free blocks and its ledger are removed, so that any code that still uses them fails at once, instead of
+allocating a block twice.
 
-A request is admitted before it arrives: the cached head of its prompt is held and room for the rest is promised, so none is
-ever preempted. What has become cached until its first step is held then. It is matched, and its blocks become cached, only by
-the `Claim` of its admission. Without one, which happens to a request that was cancelled before it arrived, it shares nothing,
-and never gets another tenant's blocks.
+A request is admitted before it arrives: the cached head of its prompt is held and room for the rest is promised, so no request
+is ever preempted. At its first step it also holds the blocks that became cached in between. Only the `Claim` of its admission
+allows a request to share blocks. A request without a claim (it was cancelled before it arrived) shares nothing, and never gets
+another tenant's blocks.
 
 Threads: the replaced methods run in the engine's thread, `admit` and `withdraw` on the event loop's; a lock is around each.
 """
@@ -45,7 +45,8 @@ PATCHED: Mapping[str, tuple[str, ...]] = {
 @dataclass(slots=True, eq=False)
 class Claim:
     """The prefix that a request may share, and for how many seconds its blocks are retained; `cached_tokens` were found in the
-    cache. Once it is `tainted`, nothing more of what it computes is shared."""
+    cache. Once it is `tainted`, no further block of the request is shared.
+    """
 
     prefix: Prefix
     keep_s: float
@@ -64,7 +65,7 @@ class PagedBlocks:
         now: Callable[[], float] = time.time,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """changed: called in the engine's thread when what did not fit before may fit now."""
+        """changed: called in the engine's thread when a request that did not fit before may fit now."""
         check_signatures(type(cache), "PagedAttentionCache", PATCHED)
         self.now = now
         self._name, self._allocator = next(iter(cache.cache_allocators.items()))
@@ -82,7 +83,7 @@ class PagedBlocks:
 
     @staticmethod
     def can_serve(cache: Any) -> bool:
-        """Whether no layer has a sliding window, whose blocks cannot be shared."""
+        """Return whether the blocks of this cache can be shared, which a layer with a sliding window prevents."""
         shared: bool = cache.use_prefix_sharing
         return shared and len(cache.cache_allocators) == 1
 
@@ -94,8 +95,9 @@ class PagedBlocks:
         self._allocator.ledger = None
 
     def admit(self, request_id: str, claim: Claim, blocks: int) -> bool:
-        """Before a request is handed over: from now on it can have that many blocks, shared ones among them. False, and nothing
-        changed, if they do not fit beside what others may need."""
+        """Promise blocks to a request before it is handed over, shared ones included. Returns False, and changes nothing, if
+        they do not fit beside the blocks that other requests may need.
+        """
         with self._lock:
             lease = self.ledger.reserve(claim.prefix, 0, self.now(), claim.keep_s, most=blocks)
             if lease is not None:
@@ -104,7 +106,7 @@ class PagedBlocks:
             return lease is not None
 
     def withdraw(self, request_id: str) -> None:
-        """The admitted request was not accepted."""
+        """Release the promise of an admitted request that was not accepted."""
         self.free_blocks(request_id)
 
     def reset(self) -> bool:
@@ -119,7 +121,7 @@ class PagedBlocks:
         return size
 
     def rows(self, blocks: Items[int]) -> Iterator[torch.Tensor]:
-        """K and V of these blocks as bytes, one row per block, in host memory: in parts, it may have no room for all."""
+        """K and V of these blocks as bytes, one row per block, in host memory; in parts, because all may not fit into it."""
         view = self._allocator._copy_view
         for at in range(0, len(blocks), BATCH):
             yield view[torch.tensor(blocks[at : at + BATCH], device=view.device)].cpu()
@@ -132,8 +134,9 @@ class PagedBlocks:
     # -- called by transformers
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
-        """The scheduler uses the blocks found here, so the result is the true number of cached tokens. It asks again if the
-        request's first step did not come about, until something is found."""
+        """The number of cached tokens that the scheduler reuses for this prompt. It asks again if the request's first step was
+        postponed, until some are found.
+        """
         with self._lock:
             claim, lease = self._claims.get(request_id), self._leases.get(request_id)
             if claim is None or lease is None:
@@ -156,8 +159,9 @@ class PagedBlocks:
             return self.ledger.grow(lease, blocks, self.now())
 
     def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
-        """Also for a request that has just finished, which transformers skips: with max_tokens 1 its whole prompt would not
-        be cached. Its lease still exists, since batching is not asynchronous."""
+        """Make computed blocks cached, also the blocks of a request that has just finished, which transformers skips: with
+        max_tokens 1 its whole prompt would not be cached. Its lease still exists, since batching is not asynchronous.
+        """
         count = complete_blocks.get(self._name, 0)
         with self._lock:
             claim, lease = self._claims.get(state.request_id), self._leases.get(state.request_id)
@@ -180,10 +184,10 @@ class PagedBlocks:
         self._changed()
 
     def free_all_requests(self, clear_ledgers: bool = False) -> None:
-        """transformers' thread asks for it when it begins. No request has arrived then, but some may be admitted."""
+        """Does nothing: transformers' thread calls it when it begins, before any request, but some may be admitted already."""
 
     def evict_cached_blocks(self) -> bool:
-        """transformers would drop all unused blocks to make room. The ledger evicts block by block."""
+        """Evicts nothing: transformers would drop all unused blocks to make room; the ledger evicts block by block."""
         return False
 
     def compute_free_capacity(self, relative: bool = True) -> float:
@@ -196,7 +200,7 @@ class PagedBlocks:
 
 
 class _NoPool:
-    """The only method of the pool that transformers still calls; there is nothing to do."""
+    """A replacement for transformers' pool, with the only method that is still called; it does nothing."""
 
     def try_to_free_sectors(self) -> None:
         pass

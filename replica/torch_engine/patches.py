@@ -1,10 +1,10 @@
-"""Replaced parts of transformers' continuous batching: where outputs go, how tokens are sampled, what a failing step ends,
-which block ledger is used. `batching.py` describes how they work together.
+"""Replaced parts of transformers' continuous batching: delivery of outputs, sampling of tokens, isolation of failing steps,
+the block ledger. `batching.py` describes how they work together.
 
-Failures. A step that raises (there was no memory for it, say) fails the requests of its batch: their blocks are free again,
-nothing of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises on
-the host, fail one request. What transformers does around a step, and an accelerator that reports an error (it answers only
-with errors from then on), end the engine's thread; `/health` reports that.
+Failures. A step that raises (out of memory, for example) fails the requests of its batch: their blocks are free again, no
+block of the step is shared, and the next step runs. Scores that are not numbers, and a sampler or a grammar that raises on the
+host, fail one request. Errors in transformers' code around a step, and an accelerator error (after which it only reports
+errors), end the engine's thread; `/health` reports that.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ EAGER: Mapping[str, tuple[str, ...]] = {"update": ("key_states", "value_states",
 
 
 class PatchJob(Protocol):
-    """A running request as a step needs it."""
+    """A running request, as far as a step needs it."""
 
     @property
     def sampler(self) -> Sampler | None: ...
@@ -74,11 +74,13 @@ class OutputRouter:
         self.deliver(state.to_generation_output())
 
     def draws_together(self, scores: torch.Tensor) -> bool:
-        """On a GPU. A CPU is 1.4 to 25 times as fast with one row after the other: `drawing.py` sorts little."""
+        """Return whether all rows are drawn together: on a GPU. A CPU is 1.4 to 25 times as fast with one row after the other,
+        because `drawing.py` sorts little.
+        """
         return bool(scores.is_cuda)
 
     def sample(self, batch: Any, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Samples per request; transformers has one configuration for all. One row per request that gets a token."""
+        """Sample per request, while transformers has one configuration for all. One row per request that gets a token."""
         best, chosen = scores[0].max(dim=-1)
         ids = [future.state.request_id for future in batch.requests_in_batch if future.has_new_token]
         jobs = [(row, job) for row, each in enumerate(ids) if (job := self._running.get(each))]
@@ -95,9 +97,9 @@ class OutputRouter:
                 _check_score(scores_of_best[row])
                 if row in tables:
                     chosen[row] = samplers[row].draw(tables[row])
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other requests continue
+            except Exception as error:  # noqa: BLE001 - after any error the other requests continue
                 job.claim.tainted = True
-                # This step's output for it comes later, finds no request, and is cancelled.
+                # This step's output for the request arrives later, finds no request, and is cancelled.
                 self.deliver(GenerationOutput(ids[row], error=message_of(error), status=RequestStatus.FAILED))
         output_ids[0, : len(chosen)].copy_(chosen)
 
@@ -118,8 +120,9 @@ def make_manager(model: Any, batching: ContinuousBatchingConfig, eos: list[int],
 
 
 def _paged_eager(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **named: Any) -> Any:
-    """A model's own eager attention over paged keys. transformers has one for all models, without what some have beside: a cap
-    on scores (Gemma 2), for example."""
+    """A model's own eager attention over paged keys. transformers' paged eager attention is the same for all models and lacks
+    model-specific parts: a cap on scores (Gemma 2), for example.
+    """
     cache = named.pop("cache", None)
     if cache is None:
         raise ValueError("its layers do not pass the paged cache to their attention")
@@ -141,21 +144,21 @@ def install_blocks(
 
 
 def memory_usage(manager: Any) -> float:
-    """The share of KV memory that requests hold, 0 to 1, where its blocks are transformers' own. From any thread."""
-    processor = None if manager is None else manager.batch_processor  # none before the start and after the end
+    """The share of KV memory that requests hold, 0 to 1, if transformers manages its blocks. Callable from any thread."""
+    processor = None if manager is None else manager.batch_processor  # None before the start and after the end
     free: float = 1.0 if processor is None else processor.cache.compute_free_capacity()
     return 1 - free
 
 
 def reset(manager: Any, blocks: PagedBlocks, timeout_s: float) -> bool:
-    """Drop the cache, after cancelled requests are gone and the engine's thread has paused; False if it is in use."""
+    """Drop the cache once cancelled requests are gone and the engine's thread has paused; False if it is in use."""
     blocks.unused.wait(timeout_s)
     with manager.pause():
         return blocks.reset()
 
 
 def isolate_failures(processor: Any, failed: Callable[[], None]) -> None:
-    """PATCHED: transformers ends its thread when a step raises. `failed` is called first."""
+    """PATCHED: keep transformers' thread running when a step raises. `failed` is called first."""
     step = processor._generation_step
 
     def isolated(model: Any) -> None:
@@ -163,7 +166,7 @@ def isolate_failures(processor: Any, failed: Callable[[], None]) -> None:
             step(model)
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next step runs
+        except Exception as error:  # noqa: BLE001 - after any error the next step runs
             failed()
             processor.handle_batch_error(error)
             processor.inputs_and_outputs.requests_in_batch = []  # so that the update that follows finds no requests
@@ -176,7 +179,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _draw_together(scores: torch.Tensor, samplers: Mapping[int, Sampler]) -> dict[int, int]:
-    """The tokens of the rows that need nothing but their scores, drawn where these are."""
+    """The tokens of the rows that need only their scores, drawn on the scores' device."""
     shapes = {row: shape for row, each in samplers.items() if (shape := each.shape)}
     if not shapes:
         return {}
@@ -185,6 +188,6 @@ def _draw_together(scores: torch.Tensor, samplers: Mapping[int, Sampler]) -> dic
 
 
 def _check_score(best: float) -> None:
-    """If any score of a token is not a number, neither is the best one."""
+    """Raise if a score is not a number: then the best score is none either."""
     if not math.isfinite(best):
         raise ArithmeticError("the model's scores for the next token are not numbers")

@@ -1,8 +1,8 @@
-"""A model's tokenizer as the engine uses it: prompts to tokens, tokens to text, and which tokens end an answer.
+"""A model's tokenizer as the engine uses it: prompts to tokens, tokens to text, and the tokens that end an answer.
 
 A token of a byte-level vocabulary can end in the middle of a character, and a token's text depends on the tokens before it.
-So streamed answers are decoded by tokenizers' `DecodeStream`, which decodes a short window of tokens without and with the new
-ones, and returns the difference once it ends in a whole character.
+So streamed answers are decoded by tokenizers' `DecodeStream`, which decodes a short window of tokens with and without the new
+tokens, and returns the difference once it ends in a whole character.
 
 A model can have several end tokens: Llama 3's chat template ends a turn with `<|eot_id|>`, its tokenizer names
 `<|end_of_text|>`, its generation config may name both, or one. So all named tokens count, and the token that the chat
@@ -21,13 +21,13 @@ from tokenizers.decoders import DecodeStream
 
 from replica.engine import Message, PromptEnd, PromptError, PromptTooLong, SetupError, TemplateOverride
 
-PROBE = "warmroute"  # the content of the messages by which a template is examined
+PROBE = "warmroute"  # the content of the messages with which a template is tested
 UNFINISHED = "\ufffd"
 LONGEST_HELD = 64  # tokens without text (special ones) after which a window is closed, so that it does not grow
 OWN_PARAMETERS = inspect.signature(transformers.PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents"}
-BEGINNING = 1 << 18  # characters of a text that are tokenized to see whether it is too long
+BEGINNING = 1 << 18  # characters of a text that are tokenized first, to see whether the text is too long
 ANY = 1 << 62  # tokens
-CUT = 64  # tokens that the end of a beginning can have more than the text has there
+CUT = 64  # tokens: a beginning of a text has at most this many more than the same part of the whole text
 log = logging.getLogger(__name__)
 TEMPLATE_ERRORS = (jinja2.TemplateError, ValueError, TypeError, KeyError)
 
@@ -47,8 +47,10 @@ class ModelTokenizer:
         self.longest_token = max(map(len, tokenizer.get_vocab()))  # in characters, of which a byte is at most one
 
     def encode(self, text: str, special: bool, most: int = ANY) -> list[int]:
-        """Raises PromptTooLong if there are more tokens than `most`. Of a long text a beginning is tokenized first, then one
-        that is twice as long: a few tokens at its end may be others, but it never has many more than the whole has."""
+        """The tokens of a text. Raises PromptTooLong if there are more than `most`. A long text is tokenized in beginnings of
+        doubling length: a few tokens at the end of a beginning may differ, but it never has many more tokens than the whole
+        text.
+        """
         for size in _beginnings(len(text)):
             if len(self._ids(text[:size], special)) - CUT > most:
                 raise PromptTooLong(most)
@@ -68,7 +70,7 @@ class ModelTokenizer:
         template: TemplateOverride,
         most: int = ANY,
     ) -> list[int]:
-        """Raises PromptError, and PromptTooLong as `encode` does."""
+        """The tokens of a conversation. Raises PromptError, and PromptTooLong as `encode` does."""
         if reserved := OWN_PARAMETERS & template.variables.keys():
             raise PromptError(f"chat_template_kwargs are the template's, and may not set {', '.join(sorted(reserved))}")
         options = {**template.variables, "chat_template": template.text, "tokenize": False}
@@ -92,13 +94,13 @@ class ModelTokenizer:
 
 
 def _sound(tokenizer: Any, template: str) -> str:
-    """A template that a file has. Raises SetupError for one that no conversation can be written with."""
+    """The template, if a conversation can be written with it. Raises SetupError if not."""
     try:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], chat_template=template, tokenize=False)
     except jinja2.TemplateSyntaxError as error:
         raise SetupError(f"--chat-template: line {error.lineno}: {error}") from error
     except TEMPLATE_ERRORS:
-        return template  # it may want other messages than this one
+        return template  # it may need other messages than this one
     if not text:
         raise SetupError("--chat-template: it writes nothing of a message")
     return template
@@ -143,7 +145,7 @@ class StreamDetokenizer:
 
 
 def _beginnings(length: int) -> Iterator[int]:
-    """Lengths to tokenize before a text of this length is, in characters."""
+    """The lengths of the beginnings to tokenize before a text of this length, in characters."""
     size = BEGINNING
     while size < length:
         yield size

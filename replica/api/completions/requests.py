@@ -27,7 +27,7 @@ from replica.api.prompts import ChatPromptFields, RequestPrompt, chat_prompt, ch
 from replica.api.tools import ToolUse
 from replica.api.validation import ApiError, Flag, TokenIds, asks, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
-from replica.engine import GREEDY_BELOW, Grammar, Sampling
+from replica.engine import GREEDY_BELOW, Grammar, SamplingOptions
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's and vLLM's default for a completion without max_tokens
 MAX_CHOICES = 128
@@ -218,7 +218,7 @@ def _usage(fields: GenerationFields) -> UsageReporting:
     return "each" if options.continuous_usage_stats else "last"
 
 
-def _choices(fields: GenerationFields, sampling: Sampling) -> int:
+def _choices(fields: GenerationFields, sampling: SamplingOptions) -> int:
     n = fields.n or 1
     if fields.best_of not in (None, n):
         raise ApiError(400, "best_of is not supported: leave it out, n answers are made.", "best_of")
@@ -228,8 +228,8 @@ def _choices(fields: GenerationFields, sampling: Sampling) -> int:
     return n
 
 
-def _sampling(fields: GenerationFields, logprobs: int | None, grammar: Grammar | None) -> Sampling:
-    return Sampling(
+def _sampling(fields: GenerationFields, logprobs: int | None, grammar: Grammar | None) -> SamplingOptions:
+    return SamplingOptions(
         # Greedy by default: the same prompt then gives the same answer, which makes caches comparable.
         temperature=fields.temperature or 0.0,
         top_p=fields.top_p or 1.0,

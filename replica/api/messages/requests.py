@@ -27,7 +27,7 @@ from replica.api.prompts import RequestPrompt
 from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
 from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, read_object
 from replica.cache.prefix import Scope
-from replica.engine import Grammar, PromptEnd, Sampling
+from replica.engine import Grammar, PromptEnd, SamplingOptions
 
 CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
@@ -155,13 +155,13 @@ def _tool_use(fields: MessagesPromptFields, own: list[dict[str, Any]]) -> ToolUs
     return tool_use(functions, CHOICES[choice.type] if choice else "auto", named)
 
 
-def _sampling(fields: MessagesFields, tools: ToolUse) -> Sampling:
+def _sampling(fields: MessagesFields, tools: ToolUse) -> SamplingOptions:
     grammar = _format(fields)
     if grammar and tools.forced:
         raise ApiError(400, "output_config.format: cannot be combined with a tool_choice that forces a call", "output_config")
     if (grammar or tools.forced) and fields.ignore_eos:
         raise ApiError(400, "The format decides where the answer ends: leave out ignore_eos.", "ignore_eos")
-    return Sampling(
+    return SamplingOptions(
         temperature=fields.temperature or 0.0,
         top_p=fields.top_p or 1.0,
         top_k=fields.top_k or 0,

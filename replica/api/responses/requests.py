@@ -20,7 +20,7 @@ from replica.api.responses.conversation import conversation
 from replica.api.tools import Choice, Function, ToolUse, function_tool, tool_use
 from replica.api.validation import ApiError, Flag, check_model, checked, ignored_fields, json_text, read_object
 from replica.cache.prefix import Scope
-from replica.engine import Grammar, Sampling
+from replica.engine import Grammar, SamplingOptions
 
 _FORMATS = "'text', 'json_object' or 'json_schema'"
 _CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'name': ...}"
@@ -175,13 +175,13 @@ def _tool_use(fields: ResponsesPromptFields) -> ToolUse:
     return tool_use(functions, "required", wanted.name)
 
 
-def _sampling(fields: ResponsesFields, tools: ToolUse) -> Sampling:
+def _sampling(fields: ResponsesFields, tools: ToolUse) -> SamplingOptions:
     grammar = _format(fields)
     if grammar and tools.forced:
         raise ApiError(400, "text.format cannot be combined with a tool_choice that forces a call.", "text.format")
     if (grammar or tools.forced) and fields.ignore_eos:
         raise ApiError(400, "The format decides where the answer ends: leave out ignore_eos.", "ignore_eos")
-    return Sampling(
+    return SamplingOptions(
         temperature=fields.temperature or 0.0,
         top_p=fields.top_p or 1.0,
         top_k=max(0, fields.top_k or 0),

@@ -1,1 +1,1 @@
-"""What is checked of a model before it serves: that its answers are those of plain transformers."""
+"""Checks before a model serves: its answers equal the answers of plain transformers."""

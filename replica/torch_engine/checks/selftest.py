@@ -1,14 +1,14 @@
 """The self-test: before a model serves, short answers of the engine are compared with plain `model(ids)`.
 
-Theory of operation. The plain model, without a cache and before anything of it is replaced, reads some texts at once (`expect`)
-and so scores every token of their ends. The engine gets their beginnings as prompts, and a sampler that draws the known tokens
-one by one (`_DictatedSampler`): its scores have to be the plain model's. One text is computed cold, in several chunks
-and across blocks; its beginning again from the prefix cache; and then it runs beside another one. So one plain pass is enough
-for each text, and no tie can lead the two apart.
+Theory of operation. The plain model, without a cache and before any part of it is replaced, reads some texts at once
+(`expect`) and so scores every token of their ends. The engine gets their beginnings as prompts, and a sampler that draws the
+known tokens one by one (`_DictatedSampler`): its scores have to be the plain model's. One text is computed cold, in several
+chunks and across blocks; its beginning again from the prefix cache; and then beside another text. So one plain pass is enough
+for each text, and a tie between tokens cannot make the answers diverge.
 
-A row of scores is right if its error (root mean square) is small beside the spread of the plain model's scores, and its best
-token is the plain model's or tied with it. In 16-bit types some rows may be off: rounding can make a router choose another
-expert. Wrong positions, keys of another request or a missing part of the attention show in all rows.
+A row of scores is right if its error (root mean square) is small beside the spread of the plain model's scores, and its
+best token is the plain model's or tied with it. In 16-bit types some rows may be wrong: rounding can make a router choose
+another expert. Wrong positions, keys of another request or a missing part of the attention show in all rows.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from typing import Any
 import torch
 
 from replica.engine import EngineError, EngineRequest, NewTokens, SetupError
-from replica.torch_engine.batching import Batching, Sizes
+from replica.torch_engine.batching import BatchRunner, Sizes
 from replica.torch_engine.patches import OutputRouter, message_of
 from replica.torch_engine.sampling.sampler import Sampler
 
 log = logging.getLogger(__name__)
-ANSWER, AGAIN, BESIDE = 12, 4, 8  # tokens of an answer: cold; from the cache, alone and beside another
+ANSWER, AGAIN, BESIDE = 12, 4, 8  # tokens of an answer: cold; from the cache, alone; from the cache, beside another text
 TOKENS = ANSWER + AGAIN + 2 * BESIDE
 CHUNK = 32  # tokens of a step
 EDGE = 256  # a sliding window of up to this many tokens is crossed
 TIMEOUT_S = 600.0
 ERROR = {torch.float32: 1e-3, torch.float16: 0.15, torch.bfloat16: 0.25}  # of the spread; SmolLM2 in bfloat16: 0.03 to 0.11
-OFF = {torch.float32: 0.0}  # share of rows that may be off
+OFF = {torch.float32: 0.0}  # the share of rows that may be wrong
 OFF_16_BITS = 0.25
 TEXT = """The harbour of the old town lies open to the north, and in winter the wind throws the water over the wall. Anna
 counted 17 boats that morning: three were painted green, one had lost its mast in 1962, and the others belonged to her uncle.
@@ -49,8 +49,9 @@ class ExpectedScores:
 
 
 class Mismatch(Exception):
-    """The engine's answers are not those of the plain model, or none; the message has the reason. `cold`: without any help of
-    the prefix cache."""
+    """The engine's answers differ from the plain model's, or it has none; the message states the reason. `cold`: the mismatch
+    occurred without the prefix cache.
+    """
 
     def __init__(self, reason: str, cold: bool) -> None:
         super().__init__(reason)
@@ -58,7 +59,7 @@ class Mismatch(Exception):
 
 
 def expect(model: Any, ids: Items[int], block_size: int, context: int) -> list[ExpectedScores]:
-    """What the plain model computes for a long and a short text. `ids`: the tokens of a text. Raises what the model raises."""
+    """The plain model's scores for a long and a short text. `ids`: the tokens of a text. Raises the model's errors."""
     window = getattr(model.config.get_text_config(), "sliding_window", None) or 0
     length = max(2 * block_size if block_size <= CHUNK else block_size, CHUNK) + 5
     length = max(length, window + 5 if window <= EDGE else 0)
@@ -76,13 +77,13 @@ def _expected(model: Any, ids: Items[int], length: int) -> ExpectedScores:
 
 
 def sizes(expected: Items[ExpectedScores], block_size: int, share: bool) -> Sizes:
-    """Of an engine that has room for these texts beside each other."""
+    """The sizes of an engine that has room for these texts at the same time."""
     blocks = sum(-(-(len(each.prompt) + ANSWER) // block_size) + 1 for each in expected)
     return Sizes(block_size, 2 * blocks * block_size, CHUNK, 2, share)
 
 
-async def check(batching: Batching, expected: Items[ExpectedScores], dtype: torch.dtype) -> None:
-    """Start it, compare, stop it. Raises Mismatch, or SetupError."""
+async def check(batching: BatchRunner, expected: Items[ExpectedScores], dtype: torch.dtype) -> None:
+    """Start the engine, compare its answers, stop it. Raises Mismatch, or SetupError."""
     long, short = expected
     cold = True
     try:
@@ -103,7 +104,7 @@ async def check(batching: Batching, expected: Items[ExpectedScores], dtype: torc
 
 
 def known_reason(model: Any) -> str | None:
-    """Why transformers' continuous batching cannot compute a model that failed the test, if it is one of the known reasons."""
+    """The reason why transformers' continuous batching cannot compute a model that failed the test, if it is a known one."""
     config = model.config.get_text_config()
     others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if others:
@@ -115,16 +116,16 @@ def known_reason(model: Any) -> str | None:
     return None
 
 
-async def _start(batching: Batching) -> None:
+async def _start(batching: BatchRunner) -> None:
     try:
         await batching.start()
     except SetupError:
         raise
-    except Exception as error:  # transformers has another one for each model that it cannot serve
+    except Exception as error:  # transformers has a different error for each model that it cannot serve
         raise Mismatch(message_of(error), cold=True) from error
 
 
-async def _answered(batching: Batching, expected: ExpectedScores, count: int) -> torch.Tensor:
+async def _answered(batching: BatchRunner, expected: ExpectedScores, count: int) -> torch.Tensor:
     """The engine's scores for the first `count` tokens of the answer."""
     request = EngineRequest(expected.prompt, count, ignore_eos=True)
     dictated = _DictatedSampler(request, expected.answer)
@@ -135,7 +136,7 @@ async def _answered(batching: Batching, expected: ExpectedScores, count: int) ->
 
 
 class TrialRouter(OutputRouter):
-    """What fails becomes the reason of a Mismatch; its backtrace is of no use to a user."""
+    """A router without backtraces: a failure becomes the reason of a Mismatch, and its backtrace would not help a user."""
 
     def step_failed(self) -> None:
         log.debug("a step of the self-test failed", exc_info=True)
@@ -155,7 +156,7 @@ class _DictatedSampler(Sampler):
 
 
 def _compare(found: torch.Tensor, expected: ExpectedScores, dtype: torch.dtype, how: str) -> None:
-    """Raises ArithmeticError."""
+    """Compare rows of scores. Raises ArithmeticError if too many are wrong."""
     plain = expected.scores[: len(found)]
     limit = ERROR[dtype]
     usable = plain.isfinite() & found.isfinite()

@@ -1,12 +1,12 @@
 """Drawing one token from the scores of a vocabulary, in time that is linear in its size.
 
-What may be drawn is decided by a border: the least likely token that top-k or top-p leaves. To find it the chances are parted
-into likelier and less likely ones, and so is the part that has the border, until that is small enough to be sorted.
+A border decides which tokens may be drawn: the least likely token that top-k or top-p leaves. To find it the chances are
+partitioned into likelier and less likely ones, and then the part with the border, until that is small enough to be sorted.
 
-One uniform number is drawn, and the token is where the sum of the chances, in the order of the vocabulary, passes it. So a draw
-depends on the scores, the settings and that number alone.
+One uniform number is drawn, and the token is the one at which the sum of the chances, in the order of the vocabulary, passes
+it. So a draw depends only on the scores, the settings and that number.
 
-Of tokens that are equally likely, top-k leaves all at its border, as transformers does; top-p leaves those with the lower ids.
+Of equally likely tokens, top-k leaves all at its border, as transformers does; top-p leaves the tokens with the lower ids.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ Chances = NDArray[np.float32]
 """Of each token, in the order of the vocabulary; not normalised: the best one has 1. 0: it is not drawn."""
 
 HEAD: Final = 1024  # no more tokens than that can each have a 1024th of the mass
-SORTED: Final = 4096  # tokens that are sorted and not parted
-TOP: Final = 16  # the first part is the likeliest 16th: mostly the border is there; the others are halves
+SORTED: Final = 4096  # so many tokens are sorted; more are partitioned first
+TOP: Final = 16  # the first partition is the likeliest 16th, which usually contains the border; the others are halves
 BLOCK: Final = 1024  # chances that are summed at once
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How chances follow from scores. temperature > 0; top_k 0, top_p 1, min_p 0: all tokens."""
+    """The settings that turn scores into chances. temperature > 0; top_k 0, top_p 1, min_p 0: all tokens."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -35,14 +35,14 @@ class Shape:
 
 
 def draw(scores: NDArray[np.float32], shape: Shape, uniform: float) -> int:
-    """A token id. scores: of each token, -inf for one that is not drawn; at least one is finite, none is NaN or inf.
+    """Draw a token id. scores: one per token, -inf for a token that is not drawn; at least one is finite, none is NaN or inf.
     uniform: in [0, 1). O(vocabulary).
     """
     return _passed(shaped(scores, shape), uniform)
 
 
 def shaped(scores: NDArray[np.float32], shape: Shape) -> Chances:
-    """The chances. In this order: temperature, top_k, top_p of the mass that top_k leaves, min_p."""
+    """The chances of all tokens. Applied in this order: temperature, top_k, top_p of the mass that top_k leaves, min_p."""
     chances: Chances = np.exp((scores - scores.max()) * np.float32(1 / shape.temperature))
     if 0 < shape.top_k < len(chances):
         last = len(chances) - shape.top_k
@@ -68,7 +68,7 @@ def _nucleus(chances: Chances, top_p: float) -> NDArray[np.bool_]:
 
 def _border(chances: Chances, target: float) -> tuple[np.float32, int]:
     """The chance of the last token that is needed, the likeliest first, until their mass reaches the target; and how many
-    tokens of just this chance are needed. If all together do not reach it, all are needed.
+    tokens of exactly this chance are needed. If the mass of all tokens does not reach it, all are needed.
     """
     rest, needed, mass, share = chances, 0, 0.0, TOP  # `needed` tokens with this mass are likelier than the rest
     while len(rest) > SORTED:
@@ -87,7 +87,7 @@ def _border(chances: Chances, target: float) -> tuple[np.float32, int]:
 
 
 def _passed(chances: Chances, uniform: float) -> int:
-    """The token at which the sum passes `uniform` of the whole. Its chance is not 0."""
+    """The token at which the sum of chances passes `uniform` of the total. Its chance is not 0."""
     sums = np.add.reduceat(chances, np.arange(0, len(chances), BLOCK), dtype=np.float64).cumsum()
     goal = uniform * sums[-1]
     block = min(int(np.searchsorted(sums, goal, side="right")), len(sums) - 1)
@@ -96,4 +96,4 @@ def _passed(chances: Chances, uniform: float) -> int:
     at = int(np.searchsorted(inside, goal, side="right"))
     if at < len(inside):
         return first + at
-    return int(np.flatnonzero(chances[: first + BLOCK])[-1])  # rounding has put the goal behind all chances
+    return int(np.flatnonzero(chances[: first + BLOCK])[-1])  # rounding has put the target after all chances

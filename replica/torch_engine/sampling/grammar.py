@@ -1,12 +1,12 @@
 """Answers constrained by a grammar: before each token is drawn, the tokens that the grammar does not allow are masked.
 
-llguidance does the work. It does not raise for what a grammar does (one with too many alternatives at once, say, has no
-bitmask): a matcher that fails stays failed. So it is asked: before the answer begins, where a failure is a 400, and at each
-token, where it ends its own answer with an error. What was written by then would be no valid answer.
+llguidance does the work. It does not raise for a grammar's failure (a grammar with too many alternatives at once, say, has
+no bitmask): a matcher that fails stays failed. So its state is checked: before the answer begins, where a failure is a 400, and
+at each token, where it ends its own answer with an error, because the text so far would be no valid answer.
 
-It reads a grammar by functions that call themselves, as deep as rules (or a schema's references) refer to each other: a
-thousand of these end a process with the usual stack. So grammars are compiled in threads with a stack that is large enough for
-any grammar whose length `replica.api.prepare` allows. What follows the compiled grammar needs no more than a usual one.
+It parses a grammar by recursive functions, as deep as rules (or a schema's references) refer to each other: a thousand
+levels end a process with the usual stack. So grammars are compiled in threads with a stack that is large enough for any grammar
+whose length `replica.api.prepare` allows. Using the compiled grammar needs no more than a usual stack.
 """
 
 import importlib.util
@@ -27,17 +27,17 @@ from replica.engine import Grammar
 log = logging.getLogger(__name__)
 NEVER = float("-inf")
 CACHED: Final = 32  # compiled grammars
-CACHED_TEXT: Final = 1 << 17  # characters of these
-STACK: Final = 256 << 20  # bytes; they are only taken where they are used
+CACHED_TEXT: Final = 1 << 17  # characters of these grammars
+STACK: Final = 256 << 20  # bytes; memory is only used for the part that is reached
 MAX_REASON = 300  # characters
-EXACT: Final = 1 << 53  # up to here, floats hold whole numbers
-SPECIAL: Final = 0xFF  # how llguidance begins the bytes of a special token
+EXACT: Final = 1 << 53  # up to here, floats represent whole numbers exactly
+SPECIAL: Final = 0xFF  # the first byte of a special token in llguidance
 _BOUNDS: Final = frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"])
 _LARGE: Final = re.compile(r"\d{16}|\d\s*[eE]\s*[+-]?\d")
 
 
 class GrammarFailed(Exception):
-    """An answer cannot be continued as its grammar wants it; the message is for the client."""
+    """An answer cannot be continued under its grammar; the message is for the client."""
 
 
 class Grammars:
@@ -64,7 +64,7 @@ class Grammars:
             return None
 
     def error(self, grammar: Grammar) -> str | None:
-        """Why this grammar cannot be followed, None if it can."""
+        """The reason why this grammar cannot be followed, None if it can."""
         if (inexact := _inexact(grammar)) is not None:
             return inexact
         try:
@@ -79,11 +79,11 @@ class Grammars:
         return _cut(reason) or None
 
     def start(self, grammar: Grammar) -> "GrammarState":
-        """The state of one answer; the grammar has no `error`."""
+        """The state of one answer. The caller has checked that the grammar has no `error`."""
         return GrammarState((grammar.compiled or self._compiled.get(grammar)).deep_copy(), self._ends, self._tokenizer)
 
     def compile(self, grammar: Grammar) -> Any:
-        """Called in a thread with a large stack."""
+        """Compile a grammar. Called in a thread with a large stack."""
         kinds = {"calls": "lark", "lark": "grammar"}  # "grammar": Lark or GBNF
         text = _calls(grammar.text) if grammar.kind == "calls" else grammar.text
         return self._lib.LLMatcher(
@@ -92,16 +92,16 @@ class Grammars:
 
 
 class _CompiledGrammar:
-    """The compiled grammars that were used last. Safe for several threads."""
+    """A cache of the compiled grammars that were used last. Safe for several threads."""
 
     def __init__(self, compiled: Callable[[Grammar], Any]) -> None:
-        """`compiled` is called in a thread with a large stack."""
+        """`compiled` compiles a grammar and is called in a thread with a large stack."""
         self._compile, self._lock, self._starting = compiled, threading.Lock(), threading.Lock()
         self._known = OrderedDict[Grammar, Any]()
         self._characters = 0
 
     def get(self, grammar: Grammar) -> Any:
-        """O(1), but for one that is not known: it is compiled. Raises what `compiled` does."""
+        """A compiled grammar. O(1) if it is cached; else it is compiled. Raises the errors of `compiled`."""
         with self._lock:
             if grammar in self._known:
                 self._known.move_to_end(grammar)
@@ -125,7 +125,7 @@ class _CompiledGrammar:
                 result.set_exception(error)
 
         thread = threading.Thread(target=run, name="grammar", daemon=True)
-        with self._starting:  # the size is that of all threads which start now
+        with self._starting:  # the stack size applies to all threads that start now
             usual = threading.stack_size(STACK)
             try:
                 thread.start()
@@ -135,8 +135,9 @@ class _CompiledGrammar:
 
 
 def _inexact(grammar: Grammar) -> str | None:
-    """Bounds of numbers that llguidance (1.9) does not hold exactly: answers would have other numbers, and two integer bounds
-    below -2^63 end the process."""
+    """The reason if a grammar has bounds of numbers that llguidance (1.9) does not represent exactly: answers would have other
+    numbers, and two integer bounds below -2^63 end the process. None if it has none.
+    """
     if grammar.kind in ("json", "calls"):
         key = next(_large_bounds(json.loads(grammar.text)), None)
         return key and f"a {key} of more than 2^53 cannot be followed exactly."
@@ -155,15 +156,15 @@ def _large_bounds(schema: Any) -> Iterator[str]:
 
 
 def _cut(reason: str) -> str:
-    """Without the state of its parser, and the rest of a long grammar."""
+    """llguidance's reason without the state of its parser, and without the rest of a long grammar."""
     first, *rest = reason.splitlines() or [""]
-    if first.endswith(":") and rest:  # of a regular expression: what is wrong comes last
+    if first.endswith(":") and rest:  # the error of a regular expression comes last
         first = f"{first} {rest[-1].strip()}"
     return first[:MAX_REASON]
 
 
 def _calls(functions: str) -> str:
-    """The form of a call that `replica.output.tool_calls` reads."""
+    """A grammar for calls in the form that `replica.output.tool_calls` reads."""
     calls = [
         {
             "type": "object",
@@ -197,19 +198,20 @@ class GrammarState:
         return scores.masked_fill(torch.from_numpy(~allowed), NEVER)
 
     def _spelled(self, allowed: "numpy.typing.NDArray[numpy.bool_]") -> int | None:
-        """Where a text has to come that reads like a special token, llguidance (1.9) allows that token alone, and then does not
-        take it. The ordinary token with which the text begins, instead."""
+        """The ordinary token to draw where the grammar requires a text that is spelled like a special token: llguidance (1.9)
+        then allows only the special token, and does not accept it afterwards. None in all other cases.
+        """
         (only,) = numpy.flatnonzero(allowed) if numpy.count_nonzero(allowed) == 1 else [-1]
         if only < 0 or not self._tokenizer.is_special_token(int(only)):
             return None
         forced: bytes = self._matcher.compute_ff_bytes()
-        if not forced or forced[0] == SPECIAL:  # nothing, or that token itself, is what the grammar wants
+        if not forced or forced[0] == SPECIAL:  # the grammar requires no text, or the special token itself
             return None
         begins = self._tokenizer.greedy_tokenize(forced.decode("utf-8", "ignore"))
         return int(begins[0]) if begins else None
 
     def advance(self, token: int) -> None:
-        """Raises GrammarFailed."""
+        """Add a drawn token. Raises GrammarFailed."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             self._check()

@@ -1,4 +1,4 @@
-"""Tokens that may not be drawn: all but those that are allowed, and the last token of a bad word after its other tokens."""
+"""Tokens that may not be drawn: tokens that are not allowed, and the last token of a bad word after its other tokens."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,19 +11,20 @@ NEVER = float("-inf")
 
 
 class TokenMask:
-    """The state of one answer. `allowed`: token ids, empty for all. `bad_words`: sequences of tokens, as many of which are the
-    answer's own as it has yet. `ends`: what may be drawn where nothing else is left."""
+    """The tokens that one answer may draw. `allowed`: token ids, empty for all. `bad_words`: sequences of tokens that must not
+    be completed. `ends`: the tokens that may be drawn where no other is left.
+    """
 
     def __init__(self, allowed: Items[int], bad_words: Iterable[tuple[int, ...]], ends: Items[int]) -> None:
         """O(all tokens)."""
         self._allowed = torch.from_numpy(np.array(allowed, dtype=np.int64)) if len(allowed) else None
         self._ends = torch.tensor(ends, dtype=torch.long)
-        last = defaultdict[tuple[int, ...], list[int]](list)  # tokens, by those that must come before them
+        last = defaultdict[tuple[int, ...], list[int]](list)  # the last tokens of bad words, by the tokens before them
         for *before, token in bad_words:
             last[tuple(before)].append(token)
         self._last = {before: torch.tensor(tokens) for before, tokens in last.items()}
         self._lengths = sorted({len(before) for before in last})
-        self._drawn: list[int] = []  # as many as the longest bad word has
+        self._drawn: list[int] = []  # the last tokens of the answer, as many as the longest bad word has
 
     @classmethod
     def if_needed(cls, allowed: Items[int], bad_words: Items[tuple[int, ...]], ends: Items[int]) -> "TokenMask | None":
@@ -43,6 +44,6 @@ class TokenMask:
         return kept.index_fill(0, self._ends, 0.0) if len(self._ends) else scores  # also before min_tokens
 
     def advance(self, token: int) -> None:
-        """It has been drawn."""
+        """Add a drawn token."""
         longest = self._lengths[-1] if self._lengths else 0
         self._drawn = [*self._drawn, token][-longest:] if longest else []

@@ -1,5 +1,6 @@
-"""Drawing for several requests at once, where their scores are: on a GPU, which sorts a vocabulary faster than it sends it to
-the host. What is drawn is what `drawing.py` says, up to how sums are rounded."""
+"""Drawing for several requests at once on the scores' device: on a GPU, which sorts a vocabulary faster than it sends it to the
+host. The tokens are the same as from `drawing.py`, except for the rounding of sums.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -47,7 +48,7 @@ def _passed(chances: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """The tokens at which the sums pass `uniforms` of the whole. Their chances are not 0."""
     sums = chances.cumsum(-1, dtype=torch.float64)
     at = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)
-    # Rounding may put a goal behind all chances.
+    # Rounding may put a target after all chances.
     last = chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1, keepdim=True)
     return torch.minimum(at, last)[:, 0]
 

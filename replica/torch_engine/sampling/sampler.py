@@ -1,4 +1,4 @@
-"""One request's next tokens from the model's scores: penalties, masks, grammar, and what is drawn then (`drawing.py`)."""
+"""One request's next tokens from the model's scores: penalties, masks, grammar, and the draw (`drawing.py`)."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,13 +13,14 @@ from replica.torch_engine.sampling.drawing import Shape, draw
 from replica.torch_engine.sampling.grammar import GrammarState
 from replica.torch_engine.sampling.masks import NEVER, TokenMask
 
-MIN_LOGPROB = -9999.0  # instead of -inf, which JSON does not have; as in vLLM
+MIN_LOGPROB = -9999.0  # replaces -inf, which JSON does not have; as in vLLM
 
 
 class Sampler:
     """One request's sampling, with its own random generator. The tokens depend on the scores passed in, the seed and the tokens
-    drawn before, and on no other request. `ends`: the tokens that would end the answer; `model_ends`: the model's own,
-    whether they end this one or not."""
+    drawn before, and on no other request. `ends`: the tokens that would end the answer; `model_ends`: the model's end tokens,
+    also if they do not end this answer.
+    """
 
     def __init__(
         self, request: EngineRequest, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
@@ -31,14 +32,14 @@ class Sampler:
         self._shape = Shape(request.temperature, request.top_k, request.top_p, request.min_p)
         self._drawn: Counter[int] = Counter()
         self._bias = _Columns(request.logit_bias.items())
-        # What the repetition penalty counts, each token once.
+        # The tokens that the repetition penalty counts, each once.
         self._seen = torch.tensor(sorted(set(request.prompt)) if request.repetition_penalty != 1 else [], dtype=torch.long)
         self._prompt = frozenset(self._seen.tolist())
         self.scores: list[TokenScore] = []  # one per token, if requested
 
     @property
     def shape(self) -> Shape | None:
-        """If a token depends on nothing but the scores, this and `uniform`."""
+        """The settings of a draw that depends only on the scores and `uniform`; None if it depends on more."""
         request = self._request
         more = request.greedy or request.logprobs is not None or self._mask or self._grammar
         return None if more or _changed(request) or request.min_tokens else self._shape
@@ -51,13 +52,13 @@ class Sampler:
     def if_needed(
         cls, request: EngineRequest, grammar: GrammarState | None = None, ends: Items[int] = (), model_ends: Items[int] = ()
     ) -> "Sampler | None":
-        """None for a request that always takes the best token and wants no scores."""
+        """A sampler; None for a request that always takes the best token and wants no scores."""
         masked = len(request.allowed_tokens) or request.bad_words or grammar or request.min_tokens
         needed = _changed(request) or masked or request.logprobs is not None or not request.greedy
         return cls(request, grammar, ends, model_ends) if needed else None
 
     def draw(self, scores: torch.Tensor) -> int:
-        """One token id from the scores of the whole vocabulary, which are on the CPU. O(vocabulary)."""
+        """Draw one token id from the scores of the whole vocabulary, which are on the CPU. O(vocabulary)."""
         changed = self._penalised(scores.float())
         token = int(changed.argmax()) if self._request.greedy else draw(changed.numpy(), self._shape, self.uniform())
         self._count(token)
@@ -68,7 +69,7 @@ class Sampler:
         return token
 
     def _count(self, token: int) -> None:
-        """It has been drawn."""
+        """Count a drawn token."""
         self._drawn[token] += 1
         if self._mask is not None:
             self._mask.advance(token)
@@ -96,7 +97,7 @@ class Sampler:
 
 
 def _changed(request: EngineRequest) -> bool:
-    """Whether it wants other scores than the model's."""
+    """Return whether the request changes the model's scores."""
     penalties = request.presence_penalty or request.frequency_penalty or request.repetition_penalty != 1
     return bool(penalties or request.logit_bias)
 

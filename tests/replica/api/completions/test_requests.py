@@ -10,7 +10,7 @@ from replica.api.completions.encoder import ResponseEncoder
 from replica.api.completions.requests import GenerationRequest, Kind, OutputOptions, parse
 from replica.api.validation import ApiError
 from replica.cache.prefix import Scope
-from replica.engine import Sampling
+from replica.engine import SamplingOptions
 from replica.output.generation import Delta, TokenUsage
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -170,7 +170,7 @@ def test_whose_cache_and_for_how_long() -> None:
 def test_defaults() -> None:
     chat, completion = call(model="m"), call("completion")
     assert (chat.max_tokens, completion.max_tokens) == (None, 16)
-    assert (chat.sampling, chat.n, chat.stops, chat.output) == (Sampling(), 1, (), OutputOptions())
+    assert (chat.sampling, chat.n, chat.stops, chat.output) == (SamplingOptions(), 1, (), OutputOptions())
     assert chat.ignored == ()
 
 

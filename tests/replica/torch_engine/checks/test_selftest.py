@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from replica.cli import main
-from replica.torch_engine.batching import Batching
+from replica.torch_engine.batching import BatchRunner
 from replica.torch_engine.checks import selftest
 from replica.torch_engine.checks.selftest import ANSWER, Mismatch
 from replica.torch_engine.continuous import ComputeMethod, ways
@@ -80,7 +80,7 @@ async def outcome_of(
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     expected = selftest.expect(model, TEXT, block_size, 4096)
     sizes = selftest.sizes(expected, block_size, share)
-    batching = Batching(model, forward and forward(model), sizes, [])
+    batching = BatchRunner(model, forward and forward(model), sizes, [])
     await selftest.check(batching, expected, torch.float32)
     return batching.blocks is not None
 
