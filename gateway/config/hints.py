@@ -8,6 +8,7 @@ FALSE      the meaning of `false` (YAML reads `off` and `no` without quotes as f
 READ       a function that normalizes a text, or raises ValueError
 FIXED      it cannot change while the gateway runs: True, or the names of such keys of a section
 CLASHES    for a section: a function from all valid values by key (`checks.py`) to the problems between some of them
+DATABASE   a text that is the URL of a database, or may be one
 SOURCES    for a section: a function from its value to the names of the sources of replicas to be watched
 PROCESSES  the number of processes that serve together, and share the bounds of the configuration
 SECRET     the value comes from the environment, never from the file
@@ -25,7 +26,7 @@ import msgspec
 from msgspec.structs import FieldInfo
 
 ALONE, EXPECTED, FALSE, NAME, READ, SECRET, UNSHOWN = "alone", "expected", "false", "name", "read", "secret", "unshown"
-CLASHES, FIXED, PROCESSES, SOURCES = "clashes", "fixed", "processes", "sources"
+CLASHES, DATABASE, FIXED, PROCESSES, SOURCES = "clashes", "database", "fixed", "processes", "sources"
 
 # Maximum of all configured numbers (tokens, seconds, MiB, USD): products of a few do not overflow.
 MAX_NUMBER: Final = 10_000_000_000

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from gateway.config.addresses import dns_name, parse_base_url, shown
 from gateway.config.aliases import MAX_NAME_CHARS, alias_name, model_name
-from gateway.config.hints import EXPECTED, FALSE, MAX_NUMBER, NAME, READ, UNSHOWN
+from gateway.config.hints import DATABASE, EXPECTED, FALSE, MAX_NUMBER, NAME, READ, UNSHOWN
 from gateway.config.listen import OFF
 
 MATCH_ALL = "*"
@@ -110,7 +110,7 @@ Price = Annotated[float, Meta(ge=0, le=MAX_PRICE)]
 DatabaseUrl = Annotated[
     str,
     Meta(
-        extra={READ: database_url, FALSE: OFF, EXPECTED: DATABASE_URL},
+        extra={READ: database_url, FALSE: OFF, EXPECTED: DATABASE_URL, DATABASE: True},
         extra_json_schema={"pattern": f"^({DATABASE_URL_PATTERN})$"},
     ),
 ]

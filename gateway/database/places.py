@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
-
-from gateway.config.parse import Problem
-from gateway.database.failures import StoreFailed
 
 SQLITE: Final = "sqlite"  # URL of a file in the state folder
 LEDGER_FILE: Final = "ledger.sqlite"  # default name
@@ -27,14 +23,3 @@ def state_folder() -> Path:
 def with_path(url: str, name: str) -> str:
     """The URL; `sqlite` without a path becomes the file of this name in the state folder."""
     return f"sqlite:///{state_folder() / name}" if url == SQLITE else url
-
-
-def unreadable(section: str, url: str) -> Iterator[Problem]:
-    """What a database at the URL of this section needs, and is not on this machine."""
-    if url.startswith("postgres"):
-        from gateway.database.urls import parsed  # SQLAlchemy: not for whoever has no database
-
-        try:
-            parsed(url, f"{section}.url")
-        except StoreFailed as failure:
-            yield Problem((section, "url"), f"not on this machine: {failure}")

@@ -9,7 +9,6 @@ from pathlib import Path
 from gateway.config.parse import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.config.source import LoadedConfig
-from gateway.database.places import unreadable
 from gateway.features.declaring import Advice
 from gateway.features.keys.section import KEYS
 
@@ -28,7 +27,6 @@ class KeysAdvice(Advice):
     def notes(self, loaded: LoadedConfig, env: Mapping[str, str] = os.environ) -> Iterator[Problem]:
         """Raises ConfigError for a readable but invalid keys file."""
         url = KEYS.of(loaded.config).url
-        yield from unreadable(KEYS.name, url)
         if url.startswith("/"):
             yield from _of_the_file(Path(url), has_prices=bool(loaded.config.prices))
 

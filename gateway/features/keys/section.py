@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 
 from gateway.config.addresses import shown
 from gateway.config.checks import repeated
-from gateway.config.hints import ALONE, CLASHES, EXPECTED, FALSE, FIXED, NAME, READ
+from gateway.config.hints import ALONE, CLASHES, DATABASE, EXPECTED, FALSE, FIXED, NAME, READ
 from gateway.config.kinds import (
     DATABASE_URL,
     DATABASE_URL_PATTERN,
@@ -123,7 +123,7 @@ class KeysConfig(ConfigSection, frozen=True):
     url: Annotated[
         str,
         Meta(
-            extra={READ: _keys_url, FALSE: OFF, EXPECTED: _KEYS_URL},
+            extra={READ: _keys_url, FALSE: OFF, EXPECTED: _KEYS_URL, DATABASE: True},
             extra_json_schema={"pattern": f"^({_KEYS_URL_PATTERN})$"},
         ),
         about(

@@ -14,5 +14,4 @@ FEATURE: Final = Feature(
     section=LEDGER,
     metrics=LedgerMetrics,
     commands=[Command("usage", "show what was used and what it cost", "gateway.features.ledger.command.usage")],
-    advice="gateway.features.ledger.advice:LedgerAdvice",
 )

@@ -8,4 +8,4 @@ from gateway.features.declaring import Feature
 from gateway.features.responses.metrics import ResponsesMetrics
 from gateway.features.responses.section import STATE
 
-FEATURE: Final = Feature(section=STATE, metrics=ResponsesMetrics, advice="gateway.features.responses.advice:StateAdvice")
+FEATURE: Final = Feature(section=STATE, metrics=ResponsesMetrics)
