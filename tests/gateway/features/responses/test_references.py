@@ -92,7 +92,7 @@ async def test_one_item_that_is_meant_many_times_has_a_bound(tmp_path: Path) -> 
         large: Any = {"role": "user", "content": "x" * 20_000}
         made = await run.client.conversations.create(items=[large])
         (item,) = (await run.client.conversations.items.list(made.id)).data
-        with pytest.raises(openai.APIStatusError, match="written out") as caught:
+        with pytest.raises(openai.APIStatusError, match="referenced by 'input' have") as caught:
             await ask(run, [reference(item.id or "")] * 500)
         assert (caught.value.status_code, caught.value.code) == (413, "history_too_large")
         assert one.requests == []

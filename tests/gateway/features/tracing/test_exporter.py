@@ -104,7 +104,7 @@ async def test_a_failure_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptur
     exporter.put(spans())
     await eventually(lambda: exporter.exported)
     await exporter.close(40)
-    assert [record.message.partition(";")[0] for record in caplog.records] == [
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "traces are not exported",
         "traces are exported again",
     ]
