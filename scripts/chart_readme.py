@@ -73,7 +73,7 @@ def rows(values: Mapping[str, Any], keys: Sequence[Value]) -> Iterator[tuple[Val
 
 
 def _has_a_row(path: str, keys: Sequence[Value]) -> bool:
-    """Whether a key above it is described, and so has it in its row."""
+    """Return whether a key above it is described: then it is part of that key's row."""
     return any(path.startswith(f"{each.path}.") and each.text for each in keys)
 
 

@@ -38,7 +38,7 @@ def section() -> Schema:
         del schema["properties"][name]
     for name in SECTIONS:
         _, schema["properties"][name] = schema["properties"][name]["anyOf"]
-    del schema["properties"]["sharing"]["properties"]["url"]["pattern"]  # templates say what is wrong with it
+    del schema["properties"]["sharing"]["properties"]["url"]["pattern"]  # templates check it, with a better message
     _adapt(schema)
     return {
         **schema,

@@ -1,5 +1,5 @@
-"""Prints the test files that `make test-compiled` runs: those that mirror a compiled module, or use one of the folder that
-theirs mirrors; and those with tests marked `processes`.
+"""Prints the test files that `make test-compiled` runs: tests that mirror a compiled module, or use a compiled module of the
+folder that they mirror; and files with tests marked `processes`.
 
     python -m scripts.compiled_tests
 """

@@ -1,4 +1,4 @@
-"""Drawings for the documents, of what was really said: a trace that a gateway has sent, and a report of `warmroute doctor`.
+"""Drawings for the documents, from real output: a trace that a gateway has sent, and a report of `warmroute doctor`.
 
     python -m scripts.drawings [--out docs/images] [--only trace,doctor]
 
@@ -108,7 +108,7 @@ def _interest(spans: list[Received]) -> tuple[int, int]:
 
 
 def waterfall(spans: list[Received]) -> Figure:
-    """The request's span, and below it those of its phases and attempts, in their order."""
+    """The request's span, and below it the spans of its phases and attempts, in order."""
     rows = sorted(spans, key=lambda span: (span.begun, -span.ended))
     begin, whole = rows[0].begun, (rows[0].ended - rows[0].begun) / 1e6
     figure = Figure(figsize=(12, 0.55 + 0.42 * len(rows)), dpi=110, layout="constrained")
@@ -148,7 +148,7 @@ def _short(value: object) -> object:
 
 
 def conversations() -> list[Json]:
-    """Three agents at once: a good one, one with the time in its system prompt, one that changes the order of its tools."""
+    """Three agents at once: one without mistakes, one with the time in its system prompt, one with tools in changing order."""
     chance, at, requests = random.Random(3), 0.0, list[Json]()
     names = ("read", "write", "grep", "bash", "edit")
     tools = [{"type": "function", "function": {"name": name, "description": text(chance, 120)}} for name in names]
@@ -171,7 +171,7 @@ def conversations() -> list[Json]:
 
 
 def examined(requests: Sequence[Json]) -> Report:
-    """What `warmroute doctor` says."""
+    """The report of `warmroute doctor`."""
     lines = "\n".join(map(json.dumps, requests))
     command = [sys.executable, "-m", "gateway", "doctor", "-", "--json"]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
@@ -180,7 +180,7 @@ def examined(requests: Sequence[Json]) -> Report:
 
 
 def breaks(requests: Sequence[Json], report: Report) -> Figure:
-    """A bar for each request: what was reused, what was lost and why, what was new."""
+    """A bar for each request: its reused, lost and new tokens, with the reason of a loss."""
     found = {each["request"]: each for each in report["findings"]}
     share = report["prompt_tokens"] / sum(len(json.dumps(each["body"])) for each in requests)
     figure = Figure(figsize=(12, 5.6), dpi=110, layout="constrained")

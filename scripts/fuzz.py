@@ -10,7 +10,7 @@
     python -m scripts.fuzz diff --out FILE    # answers that http1, aiohttp and nginx read differently, as a table
     python -m scripts.fuzz all --out FILE     # all of them one after the other, as a page
 
-Inputs are made from the corpus in `tests/corpus/http`, which `upstream/test_fuzz.py` replays; those of shapes, salts and
+Inputs are made from the corpus in `tests/corpus/http`, which `upstream/test_fuzz.py` replays; the inputs of shapes, salts and
 models are recipes, of which bodies are made. Options: --seconds N, --seed N (what failed can be run again), --keep (add what
 led to something new to the corpus). Where `atheris` is installed, `answers` and `tap` let it choose the inputs by the lines
 that they reach; `--plain` does without.
@@ -42,8 +42,8 @@ One = Callable[[bytes, Random], tuple[bytes, str]]
 
 @dataclass(slots=True)
 class Run:
-    """Inputs and outcomes. corpus: the first input of every kind of outcome, and those known before. notes:
-    what was measured on the way.
+    """Inputs and outcomes. corpus: the known inputs, and the first input of each new kind of outcome. notes: measurements of
+    the run.
     """
 
     mode: str
@@ -98,7 +98,7 @@ async def batches(run: Run, until: Callable[[], bool]) -> None:
             ]
             for data, kind in zip(inputs, await gateway.blame(inputs, run.chance), strict=True):
                 run.count(data, kind)
-    run.notes = gateway.notes()  # what is measured at the end is in it
+    run.notes = gateway.notes()  # includes measurements at the end of the run
 
 
 def guided(module: str, mode: str, seconds: int) -> None:

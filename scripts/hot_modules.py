@@ -2,7 +2,7 @@
 
     python -m scripts.hot_modules [--share 0.001]
 
-A gateway runs in a process of its own, plain Python, with tracing of bytecodes on. The requests are those of
+A gateway runs in a process of its own, plain Python, with tracing of bytecodes on. The requests are the same as in
 `bench.gateway.instructions`: chat, Messages and Responses, streamed and not, of 2 kB and 32 kB, native and translated; first
 with the default configuration, then with a key, limits, prices and the ledger. A module is hot if it has a share of at least
 `--share` in one kind of request. The table shows each module's largest share and whether `hatch_build.py` compiles it.

@@ -2,8 +2,8 @@
 
     python -m scripts.structure [CHECKOUT] [--details] [--imports]
 
-The figures of the source come from its syntax trees (`structure_source.py`, `structure_words.py`), those of a request from a
-profiler (`structure_probe.py`). --details adds the names behind the figures, --imports the slowest imports.
+The figures of the source come from its syntax trees (`structure_source.py`, `structure_words.py`), the figures of a request
+from a profiler (`structure_probe.py`). --details adds the names behind the figures, --imports the slowest imports.
 """
 
 from __future__ import annotations

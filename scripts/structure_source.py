@@ -155,7 +155,7 @@ class Source:
         return sorted(found)
 
     def tagged(self) -> dict[str, list[str]]:
-        """Tagged messages of the gateway, by file: those of commands, which are strings, travel inside one of them."""
+        """Tagged messages of the gateway, by file: the messages of commands, which are strings, travel inside one of them."""
         found = dict[str, list[str]]()
         for file, node in self.nodes():
             if isinstance(node, ast.ClassDef) and file.startswith("gateway/"):
@@ -167,7 +167,9 @@ class Source:
     # -- other libraries
 
     def private_names(self) -> list[tuple[str, str]]:
-        """Private names that no code of ours defines, and those of other libraries' classes that subclasses override."""
+        """Private names that are defined in no file of ours, and private names of other libraries that our subclasses
+        override.
+        """
         ours = {name for _, node in self.nodes() for name in _defined(node)}
         found = set[tuple[str, str]]()
         for file, node in self.nodes():

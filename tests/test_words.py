@@ -73,8 +73,8 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert not {name: [place for other, place in classes() if other == name] for name, count in counts.items() if count > 1}
 
 
-# Folders whose docstrings and comments have nouns in place of relative clauses.
-PLAIN = ("gateway/features/",)
+# Files whose docstrings and comments have nouns in place of relative clauses: all of the product.
+PLAIN = ("gateway/", "router/", "replica/")
 
 
 def test_docstrings_and_comments_name_their_subject() -> None:
@@ -85,5 +85,5 @@ def test_docstrings_and_comments_name_their_subject() -> None:
     assert not found
 
 
-def test_plain_folders_have_no_class_that_is_a_bare_word() -> None:
+def test_no_class_is_a_bare_word() -> None:
     assert not [(name, place) for name, place in classes() if place.startswith(PLAIN) and structure_words.is_bare(name)]

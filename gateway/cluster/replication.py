@@ -45,8 +45,8 @@ CallLater = Callable[[float, Callable[[], None]], object]
 
 
 def pause_s(others: int) -> float:
-    """Between two writes of a gateway to what it shares with so many others, and between two reads: a reader then gets
-    FEW / BATCH_S envelopes a second at most.
+    """Seconds between two writes of a gateway to the values it shares with `others` gateways, and between two reads: a reader
+    then gets FEW / BATCH_S envelopes a second at most.
     """
     return BATCH_S * max(1.0, others / FEW)
 

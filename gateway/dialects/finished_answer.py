@@ -4,9 +4,9 @@
     body ──── read ──────────────────┴── AnswerAssembler: parts ── answer ──► FinishedAnswer
 
 Each dialect in which a model answers has an assembler (`Dialect.assembler`). The same answer gives the same value, from a body
-and from a stream, whatever the cutting into chunks. A stream that is cut gives the value so far, which is not `whole`. Unknown
-events and members are passed over. An assembler raises for nothing that an engine sends: an answer with more than MAX_ANSWER
-bytes, MAX_PARTS parts or MAX_VALUES values, or of another form, has no value. Pure.
+and from a stream, independently of its chunks. A stream that is cut gives the value so far, which is not `whole`. Unknown
+events and members are ignored. An assembler raises for nothing that an engine sends: an answer with more than MAX_ANSWER bytes,
+MAX_PARTS parts or MAX_VALUES values, or of another form, has no value. Pure.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class AnswerAssembler:
         return found
 
     def name(self, part: AnswerPart, id_: str, name: str) -> None:
-        """What the part is called."""
+        """Set a part's id and name."""
         self.hold(len(id_) + len(name) - len(part.id) - len(part.name))
         part.id, part.name = id_, name
 

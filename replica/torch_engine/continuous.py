@@ -139,9 +139,7 @@ class ContinuousEngine:
         self._forward: PackedLlama | None = None
         self._emptied = False
         self._way: ComputeMethod | None = None
-        self.batching = BatchRunner(
-            self._model, None, config.sizes(), self._eos
-        )  # replaced at the start by the one that serves
+        self.batching = BatchRunner(self._model, None, config.sizes(), self._eos)  # `start` replaces it
 
     def __repr__(self) -> str:
         return f"<ContinuousEngine {self._way or 'not started'}, {self.batching!r}>"

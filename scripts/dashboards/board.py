@@ -37,7 +37,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. text: what it shows and how to read it. steps: (from this value on, this colour), after green."""
+    """One picture. text: its contents and how to read it. steps: (from this value on, this colour), after green."""
 
     title: str
     text: str
@@ -76,12 +76,12 @@ class Board:
 
 @dataclass(frozen=True, slots=True)
 class Selectors:
-    """Makes selectors of series. variables: those of the board, without `gateway`."""
+    """Makes selectors of series. variables: the names of the board's variables, without `gateway`."""
 
     variables: Sequence[str]
 
     def __call__(self, metric: str, *labels: str, where: str = "") -> str:
-        """labels: of the metric; those that are variables of the board select. where: further matchers."""
+        """A selector. labels: the metric's labels; labels that are variables of the board select. where: further matchers."""
         chosen = [f'{label}=~"${label}"' for label in self.variables if label in labels]
         matchers = ['instance=~"$gateway"', *chosen, *([where] if where else [])]
         return f"warmroute_{metric}{{{', '.join(matchers)}}}"
@@ -90,11 +90,11 @@ class Selectors:
         return f"rate({self(metric, *labels, where=where)}[{RATE}])"
 
     def increase(self, metric: str, *labels: str, where: str = "") -> str:
-        """Over the range of the dashboard."""
+        """The increase over the range of the dashboard."""
         return f"increase({self(metric, *labels, where=where)}[{RANGE}])"
 
     def quantile(self, share: float, metric: str, *labels: str, by: str = "") -> str:
-        """Of a histogram, seconds. by: further labels."""
+        """A quantile of a histogram in seconds. by: further labels."""
         groups = ", ".join(["le", *filter(None, [by])])
         return f"histogram_quantile({share:g}, sum by ({groups}) ({self.rate(f'{metric}_seconds_bucket', *labels)}))"
 
@@ -108,7 +108,7 @@ class Selectors:
 
 
 def json_of(board: Board) -> dict[str, Any]:
-    """What Grafana imports."""
+    """The board as JSON that Grafana imports."""
     return {
         "uid": board.uid,
         "title": board.title,

@@ -17,7 +17,7 @@ _HOUR: Final = "* 3600"
 
 
 def _today(metric: str) -> str:
-    """Of all gateways, by policy."""
+    """The sum of a metric today over all gateways, by policy."""
     return f"sum by (policy) ({_of(metric)})"
 
 

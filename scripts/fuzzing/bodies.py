@@ -2,7 +2,7 @@
 
 A recipe has: shape, of SHAPES; size: of the JSON, in bytes; pad: bytes of white space in it; coding, of CODINGS; level: of
 the compression; alphabet: letters of random text (1: it shrinks to a thousandth); path; stream, options: whether and how it
-requests usage; chunked: the transfer coding; seed: of what is random.
+requests usage; chunked: the transfer coding; seed: of the random values.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ WHOLE: Final[Mapping[str, Callable[[int, int, Random], bytes]]] = {
     "tools": _tools,
     "tokens": _tokens,
 }
-# What is no JSON object, or no request: never served as a generation, whatever its size.
+# No JSON objects, or no requests: never served as a generation, at any size.
 BROKEN: Final[Mapping[str, Callable[[int], bytes]]] = {
     "open lists": lambda size: b"[" * size,
     "open objects": lambda size: b'{"a":' * (size // 5),
@@ -220,7 +220,7 @@ def _members_of(raw: bytes, level: int) -> bytes:
     return b"".join(gzip.compress(raw[at : at + third], level) for at in range(0, len(raw), third))
 
 
-# name -> (the header's value, what is made of the body, whether that can be decompressed)
+# name -> (the header's value, the function that encodes the body, whether the result can be decompressed)
 CODINGS: Final[Mapping[str, tuple[bytes, Callable[[bytes, int], bytes], str]]] = {
     "": (b"", lambda raw, _: raw, SERVED),
     "identity": (b"identity", lambda raw, _: raw, SERVED),
@@ -283,6 +283,6 @@ def _verdict(recipe: Recipe, body: Body, coded: int, decodes: str) -> str:
 
 
 def _beyond(recipe: Recipe, body: Body) -> str:
-    """Of a body with too many signs, if those in strings are counted."""
+    """The verdict on a body that may have too many signs outside of strings."""
     outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", body.raw)
     return REFUSED if sum(map(outside.count, (b"{", b"[", b","))) > MAX_STRUCTURE else body.verdict

@@ -1,10 +1,10 @@
 """Random headers: forwarding to the replica, detection of operators, and memory of the gateway.
 
-An input is a request's line and headers, without the framing, which is added. What must hold, by the rules of docs/api.md
-(request and response headers) and docs/security.md, which are implemented here again, as simply as possible: every head
-is answered; one that is plain HTTP within the bounds is served; the replica gets the headers that are not about one
-connection, byte for byte and in their order, and ours; only a directly connected client gets the name of the replica;
-and what the gateway keeps does not grow beyond a bound, nor do the labels of its metrics.
+An input is a request's line and headers, without the framing, which is added. The fuzzer checks the rules of docs/api.md
+(request and response headers) and docs/security.md with a second, simple implementation: every head is answered; a head of
+plain HTTP within the bounds is served; the replica gets the headers that are not about one connection, byte for byte and in
+their order, and ours; only a directly connected client gets the name of the replica; and the gateway's memory does not grow
+beyond a bound, nor do the labels of its metrics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OURS: Final = frozenset(
 _MADE: Final = _OURS - {b"expect", b"x-warmroute-admin-key"}  # anew, and compared one by one; the others are dropped
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
 _LOOPBACK: Final = re.compile(rb"(localhost|127[.0-9]*|2130706433|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # and short forms
-# Of the headers that proxies add, those that every one of them knows. Programs behind a proxy may read "_" as "-".
+# The headers that every proxy adds. Programs behind a proxy may read "_" as "-".
 _PROXIES: Final = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 _HARMLESS: Final = frozenset(b"x-a x-tenant-id x-session-id x-priority authorization content-type accept user-agent".split())
 
@@ -135,7 +135,7 @@ def make(known: bytes, chance: Random) -> bytes:
 
 
 def _is_framing(line: bytes) -> bool:
-    """Of what is left to scripts.fuzz requests: lengths, transfer codings, and lines that are none."""
+    """Return whether a line is tested by scripts.fuzz requests instead: lengths, transfer codings, and invalid lines."""
     name = line.partition(b":")[0].strip().lower()
     return not line or name in (b"content-length", b"transfer-encoding", b"x-number") or bool({10, 13, 0} & set(line))
 
@@ -201,7 +201,7 @@ class Head:
         return [(name, value) for name, value in self.fields if name.lower() not in gone]
 
     def surely_indirect(self) -> bool:
-        """Whether it came through a proxy or from a foreign web page."""
+        """Return whether the request came through a proxy or from a foreign web page."""
         names = {name.lower().replace(b"_", b"-") for name, _ in self.fields}
         hosts = self.values(b"host")
         return not names.isdisjoint(_PROXIES) or len(hosts) != 1 or not _LOOPBACK.fullmatch(hosts[0])
@@ -217,7 +217,7 @@ class Head:
 
 @dataclass(slots=True)
 class Watched:
-    """A running gateway, its replica, whatever was logged as an error, and how much it kept at the beginning."""
+    """A running gateway, its replica, its logged errors, and its memory at the beginning."""
 
     run: Running
     replica: StrictReplica

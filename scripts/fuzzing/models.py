@@ -127,7 +127,7 @@ def _many(count: int) -> list[str]:
 
 
 def _servers(lists: Sequence[Sequence[str]], model: str) -> set[int]:
-    """The replicas that may serve it: of the pool whose prefix fits, else of the first one that lists it."""
+    """The replicas that may serve the model: the pool whose prefix fits, else the first pool that lists it."""
     if model.startswith(PREFIXES):
         pool: Sequence[int] = POOLS[0]
     else:
@@ -146,7 +146,7 @@ def _request(recipe: Recipe, model: object) -> bytes:
 
 @dataclass(slots=True)
 class Watched:
-    """A running gateway, its replicas, and whatever was logged as an error."""
+    """A running gateway, its replicas, and its logged errors."""
 
     run: Running
     replicas: Sequence[StrictReplica]

@@ -1,4 +1,4 @@
-"""All fuzzers, one after the other, and what they tried, as a page."""
+"""Runs all fuzzers one after the other and reports their inputs and outcomes as a page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAST_LINE = r"^stat::number_of_executed_units: (?P<tried>\d+)$"
 
 @dataclass(frozen=True, slots=True)
 class Fuzzed:
-    """What one fuzzer did. found: it ended with an error, which is what it printed last; notes: what it measured."""
+    """The result of one fuzzer. found: its last printed line if it ended with an error; notes: its measurements."""
 
     mode: str
     how: str
@@ -46,12 +46,12 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 
 def captured(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """What it printed, and its exit status, whatever that is."""
+    """Run a command; returns its output and exit status, also if it fails."""
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def fuzz(mode: str, how: str, seconds: int, seed: int, run: Run = captured) -> Fuzzed:
-    """In a process of its own, for it may end that."""
+    """Run a fuzzer in a process of its own, because it may end the process."""
     command = [sys.executable, "-m", "scripts.fuzz", mode, "--seconds", str(seconds), "--seed", str(seed)]
     plain = how != "atheris"
     done = run([*command, *(["--plain"] if plain else [])])

@@ -1,8 +1,8 @@
 """Clients' bytes, valid and invalid, to a real gateway on a socket, in front of a strict replica.
 
-What must hold, whatever a client sends: it gets whole, well-formed answers, not more of them than it can have sent requests;
-what reaches the replica is one plain request for each that the gateway counted, and nothing that stood in a body; no lease
-stays open, nothing is logged as an error, and the next client is served.
+The fuzzer checks for any bytes of a client: it gets whole, well-formed answers, at most as many as the requests it can have
+sent; the replica gets one plain request for each that the gateway counted, and no bytes of a body as a request; no lease stays
+open, no error is logged, and the next client is served.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def make(known: bytes, chance: Random) -> bytes:
 
 @dataclass(slots=True)
 class Watched:
-    """A running gateway, its replica, and whatever it logged as an error."""
+    """A running gateway, its replica, and its logged errors."""
 
     run: Running
     replica: StrictReplica
@@ -223,7 +223,7 @@ class Watched:
             except TimeoutError:
                 return received, False
             except ConnectionError:
-                return received, False  # a reset may take with it what was still to be read
+                return received, False  # a reset may discard bytes that were not read yet
 
 
 @contextlib.asynccontextmanager

@@ -1,10 +1,10 @@
-"""Random cache salts of several tenants, to a gateway that isolates them, and to one that does not.
+"""Random cache salts of several tenants, to a gateway with isolation of tenants, and to one without.
 
-What must hold with isolation: what one tenant sends is never believed to be cached for another one, whatever salt that one
-sends, the first one's salt at the engine included; no two tenants have the same salt there, nor have two salts of one tenant;
-the same tenant with the same salt has its prompt cached. Without isolation: the body goes on as it came, the same salts share a
-prompt between all senders, and different ones do not. All of this for small bodies, large ones (another process parses them)
-and compressed ones alike.
+The fuzzer checks with isolation: a prompt of one tenant is never expected to be cached for another, for any salt that the
+other sends, also the first one's salt at the engine; no two tenants have the same salt there, nor have two salts of one tenant;
+the same tenant with the same salt has its prompt cached. Without isolation: the body is forwarded unchanged, the same salts
+share a prompt between all senders, and different salts do not. All of this holds for small bodies, large ones (another process
+parses them) and compressed ones.
 
 An input is a recipe. a, b: tenants, null: no header; salt, other: what stands for `cache_salt` in the body (JSON, or nearly),
 null: nothing does; name: how the member is written; first: it stands at the body's beginning; path; pad: bytes of an image that
@@ -141,7 +141,7 @@ def _own(recipe: Recipe, salt: str | None) -> object:
 
 
 def _is_plain(recipe: Recipe) -> bool:
-    """Whether its body is JSON to every parser."""
+    """Return whether the recipe's body is JSON to every parser."""
     own, salt = _own(recipe, recipe["salt"]), recipe["salt"]
     strict = salt is None or (isinstance(own, str) and "\ud800" not in own and "NaN" not in salt)
     return strict and recipe["encoding"] in ("utf-8", "latin-1")

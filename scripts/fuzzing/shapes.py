@@ -1,8 +1,8 @@
 """JSON of all shapes and sizes, plain and compressed, to a gateway whose event loop is watched.
 
-What must hold, whatever the body: it is answered, refused in the API's own shape or served; what can be served is, and what is
-beyond a bound is not; the loop never stands still for longer than LONGEST_S; what reaches the replica is the body, byte for
-byte, except where usage is requested; and the next client is served.
+The fuzzer checks for any body: it is answered, either refused in the API's own error format or served; bodies within the
+bounds are served, others are not; the loop never blocks for longer than LONGEST_S; the replica gets the body, byte for byte,
+except where usage is requested; and the next client is served.
 
 An input is a recipe (`bodies.py`).
 """
@@ -81,7 +81,7 @@ def make(known: bytes, chance: Random) -> bytes:
 
 @dataclass(slots=True)
 class Watched:
-    """A running gateway, the pace of its event loop, its replica, and whatever was logged as an error."""
+    """A running gateway, the pace of its event loop, its replica, and its logged errors."""
 
     run: Running
     pace: Pace

@@ -37,7 +37,7 @@ class Stage(Protocol):
         """Send these; returns the kind of outcome of each. Raises AssertionError: a bug."""
 
     def notes(self) -> list[str]:
-        """What was measured on the way."""
+        """The measurements of the run."""
 
 
 async def blame(batch: Callable[[list[bytes], Random], Awaitable[list[str]]], inputs: list[bytes], chance: Random) -> list[str]:

@@ -53,7 +53,7 @@ def invent(chance: Random) -> bytes:
 
 
 def check(data: bytes, chance: Random) -> str:
-    """Raises AssertionError, or whatever escapes. Returns the kind of outcome."""
+    """Read a stream in all ways; returns the kind of outcome. Raises AssertionError, or the readers' errors."""
     kinds, bytewise = [], chance.choice(list(_READERS))  # one of them: this takes most of the time
     for name, reader in _READERS.items():
         whole = _run(reader(), [data])
@@ -101,7 +101,7 @@ def _is_no_event(event: bytes) -> bool:
 
 
 def _has_name(event: bytes) -> bool:
-    """Within what is looked at: clients ignore an event with a longer name as one without."""
+    """Return whether the first bytes of an event, which are searched, have its name. Clients ignore a longer name."""
     lines = event[:300].splitlines(keepends=True)
     return any(line.startswith(b"event:") and line.endswith((b"\r", b"\n")) for line in lines)
 

@@ -40,7 +40,7 @@ def entry(name: object) -> dict[str, object]:
 @dataclass(slots=True)
 class StrictReplica:
     """A replica that accepts only plain requests. names: of the models that it lists; paths: number of requests for each;
-    wrong: heads of what is no plain request; taken: the requests themselves, where `keep` is set.
+    wrong: heads of requests that are not plain; taken: the requests themselves, if `keep` is set.
     """
 
     url: str = ""

@@ -31,7 +31,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "tool_use": form.TOOL_CALLS,
     "refusal": form.CONTENT_FILTER,
 }
-_MAX_ARGUMENTS: Final = 1 << 14  # values of those that are read
+_MAX_ARGUMENTS: Final = 1 << 14  # values of the arguments that are read
 
 
 class MessageAssembler(AnswerAssembler):

@@ -1,4 +1,4 @@
-"""The answers of chat and completions, read in the same way from a body and from a stream, whatever form an engine writes.
+"""The answers of chat and completions, read in the same way from a body and from a stream, in each form that engines write.
 
     message of a body, delta of a chunk ── ChatPieceReader ──► ChatPiece ──┬── ChatAssembler ──► FinishedAnswer
                                                                             └── writers of other dialects (translation)
@@ -150,7 +150,7 @@ class ChatAssembler(AnswerAssembler):
             raise UnreadableAnswerError
 
     def _read(self, answer: dict[str, Any], *, whole: bool) -> bool:
-        """Whether it has a choice."""
+        """Read an answer or a chunk; returns whether it has the first choice."""
         value = self.value
         self.head(answer)
         value.usage = parse_usage(answer) or value.usage
@@ -207,7 +207,7 @@ def first_choice(answer: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def is_first(choice: Mapping[str, Any]) -> bool:
-    """Whether a piece of a stream is one of the first choice."""
+    """Return whether a choice is the first one."""
     return choice.get("index") in (None, 0)
 
 
@@ -230,8 +230,8 @@ def nameless_call() -> ReplicaFailure:
 
 
 def _in_parts(content: list[Any], thoughts: list[str]) -> str:
-    """The text of a content in parts. thoughts: takes those of Mistral, with parts of their own. Parts of other types, as
-    references, have no words in other dialects: left out.
+    """The text of a content in parts. thoughts: the texts of Mistral's thinking parts are appended to it. Parts of other types,
+    such as references, have no text in other dialects and are left out.
     """
     texts = list[str]()
     for part in content:

@@ -92,7 +92,7 @@ def _head_of(content: bytes) -> dict[str, bytes]:
 
 
 def _is_text(kind: str, answer: Mapping[str, Any]) -> bool:
-    """Whether an event has at most a text. Any other member excludes a continuation, also an unknown one."""
+    """Return whether an event has at most a text. Any other member excludes a continuation, also an unknown one."""
     choices = answer.get("choices")
     if not isinstance(choices, list) or len(choices) > 1:
         return False

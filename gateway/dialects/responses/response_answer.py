@@ -34,7 +34,7 @@ _CALLS: Final = ("function_call", "custom_tool_call")
 _ITEM: Final = ("response.output_item.added", "response.output_item.done")
 _ENDS: Final = ("response.completed", "response.incomplete")
 _REASONS: Final[Mapping[str, str]] = {"max_output_tokens": form.LENGTH, "content_filter": form.CONTENT_FILTER}
-_SUMMARY: Final = 1 << 20  # parts of a summary are numbered from here on: their indexes are those of the content, too
+_SUMMARY: Final = 1 << 20  # parts of a summary are numbered from here on: their indexes overlap with those in the content
 _SEALED: Final = -1
 
 
