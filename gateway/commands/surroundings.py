@@ -55,7 +55,7 @@ def _databases(config: Config) -> Iterator[Problem]:
         for field in structs.fields(value) if isinstance(value, Struct) else ():
             url = getattr(value, field.name)
             if DATABASE in extra_of(field.type) and url.startswith("postgres"):
-                from gateway.database.urls import parsed  # SQLAlchemy: not for whoever has no database
+                from gateway.database.urls import parsed  # SQLAlchemy: imported only with a database
 
                 try:
                     parsed(url, f"{key}.{field.name}")
