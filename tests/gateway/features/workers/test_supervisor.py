@@ -269,7 +269,7 @@ async def test_a_successor_begins_with_the_configuration_that_the_others_have(ca
             await eventually(lambda: run.made.hub.config.pools[0].replicas[0].url == two.url)
             taken = run.made.hub.config
             assert (taken.workers, taken.routing.block_bytes, taken.routing.ttl_s) == (2, 256, 7)
-            assert "needs a restart" in caplog.text
+            assert "these changes need a restart" in caplog.text
             first = next(iter(run.pids))
             os.kill(run.pids[first], signal.SIGKILL)
             await run.replaced(first)
