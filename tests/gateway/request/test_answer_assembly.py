@@ -14,6 +14,7 @@ from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.request.answer_assembly import STEP, AnswerAssembly
 from gateway.request.exchange import AnswerTap, Exchange
 from tests.gateway.composed import CHAT, chat, completion, composed, stream
+from tests.support.compiled import uncompiled
 from tests.support.in_memory import Answer, BytesRequest, framed, replica
 
 
@@ -36,6 +37,7 @@ async def answers(answer: Answer, *requests: BytesRequest, times: int = 1, **poo
     return found
 
 
+@uncompiled
 async def test_a_plain_answer() -> None:
     first, second = await answers(replica(completion), BytesRequest(chat(), CHAT))
     assert first is second
@@ -45,6 +47,7 @@ async def test_a_plain_answer() -> None:
     assert first.usage.cached == 64
 
 
+@uncompiled
 async def test_a_stream_is_read_once_for_all_who_ask() -> None:
     first, second = await answers(replica(stream), BytesRequest(chat(stream=True), CHAT), times=2)
     assert first is second
@@ -52,6 +55,7 @@ async def test_a_stream_is_read_once_for_all_who_ask() -> None:
     assert (first.text, first.pieces, first.done) == ("abc", 3, True)
 
 
+@uncompiled
 async def test_a_stream_that_another_replica_goes_on_with_is_one_answer() -> None:
     def events(*texts: str, last: bytes) -> bytes:
         chunks = [{"id": "c", "choices": [{"index": 0, "delta": {"content": text}}]} for text in texts]
@@ -85,6 +89,7 @@ class Reading(AnswerTap):
         return body
 
 
+@uncompiled
 async def test_a_tap_has_the_value_before_the_answer_goes_out() -> None:
     taps = list[Reading]()
 
@@ -99,6 +104,7 @@ async def test_a_tap_has_the_value_before_the_answer_goes_out() -> None:
     assert [each.seen for each in taps] == [["hi"]]
 
 
+@uncompiled
 async def test_nobody_asks() -> None:
     assert await answers(replica(stream), BytesRequest(chat(stream=True), CHAT), times=0) == [None, None]
 
@@ -109,6 +115,7 @@ def large(_request: bytes) -> bytes:
     return framed(orjson.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}))
 
 
+@uncompiled
 async def test_a_large_answer_that_is_passed_on_as_it_comes() -> None:
     request = BytesRequest(chat(), CHAT)
     found, _ = await answers(replica(large), request)
@@ -117,6 +124,7 @@ async def test_a_large_answer_that_is_passed_on_as_it_comes() -> None:
     assert len(request.answer.body) > 1 << 19
 
 
+@uncompiled
 async def test_a_path_on_which_no_model_answers_has_none() -> None:
     request = BytesRequest(orjson.dumps({"model": "m", "input": "hello"}), "/v1/embeddings")
     assert await answers(replica(lambda _request: framed(b'{"data":[]}')), request) == [None, None]
