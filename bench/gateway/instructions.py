@@ -4,8 +4,8 @@
 
 A tree is a folder with `gateway` and `router` in it: compiled by `hatch_build.py`, or a checkout. A gateway is started under
 callgrind and warmed up; then its counters are set to zero, some requests are sent, one after the other on one connection, and
-the counters are read: that is a window. The median of the windows counts, for garbage collection and the timers of the gateway
-fall into some of them. Only the gateway's own process is counted, not the kernel.
+the counters are read: that is a window. The least of the windows counts: garbage collection and the gateway's timers fall into
+some of them, and the more of these the longer a window lasts. Only the gateway's own process is counted, not the kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -99,7 +98,7 @@ def per_request(tree: Path, work: Work, requests: int, windows: int, url: str) -
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        return statistics.median(counts) / requests
+        return min(counts) / requests
 
 
 def _start(tree: Path, port: int, url: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -205,7 +204,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tree", type=Path, action="append", required=True, metavar="FOLDER", help="once for each version")
     parser.add_argument("--only", action="append", choices=names, help="may be repeated")
     parser.add_argument("--requests", type=int, default=100, metavar="N", help="in a window; default: 100")
-    parser.add_argument("--windows", type=int, default=3, metavar="N", help="of which the median counts; default: 3")
+    parser.add_argument("--windows", type=int, default=3, metavar="N", help="of which the least counts; default: 3")
     options = parser.parse_args(arguments)
     for tree in options.tree:
         if not (tree / "gateway").is_dir():  # else the installed gateway would be counted
