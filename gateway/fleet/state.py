@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from gateway.config.schema import AUTO_ENGINE
 from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
@@ -101,7 +102,7 @@ class ReplicaState:
     @property
     def engine(self) -> EngineProfile:
         """The engine: as its source names it, else as recognised."""
-        profile = named(self.member.engine) if self.member.engine else None
+        profile = None if self.member.engine == AUTO_ENGINE else named(self.member.engine)
         return profile or self.facts.engine
 
     @property

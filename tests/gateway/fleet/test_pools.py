@@ -10,6 +10,7 @@ import pytest
 from gateway.config.parse import ConfigError
 from gateway.config.schema import MAX_POOL_NAME, Config, PoolConfig, ReplicaConfig
 from gateway.fleet.breaker import Breaker
+from gateway.fleet.membership import Member
 from gateway.fleet.pools import Pool, succeed
 from gateway.fleet.state import ReplicaState
 from tests.support.configs import load
@@ -51,9 +52,9 @@ def test_a_name_is_plain_text(name: str) -> None:
 
 
 def made_of(names: str, old: tuple[Pool, ...] = ()) -> tuple[Pool, ...]:
-    replica = ReplicaConfig("http://r:1")
-    configs = [PoolConfig((replica,), name=name) for name in names]
-    return succeed(configs, [(ReplicaState(replica, Breaker(random.Random())),) for _ in names], old)
+    configs = [PoolConfig((ReplicaConfig("http://r:1"),), name=name) for name in names]
+    member = Member("r:1", "http://r:1", "")
+    return succeed(configs, [(ReplicaState(member, Breaker(random.Random())),) for _ in names], old)
 
 
 def test_a_pool_continues_the_one_of_its_name() -> None:
