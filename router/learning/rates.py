@@ -131,25 +131,28 @@ class PrefillRates:
         self._rates: dict[str, PrefillRate] = {}
 
     def add(self, name: str, pool: str) -> None:
-        """A replica joined this pool, or moved there: its evidence stays."""
-        before = self._rates.get(name)
+        """A replica joined this pool; its evidence stays where it changes pools."""
         joined = self._pools.get(pool)
         if joined is None:
             joined = self._pools[pool] = PoolRate(pool)
-        if before is not None and before.pool is joined:
-            return
-        self.remove(name)
-        rate = self._rates[name] = joined.members[name] = PrefillRate(joined)
-        if before is not None:
-            rate.tokens, rate.seconds = before.sums
-            rate.settle()
+        rate = self._rates.get(name)
+        if rate is None:
+            rate = self._rates[name] = PrefillRate(joined)
+        elif rate.pool is not joined:
+            self._leave(name, rate)
+            rate.pool = joined
+        joined.members[name] = rate
+        rate.settle()
 
     def remove(self, name: str) -> None:
         rate = self._rates.pop(name, None)
         if rate is not None:
-            del rate.pool.members[name]
-            if not rate.pool.members:
-                del self._pools[rate.pool.name]
+            self._leave(name, rate)
+
+    def _leave(self, name: str, rate: PrefillRate) -> None:
+        del rate.pool.members[name]
+        if not rate.pool.members:
+            del self._pools[rate.pool.name]
 
     def of(self, name: str) -> PrefillRate:
         """The rate of a replica; that of an unknown one is the default, and is not kept."""

@@ -366,11 +366,19 @@ def pings(count: int, *then: bytes, pause_s: float = 0.0) -> Behaviour:
 async def test_a_comment_is_no_first_token(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     """An engine in prefill keeps the connection alive with comments: only its first data shows how long the prefill took."""
     slow = pings(4, event("a"), event(usage=usage(2000, 1, 0)), DONE, pause_s=0.1)
+    body = json.dumps(
+        {
+            "model": "m",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "messages": [{"role": "user", "content": "word" * 2000}],
+        }
+    )
     async with FakeReplica([slow]) as replica, running(replica) as run:
         async with dial(run) as (reader, writer):
-            writer.write(post(STREAM[:-1] + b', "stream_options": {"include_usage": true}}'))
-            status, _, body = await read_answer(reader)
-        assert (status, body.count(b": ping"), body.count(b"[DONE]")) == (200, 4, 1)
+            writer.write(post(body.encode()))
+            status, _, answer = await read_answer(reader)
+        assert (status, answer.count(b": ping"), answer.count(b"[DONE]")) == (200, 4, 1)
         assert request_lines()[0]["ttft_s"] >= 0.4
         assert run.gateway.router.ledger.of(replica.name).rate.value < 8000
 

@@ -75,8 +75,10 @@ def test_pools_do_not_know_of_each_other() -> None:
     work(rates, "a", 1000.0, times=20)
     assert rates.of("small").value == DEFAULT_RATE
     assert rates.of("b").value == pytest.approx(1000, rel=0.05)
+    moved = rates.of("b")
     rates.add("b", "other")
-    assert rates.of("b").value == DEFAULT_RATE
+    assert rates.of("b") is moved
+    assert moved.value == DEFAULT_RATE
 
 
 @pytest.mark.parametrize("speed", [1.9e9, 1e-3])
