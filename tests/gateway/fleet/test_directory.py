@@ -91,7 +91,7 @@ async def test_the_model_list_is_the_union() -> None:
 async def test_a_pool_that_serves_none_of_its_replicas_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     one, two, three = FakeReplica(listing=models("sim")), FakeReplica(listing=models("llama")), FakeReplica(listing=models("x"))
     async with one, two, three, running(pools=[pool(one, models=("llama", "qwen")), pool(two), pool(three)]) as run:
-        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        found = [record for record in caplog.records if "the replica's pool serves none of its models" in record.getMessage()]
         logged = [(record.replica, record.models, record.pool_models) for record in found]  # type: ignore[attr-defined]
         assert sorted(logged) == sorted(
             [(one.name, ["sim"], "llama, qwen"), (two.name, ["llama"], "any that no other pool names")]
@@ -103,10 +103,10 @@ async def test_a_pool_that_serves_none_of_its_replicas_models_is_logged(caplog: 
 async def test_a_reload_that_makes_a_pool_serve_none_of_its_replicas_models_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("sim")) as two:
         async with running(pools=[pool(one)]) as run:
-            assert "none of the replica's models" not in caplog.text
+            assert "the replica's pool serves none of its models" not in caplog.text
             await run.gateway.local.reload.take(config_over(pools=[pool(one, models=("llama",))]))
             await run.gateway.local.reload.take(config_over(pools=[pool(one, two, models=("llama",))]))
-        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        found = [record for record in caplog.records if "the replica's pool serves none of its models" in record.getMessage()]
         assert [record.replica for record in found] == [one.name, two.name]  # type: ignore[attr-defined]
 
 
@@ -114,7 +114,7 @@ async def test_a_reload_in_which_one_pool_takes_anothers_models_is_logged(caplog
     async with FakeReplica(listing=models("sim")) as one, FakeReplica(listing=models("llama", "sim")) as two:
         async with running(pools=[pool(one), pool(two, models=("llama",))]) as run:
             await run.gateway.local.reload.take(config_over(pools=[pool(one), pool(two, models=("llama", "sim"))]))
-        found = [record for record in caplog.records if "none of the replica's models" in record.getMessage()]
+        found = [record for record in caplog.records if "the replica's pool serves none of its models" in record.getMessage()]
         assert [record.replica for record in found] == [one.name]  # type: ignore[attr-defined]
 
 
@@ -131,21 +131,21 @@ async def test_warnings_of_replicas_that_do_not_fit_are_bounded(
         state.up, state.models = True, {f"sim-{number}": ModelEntry(b"{}", True, "", None) for number in range(listed)}
     looked_at = list[str]()
     warn_of_misfits(set(fleet.replicas), fleet.pools, looked_at.append)
-    assert sum("none of the replica's models" in record.getMessage() for record in caplog.records) == logged
+    assert sum("the replica's pool serves none of its models" in record.getMessage() for record in caplog.records) == logged
     assert len(looked_at) == asked
 
 
 async def test_a_list_that_changes_to_what_its_pool_does_not_serve_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeReplica(listing=models("llama")) as one:
         async with running(pools=[pool(one, models=("llama",))], health={"interval_s": 0.02}) as run:
-            assert "none of the replica's models" not in caplog.text
+            assert "the replica's pool serves none of its models" not in caplog.text
             one.listing = models("sim")
-            await eventually(lambda: "none of the replica's models" in caplog.text)
+            await eventually(lambda: "the replica's pool serves none of its models" in caplog.text)
             await eventually(lambda: not run.gateway.fleet.catalog.names)
             status, _, body = await run.get("/v1/models/sim")
             assert status == 404
             assert b"no model that a replica lists fits its pool (pools[].models)" in body
-        assert caplog.text.count("none of the replica's models") == 1
+        assert caplog.text.count("the replica's pool serves none of its models") == 1
 
 
 async def test_a_model_of_a_pool_that_is_down_is_unavailable_not_unknown() -> None:

@@ -131,12 +131,12 @@ async def test_the_longest_context_of_a_replicas_models_is_its_longest_prompt() 
     async with engine(metrics=vllm(kv=6400)) as replica:
         replica.listing = listing(m=1000, long=4000, adapter=None, odd="9000")
         async with running(replica) as run:
-            assert run.gateway.router.replicas[replica.name] == Replica(replica.name, 6400, 4000)
+            assert run.gateway.router.replicas[replica.name] == Replica(replica.name, 6400, 4000, pool="default")
             await run.post()
             before = held(run, replica)
             replica.listing = models("m")
             await look(run)
-            assert run.gateway.router.replicas[replica.name] == Replica(replica.name, 6400, None)
+            assert run.gateway.router.replicas[replica.name] == Replica(replica.name, 6400, None, pool="default")
             assert held(run, replica) == before > 0, "nothing is forgotten for it"
 
 
