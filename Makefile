@@ -48,7 +48,7 @@ test: $(VENV)/.dev
 test-image: $(VENV)/.dev
 	$(BIN)/python -m pytest -m image -o faulthandler_timeout=1900 $(ARGS)
 
-# Codex and OpenCode themselves through a gateway; the first time they are installed from npm (757 MB).
+# Claude Code, Codex and OpenCode themselves through a gateway; the first time they are installed from npm (1.1 GB).
 test-clients: $(VENV)/.dev
 	[ -d .clients/node_modules/.bin ] || scripts/clients.sh
 	$(BIN)/python -m pytest -m clients tests/clients $(ARGS)

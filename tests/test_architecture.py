@@ -284,6 +284,13 @@ def named(pattern: str) -> Iterator[tuple[str, str]]:
     return ((name_of(path), name) for path in sorted(WRITTEN) for name in set(re.findall(pattern, text_of(path))))
 
 
+def test_names_in_the_architecture_are_of_the_code() -> None:
+    code = "\n".join(map(text_of, [*SOURCES, *(ROOT / "tests").rglob("*.py"), ROOT / "hatch_build.py"]))
+    words = set(re.findall(r"\w+", code))
+    quoted = re.findall(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\w*\))?`", text_of(ROOT / "ARCHITECTURE.md"))
+    assert not {name for name in quoted if not words.issuperset(name.split("."))}
+
+
 def test_files_that_are_named_exist() -> None:
     """In comments, docstrings and documents: by a name, or by the end of a path."""
     folders = ("gateway", "router", "replica", "bench", "tests", "scripts")

@@ -22,7 +22,6 @@ from typing import Any
 from gateway.commands import plot
 from gateway.commands.replaying import money
 from gateway.commands.replaying.recorded import (
-    DEFAULT_ENGINE_BLOCK,
     RecordedFleet,
     ReplayOptions,
     about,
@@ -48,7 +47,7 @@ from router.simulation.fleet import (
 from router.simulation.gateways import Gateways
 from router.simulation.generators import GENERATORS
 from router.simulation.policies import SIMULATED
-from router.simulation.recorded import ClosedReplay, OpenReplay, is_header
+from router.simulation.recorded import ENGINE_BLOCK, ClosedReplay, OpenReplay, is_header
 from router.simulation.workloads import ClosedLoop, OpenLoop, TraceError, Turn, WorkloadSource, agents, mooncake
 from router.types import Random
 
@@ -161,7 +160,7 @@ def _add_recording_arguments(parser: argparse.ArgumentParser) -> None:
     text = "recordings: seconds at the beginning that are not in the numbers (default: a tenth, 60 to 600, at most a third)"
     parser.add_argument("--warm-up", type=float, metavar="S", help=text)
     text = "recordings: tokens of a block of the engine's cache (default: %(default)s)"
-    parser.add_argument("--engine-block", type=int, metavar="N", default=DEFAULT_ENGINE_BLOCK, help=text)
+    parser.add_argument("--engine-block", type=int, metavar="N", default=ENGINE_BLOCK, help=text)
 
 
 def run(options: argparse.Namespace) -> int:

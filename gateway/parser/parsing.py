@@ -1,7 +1,7 @@
 """Parses a body in the event loop if that is quick, else in the parser process.
 
 The cost of a body depends on its number of values more than on its length. A body is parsed in the loop if it is too short to
-have too many values (UNCOUNTED_BYTES: 0.5 ms; 10 to 20 ms if it consists of brackets), or if it has at most INLINE_BYTES and
+have too many values (UNCOUNTED_BYTES: 0.5 ms; 10 to 20 ms if it is all brackets), or if it has at most INLINE_BYTES and
 INLINE_STRUCTURE values. Counting takes 0.5 ms/MiB, parsing 1 to 3 ms/MiB of text, and 15 to 40 ms for the worst of such bodies
 (an object with 131,000 different names, 64,000 nested objects). If many bodies arrive at once, `Turns` spreads them over turns
 of the loop. Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are read: a
@@ -36,14 +36,13 @@ from gateway.turns import Turns, turns_of
 
 UNCOUNTED_BYTES: Final = 256 << 10
 INLINE_BYTES: Final = 2 << 20
-INLINE_STRUCTURE: Final = (
-    1 << 17
-)  # signs, as `json_structure.signs` counts them; `{` counts twice, for an object costs the most
+# Values: `{`, `[` and `,`, as `json_structure.signs` counts them, `{` twice, because objects cost the most.
+INLINE_STRUCTURE: Final = 1 << 17
 MAX_PARTS: Final = 8192  # of a prompt built in the loop: three per message, two per part of its content, ...
 OUTLINED_INLINE_BYTES: Final = 1 << 17  # of a body whose prompt is outlined in the loop: 10 ms, if nothing is cached
 _COPIED_AT_ONCE: Final = 1 << 20
 _CONTINUED_INLINE_BYTES: Final = 1 << 15  # of a body whose continuation is built in the event loop
-_SCANNED_INLINE_BYTES: Final = 1 << 17
+_SCANNED_INLINE_BYTES: Final = 1 << 17  # of a body whose members or references are found in the event loop
 
 
 class Parsing:
@@ -64,18 +63,18 @@ class Parsing:
         return self._turns
 
     def at_once(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
-        """The request, if the event loop can parse it; None: await `parse`. Raises GatewayError. While `turns` is not free,
-        await `in_turn` instead. aliases: of models; the request gets the model's own name.
+        """The request, if the event loop can parse it; None: await `parse`. Raises GatewayError. Call it only if `turns` is
+        free, else await `in_turn`. aliases: of models; the request gets the model's own name.
         """
         begin = time.perf_counter()
         try:
-            return _here(dialect, raw, aliases, self.outliner)
+            return _in_loop(dialect, raw, aliases, self.outliner)
         finally:
             self.turns.spent(time.perf_counter() - begin)
 
     async def in_turn(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
         """`at_once`, in this body's turn."""
-        return await self.turns.take(partial(_here, dialect, raw, aliases, self.outliner))
+        return await self.turns.take(partial(_in_loop, dialect, raw, aliases, self.outliner))
 
     async def parse(
         self,
@@ -85,8 +84,8 @@ class Parsing:
         client: str = "",
         aliases: Aliases | None = None,
     ) -> ApiRequest:
-        """The request, parsed by the parser process. scope: seeds the block keys, beside model and salt. client: the unit of
-        fairness. aliases: as for `at_once`.
+        """The request, parsed by the parser process. scope: seeds the block keys, beside model and salt. client: jobs are
+        taken from clients in turn. aliases: as for `at_once`.
 
         Raises GatewayError: 400 or 413 for the body, 500 or 503 if it could not be parsed.
         """
@@ -144,7 +143,8 @@ def continued(continuation: Continuation | None, body: bytes, so_far: FinishedAn
     return b"" if verdict == COMPLETE else apply(body, edits)
 
 
-def _here(dialect: Dialect, raw: bytes, aliases: Aliases | None, outliner: Outliner) -> ApiRequest | None:
+def _in_loop(dialect: Dialect, raw: bytes, aliases: Aliases | None, outliner: Outliner) -> ApiRequest | None:
+    """The parsed request. None: the body belongs into the parser process."""
     if len(raw) > UNCOUNTED_BYTES:
         if dialect.is_opaque(raw):
             return dialect.parse_opaque(raw)

@@ -1,4 +1,4 @@
-"""Extensions of a request's life by features: lists of callables, empty in a gateway without features.
+"""Extensions of a request's life by features: lists of callables and objects, empty in a gateway without features.
 
     begun ── identify ── parse ── answerers ── preparers ── admit ──────── choose ─────────── attempt ── deliver ── settle
                                                             entering       explainers         fallback   delivered  observers

@@ -68,4 +68,4 @@ CONVERSATIONS: dict[str, Sequence[str]] = {
 ORDER = ("lamp", "fog", "fog", "lamp", "lamp", "fog", "fog", "lamp")
 
 MAX_TOKENS = 24
-PRICES = {"input": 0.50, "cached_input": 0.05, "output": 1.50}
+PRICES = {"input": 0.50, "cached_input": 0.05, "output": 1.50}  # USD per million tokens

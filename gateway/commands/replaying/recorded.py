@@ -13,7 +13,6 @@ from router.simulation.calibration import Speed, measured, speed_of
 from router.simulation.fleet import FleetSpec, Held, Result, ServedRequest
 from router.simulation.policies import SIMULATED
 from router.simulation.recorded import (
-    ENGINE_BLOCK,
     JITTER_S,
     ClosedReplay,
     OpenReplay,
@@ -26,9 +25,8 @@ from router.simulation.recorded import (
 from router.simulation.workloads import Row, TraceError, WorkloadSource
 from router.types import Random
 
-DEFAULT_ENGINE_BLOCK: Final = ENGINE_BLOCK
 WARM_SHARE: Final = 0.1
-WARM_S: Final = 60.0, 600.0  # minimum (for recordings of at least three times that), and maximum
+WARM_S: Final = 60.0, 600.0  # least and most; of a recording under 180 s, a third at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,8 @@ class RecordedFleet:
         """The requests of a replay whose waits were measured, and the requests whose cached tokens were reported; all if there
         are none.
 
-        By their recorded times, so that they are the same in each replay. Requests of the warm-up count only if there are no
-        others.
+        Chosen by recorded times, so that each replay compares the same requests. Requests of the warm-up count only if there
+        are no others.
         """
         waited, reported, later = list[ServedRequest](), list[ServedRequest](), list[ServedRequest]()
         for one in served:
@@ -188,8 +186,8 @@ def about(fleet: RecordedFleet, spec: FleetSpec, given: dict[str, Any]) -> list[
 
 
 def middle_of(results: Sequence[Result]) -> Result:
-    """The median of each value over several replays of the same requests. A nearly saturated fleet runs away in some of
-    them.
+    """The median of each value over several replays of the same requests. In some of them the queues of a nearly
+    saturated fleet grow without bound.
     """
     first = dataclasses.asdict(results[0])
     changes = {

@@ -51,7 +51,7 @@ class Fallbacks(FallbackRoute):
         self._clock = clock
 
     def require_well(self, exchange: Exchange) -> None:
-        if _STAYS.get(exchange.record):  # a fallback has been tried
+        if _STAYS.get(exchange.record):  # a fallback was tried, and failed at the renaming
             return
         target, now = exchange.target, self._clock()
         if not self._fleet.is_well(target, now) and self._next(exchange, target, well=True):
@@ -62,7 +62,8 @@ class Fallbacks(FallbackRoute):
 
     async def after(self, exchange: Exchange, failed: GatewayError) -> Target | None:
         """The pool for the request after a failure. The request then names that pool's model, and its booking is closed. If it
-        cannot be renamed, its own pool, with doubtful replicas. None: the failure is the answer.
+        cannot be renamed after `no_replica_available`: its own pool, whose doubtful replicas are then tried. None: the failure
+        is the answer.
         """
         api, record, reason = exchange.api, exchange.record, _REASONS.get(failed.code)
         if reason is None or api.refers or _STAYS.get(record):
@@ -124,7 +125,7 @@ class Fallbacks(FallbackRoute):
         return True
 
     async def _set_model(self, exchange: Exchange, next_target: Target) -> bool:
-        """The same, without a change of the record. Raises GatewayError."""
+        """Renames as `_rename` does, but leaves the record alone. Raises GatewayError."""
         api = exchange.api
         if next_target.model == api.model:
             return True

@@ -1,6 +1,7 @@
 """A store that is opened at its first use, because its libraries take half a second and 35 MB, and most gateways never need it.
 
-If the database cannot be opened, requests are refused or served without it at once. The next attempt is made after RETRY_S.
+If the database cannot be opened, every `get` of the next RETRY_S seconds fails at once, with the same reason; the first one
+after that tries again. Callers refuse the request, or serve it without the store.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class LazyStore(Generic[S_co]):
             return self._store
 
     async def run(self) -> None:
-        """Purge the open store every PURGE_S, until cancelled."""
+        """Remove expired responses from the open store every PURGE_S, until cancelled."""
         while True:
             await asyncio.sleep(PURGE_S)
             try:

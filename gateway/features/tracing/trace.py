@@ -5,9 +5,9 @@
                                              └─ another pool ┤
                                                              └── attempt, attempt, ...  from the call to the answer's end
 
-Other requests have no `Trace`: their phases find no notes and read no clock. The record is bounded: phases by the pools, each
-of which is tried once; attempts by MAX_ATTEMPTS, because a request may try thousands of replicas that refuse connections. Of
-more attempts, the first ones and the last one are kept.
+A request that is not traced has no `Trace`, and its phases do not read the clock. The record is bounded: a few phases for each
+pool, and each pool is tried at most once; attempts by MAX_ATTEMPTS, because a request may try thousands of replicas that refuse
+connections. Of more attempts, the first ones and the last one are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from router import Candidate, Decision
 
 MAX_SHOWN: Final = 5  # candidates of a decision
 MAX_ATTEMPTS: Final = 64
-_FIRST_ATTEMPT: Final = 1  # a span's id is the root's plus an odd number (attempts) or an even one (phases)
+# Ids of spans: the root's + 1, 3, 5, ... for attempts, + 2, 4, 6, ... for phases.
+_FIRST_ATTEMPT: Final = 1
 _FIRST_PHASE: Final = 2
 ROOT_BITS: Final = 62  # of a root's id, so that the ids of its spans have at most 63
 
@@ -42,8 +43,8 @@ class Phase:
 
 
 class Attempt:
-    """A call to a replica. ended: None while it runs. failure: its reason, "" without one; text: details, written by the
-    gateway.
+    """A call to a replica. ended: time of its failure; None if it runs or has succeeded. failure: its reason, "" without
+    one; text: details, written by the gateway. resumes: it continues a broken stream.
     """
 
     __slots__ = ("begun", "ended", "engine", "failure", "replica", "resumes", "span_id", "text", "url")
