@@ -49,7 +49,7 @@ async def test_the_real_engine(tmp_path: Path) -> None:
 
 async def test_memory_that_does_not_come_back_is_noticed_beside_much_more_that_does(tmp_path: Path) -> None:
     with run.replica(tmp_path / "log", module="tests.replica.fuzz.leaking") as server:
-        found = await fuzz(server, 1.0, seed=1)
+        found = await fuzz(server, 3.0, seed=1)
     assert any("MB at the end" in wrong for wrong in found.wrong), found.report()
 
 
