@@ -239,7 +239,7 @@ async def test_coalescing_sends_the_first_token_at_once_and_then_fewer_packets()
     for coalesce_s in (0.0, 0.1):
         engine = WatchedEngine(SimConfig(kv_tokens=8000, prefill_rate=1e6, decode_rate=200.0))
         async for replica in serve(engine, None, ServerConfig(coalesce_s=coalesce_s)):
-            body = {"prompt": "Hi", "max_tokens": 60, "ignore_eos": True, "stream": True}
+            body = {"prompt": "Hi", "max_tokens": 200, "ignore_eos": True, "stream": True}
             async with replica.http.post(replica.url + "/v1/completions", json=body) as response:
                 chunks = await events(response)
         texts = [chunk["choices"][0]["text"] for chunk in chunks]
@@ -247,7 +247,7 @@ async def test_coalescing_sends_the_first_token_at_once_and_then_fewer_packets()
     (plain, many, first), (merged, few, first_merged) = counts.values()
     assert plain == merged
     assert first_merged == first
-    assert few < 10 < many
+    assert 2 * few < many
 
 
 async def test_an_answer_that_is_no_stream_is_not_held_back() -> None:
