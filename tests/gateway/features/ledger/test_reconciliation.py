@@ -46,8 +46,8 @@ from tests.support.fakes import (
     streams,
 )
 from tests.support.postgres import PASSWORD, postgres
+from tests.support.tiers import gate
 
-REQUESTS: Final = 10_000
 LANES: Final = 24  # of each gateway
 M: Final = {"input": 3.0, "cached_input": 0.3, "cache_write": 3.75, "cache_write_1h": 6.0, "output": 15.0}
 PRICES: Final = {"m": M, "n": {**M, "tiers": [{"above": 500, "input": 6.0, "output": 22.5}]}}
@@ -134,13 +134,13 @@ class Clients:
     keys: dict[str, str]
     seen: dict[str, Seen] = field(default_factory=dict)
 
-    async def run(self) -> None:
+    async def run(self, requests: int) -> None:
         chance = random.Random(18)
         names, tenants = list(CASES), list(self.keys)
         todo = iter(
             [
                 (number, chance.choices(names, WEIGHTS)[0], chance.choice(tenants), chance.choice("mn"))
-                for number in range(REQUESTS)
+                for number in range(requests)
             ]
         )
         async with asyncio.timeout(240):
@@ -303,7 +303,11 @@ def require_what_counters_have(rows: list[dict[str, Any]], total: Counter[tuple[
 
 
 @pytest.mark.tools
-async def test_the_ledger_the_counters_and_the_clients_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("requests", [2_000, 10_000])
+@gate("2000", reason="each of the kinds of requests is among them many times")
+async def test_the_ledger_the_counters_and_the_clients_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
     with postgres() as server:
         url = server.new()
         monkeypatch.setenv("PGPASSWORD", PASSWORD)
@@ -318,10 +322,10 @@ async def test_the_ledger_the_counters_and_the_clients_agree(tmp_path: Path, mon
             gateway(tmp_path, "two", public, [second, first]) as (two_url, two_metrics),
         ):
             clients = Clients([one_url, two_url], keys)
-            await clients.run()
-            total = await counters([one_metrics, two_metrics], REQUESTS)
+            await clients.run(requests)
+            total = await counters([one_metrics, two_metrics], requests)
         async with stored(url) as (_, database):
             rows = await check(database)
-    assert len(clients.seen) == REQUESTS
+    assert len(clients.seen) == requests
     require_what_clients_saw(rows, clients.seen)
     require_what_counters_have(rows, total)
