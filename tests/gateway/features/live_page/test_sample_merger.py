@@ -28,6 +28,13 @@ def test_the_steps_of_one_process() -> None:
     assert len(merging.points) == 3
 
 
+def test_samples_that_are_not_newer_are_ignored() -> None:
+    merging = SampleMerger(BOUNDS)
+    merging.add("a", [sample(0.0, 5), sample(2.0, 7)])
+    merging.add("a", [sample(1.0, 500), sample(2.0, 900), sample(4.0, 13)])
+    assert [each["requests"] for each in merging.advance()] == [2, 6]
+
+
 def test_processes_are_added_up_and_late_ones_are_not_waited_for() -> None:
     merging = SampleMerger(BOUNDS)
     merging.add("a", [sample(0.0, 0), sample(4.0, 8)])
