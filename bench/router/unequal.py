@@ -50,6 +50,7 @@ def run(source: OpenLoop, seed: int, *, known: bool) -> list[ServedRequest]:
     if known:
         for name, speed in zip(spec.names, SPEEDS, strict=True):
             router.ledger.rates.of(name).restore((ENDLESS, ENDLESS / (spec.prefill_rate * speed)))
+        router.ledger.rates.refresh()
     return list(Simulation(spec, source, placement).run())
 
 

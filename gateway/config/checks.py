@@ -3,8 +3,8 @@ replicas with one name, incomplete keys and certificates, tokens in clear text, 
 aliases, prices out of the order of their dates, fallbacks that lead nowhere or in a circle, pools without any replica. Features
 check their own sections (`hints.CLASHES`).
 
-The values come by key, without the values that have a problem of their own (`Parsed.good`), so that such a value does not hide
-problems between others.
+The values come by key, without the values that have a problem of their own (`ParsedConfig.good`), so that such a value does
+not hide problems between others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys of `msgspec.Meta.extra` in the type hints of `schema.py`, beyond msgspec's own constraints:
+"""Keys of `msgspec.Meta.extra` in the type hints of the sections, beyond msgspec's own constraints:
 
 EXPECTED   description of a valid value, for messages (for a section or a mapping: instead of "a mapping")
 NAME       a name, which YAML may read as a number or as true: the message advises quotes

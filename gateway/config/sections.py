@@ -57,7 +57,10 @@ def config_type(sections: Iterable[Section[Any]]) -> type[Config]:
 
 
 def _with(base: type[msgspec.Struct], fields: Sequence[tuple[str, Any, Any]]) -> type[msgspec.Struct]:
-    return msgspec.defstruct(base.__name__, fields, bases=(base,), frozen=True, forbid_unknown_fields=True, module=__name__)
+    doc = {"__doc__": base.__doc__}
+    return msgspec.defstruct(
+        base.__name__, fields, bases=(base,), namespace=doc, frozen=True, forbid_unknown_fields=True, module=__name__
+    )
 
 
 def _meta(field: FieldInfo, keys: Iterable[tuple[str, Any, Any]]) -> msgspec.Meta:

@@ -39,8 +39,10 @@ class LoopLag:
         self._timer = loop.call_later(TICK_S, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.awake()
-        self._next(loop)
+        try:
+            self.awake()
+        finally:
+            self._next(loop)
 
     def expect(self) -> None:
         """A tick begins."""

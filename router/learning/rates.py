@@ -28,7 +28,7 @@ OUTLIER: Final = 4.0  # one prefill counts as at most this factor faster or slow
 ALIKE: Final = math.log(1.2)
 DIFFERENT: Final = math.log(1.5)
 SPREAD: Final = math.log(16.0)
-LEARNS_PER_MEMBER: Final = 4  # the pool's rate is computed anew after one prefill for each of so many replicas
+MEMBERS_PER_LEARN: Final = 4  # the pool's rate is computed anew after one prefill for each of so many replicas
 
 
 class PrefillRate:
@@ -48,12 +48,11 @@ class PrefillRate:
         return self.tokens, self.seconds
 
     def restore(self, sums: tuple[float, float]) -> None:
-        """Replace the evidence by that of another router; both positive."""
+        """Replace the evidence by that of another router; both positive. Then the pool is to be refreshed, once for all."""
         self.tokens, self.seconds = sums
-        self.pool.refresh()
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Add one prefill of `tokens` uncached tokens. O(1) amortised."""
+        """Add one prefill of `tokens` uncached tokens. O(log members) amortised."""
         if tokens <= 0 or seconds <= 0:
             return
         expected, share = tokens / self.value, min(1.0, tokens / FULL_TOKENS)
@@ -101,7 +100,7 @@ class PoolRate:
         """Count one prefill of a member."""
         self._learns += 1
         self._tokens += tokens
-        if self._learns * LEARNS_PER_MEMBER >= len(self.members):
+        if self._learns * MEMBERS_PER_LEARN >= len(self.members):
             self.refresh()
 
     def refresh(self) -> None:
@@ -153,6 +152,11 @@ class PrefillRates:
         del rate.pool.members[name]
         if not rate.pool.members:
             del self._pools[rate.pool.name]
+
+    def refresh(self) -> None:
+        """Compute all rates anew. O(replicas log replicas)."""
+        for pool in self._pools.values():
+            pool.refresh()
 
     def of(self, name: str) -> PrefillRate:
         """The rate of a replica; that of an unknown one is the default, and is not kept."""

@@ -236,6 +236,7 @@ class RouterPlacement:
             router.add(Replica(name, spec.kv_tokens))
             if spec.learned_rate:
                 router.ledger.restore(name, (HALF_LIFE_TOKENS, HALF_LIFE_TOKENS / spec.learned_rate), 0.0, 0.0)
+        router.ledger.rates.refresh()
 
     def place(self, request: SimulatedRequest, now: float) -> tuple[int, Booking]:
         booking = self.router.choose(request.prompt, self._names, now)

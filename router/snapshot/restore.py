@@ -151,6 +151,7 @@ class Restorer:
                     same.add(number)
             if count % STEP == 0:
                 yield None
+        self._router.ledger.rates.refresh()
         yield from self._restore_prefixes(same)
         yield from self._restore_others(same)
         if not self._left:

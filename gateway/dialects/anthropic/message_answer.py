@@ -95,7 +95,9 @@ class MessageAssembler(AnswerAssembler):
         value = self.value
         value.usage = usage_from(self._counts)
         reason = form.text_in(holder, "stop_reason") if isinstance(holder, dict) else ""
-        value.finish_reason, value.stop = _REASONS.get(reason, reason), form.text_in(holder, "stop_sequence") if reason else ""
+        if not reason or value.finish_reason:  # a delta with usage only, or repeated
+            return
+        value.finish_reason, value.stop = _REASONS.get(reason, reason), form.text_in(holder, "stop_sequence")
         for part in self.parts(form.CALL):
             part.written = _spelled(part.written)
 

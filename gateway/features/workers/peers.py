@@ -149,7 +149,7 @@ class Peers:
 
     def _publish_members(self, source: str, members: Sequence[Member]) -> None:
         """Publishes the members of a source for workers that start later; in a series of changes, only the last one of each
-        FOUND_S.
+        MEMBERS_PAUSE_S.
         """
         if source not in self._found:
             self._call_later(MEMBERS_PAUSE_S, lambda: self._send_members(source))

@@ -37,7 +37,7 @@ class Question:
     """A question to all workers.
 
     last: default answers by worker, for workers that send none; under HUB the hub's own answer; None until the hub has
-    forwarded the question. answers: by worker. gone: workers that have ended since.
+    forwarded the question. answers: by worker. ended: workers that have ended since.
     """
 
     def __init__(self) -> None:

@@ -360,6 +360,17 @@ def test_arguments_of_a_message_that_are_no_json_stay() -> None:
     assert found.calls[0].text == "{}"
 
 
+def test_deltas_of_a_message_that_only_count_change_no_reason_and_no_arguments() -> None:
+    _, events = messages([], [], [{"a": 1}])
+    count = event({"type": "message_delta", "delta": {}, "usage": {"output_tokens": 9}}, "message_delta")
+    at = next(at for at, each in enumerate(events) if b"input_json_delta" in each)
+    found = of_stream(MESSAGES, *events[:at], count, *events[at:-1], count, events[-1])
+    assert found is not None
+    assert (found.calls[0].text, found.finish_reason, found.whole) == ('{"a":1}', "tool_calls", True)
+    assert found.usage is not None
+    assert found.usage.completion == 9
+
+
 # -- bounds
 
 

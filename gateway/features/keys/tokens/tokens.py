@@ -6,7 +6,7 @@
 A token is verified in the event loop, once per worker: 0.1 to 0.4 ms. An unknown key is looked up at its issuer, and only the
 requests that need it wait (`look_up`).
 
-Invariants: at most MAX_VERDICTS grants are cached, by digest; tokens are not stored. The grants of an issuer are dropped when
+Invariants: at most MAX_GRANTS grants are cached, by digest; tokens are not stored. The grants of an issuer are dropped when
 it withdraws a key. An unverified token is never stored, shown or logged.
 """
 
