@@ -55,7 +55,7 @@ QUICK = Plan(rounds=1, short=4_000, long=2_000, waves=1, seconds=2.0, ttft_secon
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotPart:
+class LoadResult:
     """What one load brought. busy: share of a core that the system used; each: CPU us per request or chunk."""
 
     good: int
@@ -80,9 +80,9 @@ class Wait:
 class Turn:
     """One system in one round."""
 
-    short: SnapshotPart
-    long: SnapshotPart
-    chunks: SnapshotPart
+    short: LoadResult
+    long: LoadResult
+    chunks: LoadResult
     wait: Wait
 
     @property
@@ -103,19 +103,19 @@ class Meter:
         self._mock = mock_port
         self._cores = load_cores
 
-    def short(self, system: Running) -> SnapshotPart:
+    def short(self, system: Running) -> LoadResult:
         return self._closed(system, SHORT, self._plan.short)
 
-    def long(self, system: Running) -> SnapshotPart:
+    def long(self, system: Running) -> LoadResult:
         return self._closed(system, LONG, self._plan.long)
 
-    def chunks(self, system: Running) -> SnapshotPart:
+    def chunks(self, system: Running) -> LoadResult:
         requests, seconds = STREAMS * self._plan.waves, self._plan.seconds
         job = Closed(system.port, system.process.pid, SHORT, CHUNKS, STREAMS, requests, seconds, warm=10)
         found = self._run(job)
         return part(found, found["words"])
 
-    def wait(self, system: Running, short: SnapshotPart, chunks: SnapshotPart) -> Wait:
+    def wait(self, system: Running, short: LoadResult, chunks: LoadResult) -> Wait:
         """At half of what it can do with as much of its core as it got."""
         half = 0.5e6 * short.busy / (short.each + TTFT_CHUNKS * chunks.each) if chunks.each else 0.0
         rate = min(TTFT_RATE_LIMIT, half) or 1.0
@@ -126,7 +126,7 @@ class Meter:
         p50, p99 = (through.get(name, 0.0) - direct.get(name, 0.0) for name in ("first_p50", "first_p99"))
         return Wait(rate, p50, p99, direct.get("first_p50", 0.0), total([through["errors"], direct["errors"]]))
 
-    def _closed(self, system: Running, size: int, requests: int) -> SnapshotPart:
+    def _closed(self, system: Running, size: int, requests: int) -> LoadResult:
         warm = max(32, requests // 20)
         job = Closed(system.port, system.process.pid, size, requests=requests, seconds=self._plan.seconds, warm=warm)
         found = self._run(job)
@@ -139,8 +139,8 @@ class Meter:
         return found
 
 
-def part(found: dict[str, Any], units: int) -> SnapshotPart:
-    return SnapshotPart(
+def part(found: dict[str, Any], units: int) -> LoadResult:
+    return LoadResult(
         found["good"],
         found["errors"],
         rate=found["good"] / found["seconds"],
@@ -171,7 +171,7 @@ def score(name: str, version: str, turns: Sequence[Turn], rss: int, peak: int) -
 
 
 def one_round(meter: Meter, running: Sequence[Running]) -> list[Turn]:
-    """SnapshotPart by part, so that a part meets the systems within seconds: the machine is not the same a minute later."""
+    """LoadResult by part, so that a part meets the systems within seconds: the machine is not the same a minute later."""
     short = [meter.short(each) for each in running]
     long = [meter.long(each) for each in running]
     chunks = [meter.chunks(each) for each in running]

@@ -27,7 +27,7 @@ from bench.measure.machine import command as shell_command
 
 SAMPLE_S = 1.0
 SHOWN = 12  # lines of the table of memory over time
-WAIT_FOR_REPLICAS_S = 0.05  # the settling of the last streams that began
+SETTLE_S = 0.05  # the settling of the last streams that began
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> Result:
             seconds=options.ramp,
             chunks=max(1, round(options.seconds / options.interval)),
             even=True,
-            settle=options.ramp + WAIT_FOR_REPLICAS_S,
+            settle=options.ramp + SETTLE_S,
             patience=options.seconds + 60,
         )
         return watched(options, running, job, load_cores)

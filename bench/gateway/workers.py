@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gateway.crowd import CrowdResult, crowd
-from bench.gateway.data_plane import CHUNKS, INTERVAL_S, STREAMS, SnapshotPart, part, watch
+from bench.gateway.data_plane import CHUNKS, INTERVAL_S, STREAMS, LoadResult, part, watch
 from bench.gateway.even import Even
 from bench.gateway.even import command as even_command
 from bench.gateway.systems import Running, mocks, started, with_workers
@@ -142,13 +142,13 @@ def _even(servers: Sequence[tuple[int, int]], supervisor: int, errors: Counter[s
     return (each[0] + own / len(pids)) / units * 1e6 if units else 0.0
 
 
-def _short(plan: Plan, system: Running) -> SnapshotPart:
+def _short(plan: Plan, system: Running) -> LoadResult:
     job = Closed(system.port, system.process.pid, requests=plan.requests, seconds=plan.seconds, warm=plan.requests // 20)
     found = _load(job)
     return part(found, found["good"])
 
 
-def _chunks(plan: Plan, system: Running) -> SnapshotPart:
+def _chunks(plan: Plan, system: Running) -> LoadResult:
     job = Closed(system.port, system.process.pid, 2000, CHUNKS, STREAMS, STREAMS, plan.seconds, warm=10)
     found = _load(job)
     return part(found, found["words"])

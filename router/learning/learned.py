@@ -27,11 +27,6 @@ class Ratio:
         self._under = self._under * keep + under
         self.value = self._over / self._under
 
-    def after(self, over: float, under: float, weight: float) -> float:
-        """The value after `learn`, without changing it."""
-        keep = math.pow(0.5, weight / self.half_life)
-        return (self._over * keep + over) / (self._under * keep + under)
-
     @property
     def sums(self) -> tuple[float, float]:
         return self._over, self._under

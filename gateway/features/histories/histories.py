@@ -52,7 +52,7 @@ class Turn(AnswerTap):
     """The turn of one request in a history.
 
     before: earlier items, the oldest first, as pieces to join by commas. client_history: how the answer is edited for the
-    client. request_items: the input of the request; None: the answer is not stored. parent: the previous stored response, or "".
+    client. request_items: its input; None: the answer is not stored. parent: the previous stored response, or "".
     remember: called with the complete answer of a stream that is not stored, for the client's connection. attempted: `keep` was
     called. stored: the answer is in the store. client: the unit of fairness. finish: stores the answer of a background run,
     whose response is already stored; None: not a run. unwritten: the arguments of `finish`, until it has succeeded.

@@ -52,16 +52,16 @@ class Outbox:
 
     def take(self) -> tuple[Item, ...]:
         """Removes and returns the oldest items, at most one envelope; at least one item, if there are any."""
-        connected: list[Item] = []
+        taken: list[Item] = []
         size = 0
-        while self._items and len(connected) < MAX_ITEMS:
+        while self._items and len(taken) < MAX_ITEMS:
             size += self._items[0][1]
-            if connected and size > ENVELOPE_BYTES:
+            if taken and size > ENVELOPE_BYTES:
                 break
             item, length = self._items.popleft()
             self._bytes -= length
-            connected.append(item)
-        return tuple(connected)
+            taken.append(item)
+        return tuple(taken)
 
     def reopen(self) -> float | None:
         """Accepts items again. Returns the time since which items were dropped; None: none were."""

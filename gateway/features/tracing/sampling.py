@@ -32,8 +32,8 @@ class Tracer:
         self._wall_clock = wall_clock
 
     @property
-    def _sampled(self) -> TracingConfig:
-        """In force now."""
+    def _config(self) -> TracingConfig:
+        """The section in force now."""
         return TRACING.of(self._live.config)
 
     def begin(self, request: ClientRequest, now: float) -> Trace | None:
@@ -41,11 +41,11 @@ class Tracer:
         header = request.headers.get(HEADER)
         parent = parse_traceparent(header) if header else None
         if parent is None:
-            return self._trace(None, request, now) if self._chance.random() < self._sampled.sample else None
+            return self._trace(None, request, now) if self._chance.random() < self._config.sample else None
         return self._trace(parent, request, now) if parent.sampled and self._samples(parent) else None
 
     def _samples(self, parent: TraceParent) -> bool:
-        return self._sampled.follow_parents or int(parent.trace_id[16:], 16) < self._sampled.sample * _IDS
+        return self._config.follow_parents or int(parent.trace_id[16:], 16) < self._config.sample * _IDS
 
     def _trace(self, parent: TraceParent | None, request: ClientRequest, now: float) -> Trace:
         root = self._chance.getrandbits(ROOT_BITS) or 1
@@ -57,4 +57,4 @@ class Tracer:
         return trace
 
     def __repr__(self) -> str:
-        return f"<Tracer of {self._sampled.sample:g} of the requests>"
+        return f"<Tracer of {self._config.sample:g} of the requests>"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway.data_plane import Plan, SnapshotPart, Turn, Wait, main, parse, score
+from bench.gateway.data_plane import Plan, LoadResult, Turn, Wait, main, parse, score
 from bench.gateway.scores import Score, draw, report
 from bench.gateway.systems import BEFORE, SYSTEMS
 
@@ -68,7 +68,7 @@ def test_a_system_with_errors_is_named_with_them() -> None:
 
 def test_a_score_takes_the_least_cpu_and_the_median_wait() -> None:
     def turn(us: float, added: float, errors: dict[str, int]) -> Turn:
-        part = SnapshotPart(good=10, errors={}, rate=1e6 / us, busy=us / 100, each=us)
+        part = LoadResult(good=10, errors={}, rate=1e6 / us, busy=us / 100, each=us)
         return Turn(part, part, part, Wait(500.0, added, added * 2, 0.002, errors))
 
     found = score(

@@ -20,15 +20,6 @@ def test_a_belief_counts_as_much_as_its_weight() -> None:
     assert repr(ratio) == "<Ratio 25>"
 
 
-def test_what_a_value_would_be_after_an_observation_is_what_it_is_then() -> None:
-    ratio = Ratio(10.0, 5.0, half_life=20.0)
-    for observation in ((200.0, 5.0, 5.0), (1.0, 3.0, 20.0), (3e12, 1.0, 2.0**40)):
-        foreseen = ratio.after(*observation)
-        assert foreseen != pytest.approx(ratio.value)
-        ratio.learn(*observation)
-        assert ratio.value == pytest.approx(foreseen)
-
-
 def test_what_was_seen_is_near_within_a_factor_of_two() -> None:
     ratio = Ratio(10.0, 5.0, half_life=20.0)
     assert [ratio.near(seen) for seen in (0.1, 5.0, 7.0, 13.0, 20.0, 500.0)] == [5.0, 5.0, 7.0, 13.0, 20.0, 20.0]
