@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway.data_plane import Plan, LoadResult, Turn, Wait, main, parse, score
+from bench.gateway.data_plane import LoadResult, Plan, Turn, Wait, main, parse, score
 from bench.gateway.scores import Score, draw, report
 from bench.gateway.systems import BEFORE, SYSTEMS
 
