@@ -23,6 +23,7 @@ from gateway.dialects.json_structure import exceeds
 from gateway.dialects.usage import Usage
 
 MAX_ANSWER: Final = 4 << 20  # bytes of texts and arguments, and of a body or an event; the longest answers of 2026 have one MiB
+MAX_NAME: Final = 1024  # characters of an id, of a model's or tool's name, of a reason, of a stop sequence
 MAX_PARTS: Final = 2048
 MAX_VALUES: Final = 1 << 16  # of a body or an event, as `json_structure` counts them
 
@@ -147,14 +148,14 @@ class AnswerAssembler:
         """The stream is over; its last event may lack its end."""
         rest = self._splitter.finish()
         if rest and not (self._failed or self._unreadable):
-            with contextlib.suppress(UnreadableAnswerError, orjson.JSONEncodeError):  # it is cut
+            with contextlib.suppress(UnreadableAnswerError):  # it is cut
                 self.event(rest)
 
     def read(self, body: bytes) -> None:
         """A whole plain answer."""
         try:
             self.body(object_in(body))
-        except (UnreadableAnswerError, orjson.JSONEncodeError):
+        except UnreadableAnswerError:
             self.drop()
         self.value.done = not self._failed
 
@@ -177,7 +178,7 @@ class AnswerAssembler:
             return
         try:
             self.event(event)
-        except (UnreadableAnswerError, orjson.JSONEncodeError):
+        except UnreadableAnswerError:
             self.drop()
 
     # -- for dialects; these methods raise UnreadableAnswerError
@@ -198,9 +199,13 @@ class AnswerAssembler:
         """Take the first id and the first model."""
         id_, model = answer.get("id"), answer.get("model")
         if isinstance(id_, str) and not self.value.id:
-            self.value.id = id_
+            self.value.id = _bounded(id_)
         if isinstance(model, str) and not self.value.model:
-            self.value.model = model
+            self.value.model = _bounded(model)
+
+    def end(self, reason: str, stop: str = "") -> None:
+        """Set the finish reason and the stop sequence."""
+        self.value.finish_reason, self.value.stop = _bounded(reason), _bounded(stop)
 
     def part(self, place: int, number: int, kind: str) -> AnswerPart:
         """The part at this place, a new one if there is none."""
@@ -263,3 +268,10 @@ def object_of_event(event: bytes) -> dict[str, Any]:
     """The object of an event's data, {} without data. Raises UnreadableAnswerError."""
     text = data_of(event).strip()
     return object_in(text) if text else {}
+
+
+def _bounded(text: str) -> str:
+    """An id, a name or a reason. Raises UnreadableAnswerError if it is longer than any."""
+    if len(text) > MAX_NAME:
+        raise UnreadableAnswerError
+    return text

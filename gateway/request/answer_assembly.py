@@ -67,6 +67,7 @@ class AssembledTail(AnswerTail):
         self._inner = inner
         self._assembly = assembly
         self._body = bytearray()
+        self._refused = False
         self._add(begin)
 
     def feed(self, data: bytes) -> None:
@@ -81,9 +82,12 @@ class AssembledTail(AnswerTail):
         return self._inner.usage()
 
     def _add(self, data: bytes) -> None:
+        if self._refused:
+            return
         if self._assembly.charge(len(self._body) + len(data)):
             self._body += data
         else:
+            self._refused = True
             self._body.clear()
 
 

@@ -13,7 +13,7 @@ import orjson
 from gateway.dialects import finished_answer as form
 from gateway.dialects.anthropic.usage import merge, usage_from
 from gateway.dialects.events.named import name_of
-from gateway.dialects.finished_answer import AnswerAssembler
+from gateway.dialects.finished_answer import AnswerAssembler, UnreadableAnswerError
 from gateway.dialects.json_structure import exceeds
 
 # By a block's type: the kind of its part, and the member of its deltas.
@@ -79,7 +79,7 @@ class MessageAssembler(AnswerAssembler):
         if kind == form.CALL:
             self.name(part, form.text_in(block, "id"), form.text_in(block, "name"))
             given = block.get("input")
-            self.write(part, orjson.dumps(given).decode() if given else "")
+            self.write(part, _json(given) if given else "")
         else:
             self.name(part, "", "" if kind == form.TEXT else type_)
             self.write(part, block.get(member))
@@ -97,9 +97,17 @@ class MessageAssembler(AnswerAssembler):
         reason = form.text_in(holder, "stop_reason") if isinstance(holder, dict) else ""
         if not reason or value.finish_reason:  # a delta with usage only, or repeated
             return
-        value.finish_reason, value.stop = _REASONS.get(reason, reason), form.text_in(holder, "stop_sequence")
+        self.end(_REASONS.get(reason, reason), form.text_in(holder, "stop_sequence"))
         for part in self.parts(form.CALL):
             part.written = _spelled(part.written)
+
+
+def _json(value: Any) -> str:
+    """Raises UnreadableAnswerError for half a surrogate pair."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise UnreadableAnswerError from error
 
 
 def _spelled(arguments: bytearray) -> bytearray:

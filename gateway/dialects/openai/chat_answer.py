@@ -19,6 +19,7 @@ from gateway.dialects.events.sse import data_of
 from gateway.dialects.finished_answer import (
     CALL,
     MAX_ANSWER,
+    MAX_NAME,
     REASONING,
     REFUSAL,
     TEXT,
@@ -31,7 +32,6 @@ from gateway.dialects.openai.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
 MAX_CALLS: Final = 1024  # of tools, in an answer
-MAX_NAME: Final = 1024  # characters of a tool's name, or of the id of a call
 
 _REASONING: Final = ("reasoning_content", "reasoning")  # some engines write both
 _TOKEN: Final = 36  # bytes of a token's id
@@ -168,7 +168,7 @@ class ChatAssembler(AnswerAssembler):
             self.hold(_TOKEN * len(ids))
             value.token_ids += [each for each in ids if isinstance(each, int)]
         if reason := text_in(choice, "finish_reason"):
-            value.finish_reason, value.stop = reason, stop_text(choice)
+            self.end(reason, stop_text(choice))
         return True
 
     def _add(self, message: dict[str, Any], *, whole: bool) -> None:

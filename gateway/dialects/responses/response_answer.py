@@ -83,7 +83,7 @@ class ResponseAssembler(AnswerAssembler):
         value, details = self.value, response.get("incomplete_details")
         value.usage = parse_usage(response)
         reason = form.text_in(details, "reason") if isinstance(details, dict) else ""
-        value.finish_reason = _REASONS.get(reason, reason) or (form.TOOL_CALLS if self.parts(form.CALL) else form.STOP)
+        self.end(_REASONS.get(reason, reason) or (form.TOOL_CALLS if self.parts(form.CALL) else form.STOP))
 
     def _item(self, index: int, item: Any) -> None:
         """An item as it is by now."""

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.finished_answer import MAX_ANSWER, MAX_PARTS, MAX_VALUES, AnswerAssembler, FinishedAnswer
-from gateway.dialects.openai.chat_answer import MAX_CALLS, MAX_NAME
+from gateway.dialects.finished_answer import MAX_ANSWER, MAX_NAME, MAX_PARTS, MAX_VALUES, AnswerAssembler, FinishedAnswer
+from gateway.dialects.openai.chat_answer import MAX_CALLS
 from gateway.dialects.table import DIALECTS
 from gateway.dialects.usage import Usage
 from tests.gateway.dialects.conversations import TEXTS, VALUES
@@ -419,6 +419,9 @@ def test_what_is_too_large_has_no_value_and_is_not_held() -> None:
             ),
         ),
         (MESSAGES, b"".join(named(at) for at in range(80))),
+        (CHAT, event({"id": "x" * (MAX_NAME + 1), "choices": []})),
+        (CHAT, event({"model": "x" * (MAX_NAME + 1), "choices": []})),
+        (CHAT, event({"choices": [{"index": 0, "delta": {}, "finish_reason": "x" * (MAX_NAME + 1)}]})),
     ],
 )
 def test_hostile_streams_have_no_value(dialect: str, data: bytes) -> None:
