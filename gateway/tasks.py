@@ -14,9 +14,7 @@ T = TypeVar("T")
 
 
 class CancelledWithin(Exception):
-    """Work was cancelled although nobody cancelled it: some libraries, such as redis-py (8.1), occasionally raise
-    CancelledError themselves.
-    """
+    """Work ended with a CancelledError of a library (redis-py 8.1 raises some), and was not cancelled by the gateway."""
 
 
 def is_cancelled() -> bool:

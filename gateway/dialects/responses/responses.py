@@ -46,7 +46,7 @@ class Responses(Dialect):
         return api
 
     def may_store(self, api: ApiRequest, path: str) -> bool:
-        """True for background responses, which would run twice. (A stored response whose id nobody knows does no harm.)"""
+        """True for background responses, which would run twice. (A response stored under an unknown id does no harm.)"""
         return bool(api.stores)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:

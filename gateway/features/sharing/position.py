@@ -38,8 +38,8 @@ class Position:
             self.id = last
 
     def note_written(self, entry: bytes, now: float) -> bool:
-        """An entry of our own was written. Returns False if the stream cannot continue: somebody has written an id in the
-        future, so that all later ids follow it and entries never expire. Raises InvalidReplyError.
+        """Notes a written entry of this gateway. Returns False if the stream cannot continue: it has an id in the future, so
+        that all later ids follow it and entries never expire. Raises InvalidReplyError.
         """
         order = order_of(entry)
         if self._begun and order < order_of(self.id):

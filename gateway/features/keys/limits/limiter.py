@@ -183,7 +183,7 @@ class Limiter:
         """Queues the totals of the account for the other processes and the database."""
         if self._processes > 1:
             self._changed[account.id] = account
-            if len(self._changed) > 2 * self.max_accounts:  # nobody collects them: later totals include earlier ones
+            if len(self._changed) > 2 * self.max_accounts:  # not collected: later totals include earlier ones
                 del self._changed[next(iter(self._changed))]
         if self._persistent:
             self._unwritten[account.id] = account
