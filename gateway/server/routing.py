@@ -87,7 +87,7 @@ class Routes:
         return self._write(request, answer) if isinstance(answer, Response) else answer
 
     def _handler(self, request: HttpRequest) -> Handler:
-        """The handler of a request. O(routes). Raises GatewayError 404 or 405."""
+        """The handler of a request; of a method that its path does not take, an answer 405. O(routes). Raises GatewayError 404."""
         allowed = set[str]()
         for pattern, route in self._routes:
             if found := pattern.fullmatch(request.path):
@@ -96,7 +96,7 @@ class Routes:
                     return route.handler
                 allowed.update(route.methods)
         if allowed:
-            raise GatewayError(405, "method_not_allowed", f"{request.path} takes {', '.join(sorted(allowed))}.")
+            return _refusal(", ".join(sorted(allowed)))
         raise self._nothing_at(request.path)
 
 
@@ -107,6 +107,16 @@ def _pattern(path: str) -> str:
         parts += [re.escape(path[at : found.start()]), f"(?P<{found[1]}>{found[2] or '[^/]+'})"]
         at = found.end()
     return "".join([*parts, re.escape(path[at:])])
+
+
+def _refusal(methods: str) -> Handler:
+    """The handler of a path that takes other methods."""
+
+    async def refuse(request: HttpRequest) -> Response:
+        error = GatewayError(405, "method_not_allowed", f"{request.path} takes {methods}.")
+        return Response(error_body(error), error.status, headers={"Allow": methods})
+
+    return refuse
 
 
 def error_response(error: GatewayError) -> Response:

@@ -11,8 +11,8 @@ CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after 
 
 
 class UpstreamTimeouts:
-    """Seconds. first_byte: request to first byte of the body; idle: silence after it; total: whole answer; None: no limit.
-    soonest: the least of these three. Not to be changed.
+    """Seconds. first_byte_s: request to first byte of the body; idle_s: silence after it; total_s: whole answer; None: no limit.
+    soonest_s: the least of these three. Not to be changed.
     """
 
     __slots__ = ("connect_s", "first_byte_s", "idle_s", "soonest_s", "total_s")

@@ -1,4 +1,4 @@
-"""The metrics of this feature."""
+"""Metrics of the feature `ledger`, as its declaration names them."""
 
 from __future__ import annotations
 

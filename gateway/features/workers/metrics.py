@@ -1,4 +1,4 @@
-"""The metrics of this feature."""
+"""Metrics of the feature `workers`, as its declaration names them."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class RequestHead:
         self.coding = "" if coding in ("", "identity") else CODINGS.get(coding, UNKNOWN_CODING)
         expect = fields.get("Expect")
         if expect is not None and expect.lower() != "100-continue":
-            raise invalid_http("the expectation is not known")
+            raise GatewayError(417, "invalid_http", "The only known expectation is 100-continue (the header Expect).")
         self.expects = expect is not None and http11
         self.simple = http11 and target.startswith(b"/") and fields.distinct
         self.upstream_lines: bytes | None = None

@@ -26,10 +26,10 @@ def parse_bound(text: str) -> PeriodBound:
     if found := _DURATION.fullmatch(text):
         return int(found[1]) * _SECONDS[found[2]]
     try:
-        parse_bound = datetime.datetime.fromisoformat(text)
+        time = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise PeriodError(f"{EXPECTED} is expected, got {text[:40]!r}") from None
-    return parse_bound if parse_bound.tzinfo else parse_bound.replace(tzinfo=datetime.UTC)
+    return time if time.tzinfo else time.replace(tzinfo=datetime.UTC)
 
 
 def period(since: PeriodBound, until: PeriodBound | None, now: float) -> Period:
@@ -45,8 +45,8 @@ def period(since: PeriodBound, until: PeriodBound | None, now: float) -> Period:
     return Period(begin, end)
 
 
-def _milliseconds(parse_bound: PeriodBound, now: float) -> int:
+def _milliseconds(bound: PeriodBound, now: float) -> int:
     """Unix milliseconds, limited to the years 1970 to 9999."""
-    if isinstance(parse_bound, datetime.datetime):
-        return min(max(0, (parse_bound - _EPOCH) // datetime.timedelta(milliseconds=1)), LAST_MS)
-    return max(0, int(now * 1000) - parse_bound * 1000)
+    if isinstance(bound, datetime.datetime):
+        return min(max(0, (bound - _EPOCH) // datetime.timedelta(milliseconds=1)), LAST_MS)
+    return max(0, int(now * 1000) - bound * 1000)
