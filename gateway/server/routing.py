@@ -87,7 +87,7 @@ class Routes:
         return self._write(request, answer) if isinstance(answer, Response) else answer
 
     def _handler(self, request: HttpRequest) -> Handler:
-        """The handler of a request; of a method that its path does not take, an answer 405. O(routes). Raises GatewayError 404."""
+        """The handler of a request; it answers 405 if the path takes other methods. O(routes). Raises GatewayError 404."""
         allowed = set[str]()
         for pattern, route in self._routes:
             if found := pattern.fullmatch(request.path):

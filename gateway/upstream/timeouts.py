@@ -11,7 +11,7 @@ CONNECT_S: Final = 2.0  # to open a connection: TCP repeats a lost packet after 
 
 
 class UpstreamTimeouts:
-    """Seconds. first_byte_s: request to first byte of the body; idle_s: silence after it; total_s: whole answer; None: no limit.
+    """first_byte_s: request to first byte of the body; idle_s: silence after it; total_s: whole answer, None: no limit;
     soonest_s: the least of these three. Not to be changed.
     """
 

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one = add(name, text, run)
         one.add_argument("id", metavar="ID", help="id of the key: the 8 characters after `wr-`")
         if name == "rotate":
-            grace = "validity of the old secret, such as 30m, 24h or 7d, at most 30d; 0s: it is invalid at once (default: %(default)s)"
+            grace = "validity of the old secret, such as 30m, 24h or 7d, at most 30d; 0s: none (default: %(default)s)"
             one.add_argument("--grace", metavar="TIME", type=_seconds, default=_GRACE, help=grace)
 
 

@@ -81,4 +81,5 @@ async def test_the_first_route_with_path_and_method_is_taken(method: str, path: 
     ):
         assert (answer.status, wanted in await answer.read()) == (status, True)
         assert answer.headers.get("Retry-After") == ("7" if status == 409 else None)
-        assert answer.headers.get("Allow") == {"/items/7": "GET, HEAD, POST", "/stream": "GET"}.get(path if status == 405 else "")
+        if status == 405:
+            assert answer.headers["Allow"] == ("GET" if path == "/stream" else "GET, HEAD, POST")
