@@ -18,6 +18,9 @@ OUT_OF_RESOURCES: Final = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, 
 RETRY_S: Final = 2  # a Retry-After while replicas are probed
 NAMED: Final = 20  # models, replicas or pools in a text that lists them, of possibly thousands
 
+INSUFFICIENT_QUOTA: Final = "insufficient_quota"  # a spent budget: 429, but repeating the request is useless
+_PASSING: Final = frozenset([408, 409, 425, 429])  # errors of the client that a repetition may cure
+
 CLIENT_LEFT: Final = 499  # nginx's status of a request whose client disconnected before its answer; never sent
 
 
@@ -59,6 +62,26 @@ class GatewayError(Exception):
         return GatewayError(
             self.status, self.code, self.message, param=self.param, retry_after_s=self.retry_after_s, public=self.public
         )
+
+    @property
+    def permanent(self) -> bool:
+        """True if the same request would get the same answer again."""
+        return self.status < 500 and (self.status not in _PASSING or self.code == INSUFFICIENT_QUOTA)
+
+    @property
+    def retry_headers(self) -> dict[str, str]:
+        """Headers that tell clients when to repeat the request, or that this is useless. Claude Code repeats a plain 401 ten
+        times.
+        """
+        headers = {"x-should-retry": "false"} if self.permanent else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        return headers
+
+    @property
+    def retry_lines(self) -> bytes:
+        """`retry_headers` as lines of a head."""
+        return "".join([f"{name}: {value}\r\n" for name, value in self.retry_headers.items()]).encode("ascii")
 
     @property
     def fault(self) -> str:

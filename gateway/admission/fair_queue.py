@@ -130,9 +130,9 @@ class ReleaseRate:
         self._seconds += now - self._since
         self._since = now
 
-    def seconds_until(self, slots: int, now: float) -> float:
-        """Expected seconds until this number of slots has come free, if all are taken now."""
-        return slots * (self._seconds + now - self._since) / self._releases
+    def seconds_to_next(self, now: float) -> float:
+        """Expected seconds until a slot comes free, if all are taken now."""
+        return (self._seconds + now - self._since) / self._releases
 
     def __repr__(self) -> str:
         return f"<ReleaseRate {self._releases / self._seconds:.3g}/s>"

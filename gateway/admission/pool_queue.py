@@ -11,7 +11,8 @@ finds a free slot overtakes nobody, and most requests cost one comparison. A rel
 A waiter gets its outcome through a future. If its client disconnects, it leaves the queue, or releases the slot that it has
 just received.
 
-Retry-After is the expected waiting time behind the present queue, from the latest rate at which slots came free.
+Retry-After is the expected waiting time of the queue's first request, from the latest rate at which slots came free: a client
+that returns is the last in the queue again, so it should return as soon as the queue moves.
 
 Processes that share a pool have a queue each, and learn with a delay how many slots the others use (`set_remote_inflight`). The
 bound may be exceeded by the requests admitted concurrently during that delay.
@@ -193,7 +194,7 @@ class Admission:
     def _rejection(self, reason: str) -> GatewayError:
         self.refused[reason] += 1
         least, most = RETRY_S
-        seconds = math.ceil(min(most, max(least, self._rate.seconds_until(len(self._queue) + 1, self._clock()))))
+        seconds = math.ceil(min(most, max(least, self._rate.seconds_to_next(self._clock()))))
         state = f"{self.taken} running, {len(self._queue)} waiting"
         if reason == QUEUE_TIMEOUT:
             what, code = f"The request has waited too long for a replica ({state})", "queue_timeout"

@@ -10,8 +10,7 @@ from gateway.errors import GatewayError
 
 def error_lines(error: GatewayError) -> bytes:
     """Header lines of an error."""
-    retry = b"" if error.retry_after_s is None else b"Retry-After: %d\r\n" % error.retry_after_s
-    return b"Content-Type: application/json\r\n" + retry
+    return b"Content-Type: application/json\r\n" + error.retry_lines
 
 
 def raw_response(error: GatewayError) -> bytes:

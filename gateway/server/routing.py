@@ -20,7 +20,6 @@ log = logging.getLogger("warmroute.gateway")
 
 JSON: Final = "application/json"
 PARAMETER: Final = re.compile(r"\{([a-z_]+)(?::([^}]+))?\}")  # of a path
-_NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 @dataclass(slots=True)
@@ -120,5 +119,4 @@ def _refusal(methods: str) -> Handler:
 
 
 def error_response(error: GatewayError) -> Response:
-    headers = _NO_HEADERS if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    return Response(error_body(error), error.status, headers=headers)
+    return Response(error_body(error), error.status, headers=error.retry_headers)

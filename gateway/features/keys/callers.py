@@ -1,10 +1,13 @@
 """Identifies callers by API keys and by tokens of OIDC issuers.
 
     Authorization: Bearer KEY ─┐
-                               ├─ both: must be equal ──► sha256 ──► key ──► Caller with the key's tenant
+                               ├─ both: the only one of our form ──► sha256 ──► key ──► Caller with the key's tenant
     X-Api-Key: KEY ────────────┘
     a token (JWT) of an issuer in place of a key ──► Caller with the token's tenant (`features/keys/tokens/`)
     no credentials ──► 401, or a caller without a tenant if keys are optional
+
+Clients that are logged in with their vendor send that login beside our key. Two different credentials are refused if both have
+the form of ours.
 
 With keys, headers cannot set the tenant. If keys are optional, clients may send any string as a key, because SDKs require one.
 Only strings in the form of our keys, or of tokens of our issuers, must then be valid, so that a client notices a revoked key.
@@ -104,11 +107,20 @@ class KeyHolders(Callers):
         return grant
 
     def _credentials(self, headers: Headers) -> str:
-        """The credentials in the headers; "" if there are none. Raises GatewayError 400 for two different ones."""
+        """The credentials in the headers; "" if there are none. Raises GatewayError 400 for two that may be ours."""
         found = credentials_of(headers)
+        if len(found) > 1:
+            found = [each for each in found if self._may_be_ours(each)] or found[:1]
         if len(found) > 1:
             raise self._refused("ambiguous", ambiguous())
         return found[0] if found else ""
+
+    def _may_be_ours(self, credentials: str) -> bool:
+        """True for the form of our keys, for known keys (a keys file may have any), and for tokens of our issuers."""
+        keys = self._keys
+        if credentials.startswith(PREFIX) or (keys.tokens is not None and keys.tokens.may_be_ours(credentials)):
+            return True
+        return len(credentials) <= MAX_CHARS and keys.ring.find(digest_of(credentials), keys.wall_clock()) is not None
 
     def _refused(self, reason: str, error: GatewayError) -> GatewayError:
         self._metrics.refused.add((reason,))

@@ -31,7 +31,7 @@ from gateway.config.source import ConfigSource
 from gateway.database.failures import StoreFailed
 from gateway.database.places import LEDGER_FILE, with_path
 from gateway.database.steadiness import Steadiness
-from gateway.errors import GatewayError
+from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.keys.file import read_keys
 from gateway.features.keys.limits.account import RETAINED_DAYS, KeyLimits, Total, merged
 from gateway.features.keys.limits.calendar import Calendar
@@ -53,7 +53,7 @@ FILE: Final = "keys.sqlite"
 POLL_S: Final = 1.0
 ALL_S: Final = 60.0  # between two checks for keys deleted from the database
 REASONS: Final = ("missing", "unknown", "revoked", "expired", "ambiguous", "claims", "issuer")  # why a key or token is refused
-CODES: Final = ("rate_limit_exceeded", "insufficient_quota")  # error codes of exceeded limits
+CODES: Final = ("rate_limit_exceeded", INSUFFICIENT_QUOTA)  # error codes of exceeded limits
 _PROCESS_BYTES: Final = 6
 _BEFORE_ALL: Final = (-1, "", "", "")  # cursor before the first spending row; nothing has been read
 _NOTHING_FOUND: Final = (0, "", "", "")  # cursor after a complete read of an empty table

@@ -51,9 +51,7 @@ class Replies:
             record.sender.client = exchange.request.lease.account.client  # lets operators find clients that guess keys
         if error.status == UNAUTHORIZED:
             lines += b"WWW-Authenticate: Bearer\r\n"
-        if error.retry_after_s is not None:
-            lines += b"Retry-After: %d\r\n" % error.retry_after_s
-        return self.begin(exchange, error.status, body, lines)
+        return self.begin(exchange, error.status, body, lines + error.retry_lines)
 
     def bug(self, exchange: Exchange) -> ClientReply:
         """The answer to a request that was ended by a bug."""

@@ -140,16 +140,16 @@ def test_a_queue_shows_its_waiters() -> None:
 
 def test_the_pace_is_that_of_full_times_and_forgets() -> None:
     rate = ReleaseRate()
-    assert rate.seconds_until(3, 0.0) == 3.0
+    assert rate.seconds_to_next(0.0) == 1.0
     rate.saturated(1000.0)
     for number in range(1, 1000):
         rate.released(1000.0 + number / 10)
-    assert rate.seconds_until(20, 1099.9) == pytest.approx(2.0, rel=0.05)
-    assert rate.seconds_until(20, 1199.9) > 20, "nothing has come free for long"
+    assert rate.seconds_to_next(1099.9) == pytest.approx(0.1, rel=0.05)
+    assert rate.seconds_to_next(1199.9) > 1, "nothing has come free for long"
     rate.saturated(9000.0)
     for number in range(1, 200):
         rate.released(9000.0 + number * 2)
-    assert rate.seconds_until(1, 9398.0) == pytest.approx(2.0, rel=0.1)
+    assert rate.seconds_to_next(9398.0) == pytest.approx(2.0, rel=0.1)
     assert repr(rate) == "<ReleaseRate 0.506/s>"
 
 
@@ -358,8 +358,8 @@ def test_one_tenant_with_many_does_not_hold_up_another(world: World) -> None:
 def test_a_request_that_finds_the_queue_full_is_refused(world: World) -> None:
     world.come(*"abcde")
     (error,) = world.refused
-    assert (error.status, error.code, error.retry_after_s) == (429, "overloaded", 4)
-    assert error.message == "The replicas are overloaded (1 running, 3 waiting). Retry after 4 s."
+    assert (error.status, error.code, error.retry_after_s) == (429, "overloaded", 1)
+    assert error.message == "The replicas are overloaded (1 running, 3 waiting). Retry after 1 s."
     assert world.admission.refused == dict(zip(REASONS, (1, 0), strict=True))
 
 
@@ -392,16 +392,27 @@ def test_a_request_that_waits_too_long_is_refused(world: World) -> None:
     assert world.admission.refused == dict(zip(REASONS, (0, 1), strict=True))
 
 
-def test_retry_after_follows_the_pace_and_stays_in_its_bounds(world: World) -> None:
+def test_retry_after_is_the_wait_of_the_first_and_stays_in_its_bounds(world: World) -> None:
+    """Not of the whole queue: who returns is its last again."""
+    world.come(*"aaaa")
+    for _ in range(100):
+        world.release()
+        world.settle(1.9)
+        world.come("a")
+    world.come("a")
+    assert world.refused.pop().retry_after_s == 2, "a place each 1.9 s, and three wait"
+    world.settle(10_000.0)
+    assert {error.retry_after_s for error in world.refused} == {60}
+
+
+def test_retry_after_is_at_least_a_second(world: World) -> None:
     world.come(*"aaaa")
     for _ in range(100):
         world.release()
         world.settle(0.01)
         world.come("a")
     world.come("a")
-    assert world.refused.pop().retry_after_s == 1, "four places at a hundred a second"
-    world.settle(10_000.0)
-    assert [error.retry_after_s for error in world.refused] == [60, 60, 60]
+    assert world.refused.pop().retry_after_s == 1
 
 
 def test_idle_times_do_not_count_as_slow(world: World) -> None:
@@ -412,7 +423,7 @@ def test_idle_times_do_not_count_as_slow(world: World) -> None:
     world.release()
     world.settle(10_000.0)
     world.come(*"aaaaa")
-    assert world.refused.pop().retry_after_s == 2, "a belief of one second, and two that took none"
+    assert world.refused.pop().retry_after_s == 1, "a belief of one second, and two that took none"
     world.leave()
     world.admission.resize(max_inflight=2, max_queue=3, queue_s=10.0)
     world.come("a")

@@ -29,7 +29,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from typing import Final
 
-from gateway.errors import GatewayError
+from gateway.errors import INSUFFICIENT_QUOTA, GatewayError
 from gateway.features.keys.limits.account import Day, KeyAccount, KeyLimits, SpentTotals, Total
 
 DAY_S: Final = 86_400
@@ -211,7 +211,7 @@ class Limiter:
             text = (
                 f"The budget of the key {account.id} for this {period} is spent. The next {period} (UTC) starts a new budget."
             )
-            raise GatewayError(429, "insufficient_quota", text, retry_after_s=_ceil(min(ends_s, MAX_RETRY_S)))
+            raise GatewayError(429, INSUFFICIENT_QUOTA, text, retry_after_s=_ceil(min(ends_s, MAX_RETRY_S)))
         reserved = account.reserved
         admitted = sum(account.admitted) if self._processes > 1 else 0
         if not money or not (reserved or admitted):

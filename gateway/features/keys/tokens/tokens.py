@@ -83,6 +83,11 @@ class Tokens:
                 self._grants.popitem(last=False)
         return verdict
 
+    def may_be_ours(self, credentials: str) -> bool:
+        """True for a token that names one of these issuers, valid or not. O(characters)."""
+        token_claims = unverified_claims(credentials)
+        return token_claims is not None and token_claims.issuer in self._by_issuer
+
     async def look_up(self, token: str) -> None:
         """Waits for the key of this token if the key is unknown."""
         if digest_of(token) in self._grants:

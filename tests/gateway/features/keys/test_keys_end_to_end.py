@@ -90,6 +90,49 @@ async def test_two_keys_are_refused(tmp_path: Path) -> None:
         assert len(replica.requests) == 1
 
 
+@pytest.mark.parametrize("own", ["Authorization", "X-Api-Key"])
+async def test_a_login_at_the_vendor_beside_our_key_is_no_second_key(tmp_path: Path, own: str) -> None:
+    """Desktop clients send both, and only one of them can be ours; no replica sees either."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run)
+        login = "sk-ant-oat01-abc"
+        pair = {"Authorization": f"Bearer {key}", "X-Api-Key": login}
+        if own == "X-Api-Key":
+            pair = {"Authorization": f"Bearer {login}", "X-Api-Key": key}
+        assert (await run.post(headers=pair))[0] == 200
+        assert login not in str(replica.requests[-1].headers)
+        wrong = {name: value.replace(key, key[:-1] + "x") for name, value in pair.items()}
+        status, _, answer = await run.post(headers=wrong)
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        both = {"Authorization": f"Bearer {login}", "X-Api-Key": "sk-ant-api03-abc"}
+        assert (await run.post(headers=both))[0] == 401
+
+
+async def test_a_repetition_is_declined_where_it_is_useless(tmp_path: Path) -> None:
+    """Claude Code repeats a plain 401 for minutes; a limit per minute is worth a repetition, a spent budget is not."""
+    async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        limited, spent = [(await made(run, **each))[1] for each in ({"requests_per_minute": 1}, {"budget_usd_day": 0.000001})]
+        other = (await made(run, models=["other"]))[1]
+        await run.post(headers=bearer(limited))
+        await run.post(headers=bearer(spent))
+        found = [
+            await run.post(headers=bearer("wr-guess")),
+            await run.post(headers=bearer(other)),
+            await run.post({**BODY, "messages": 1}, headers=bearer(other)),
+            await run.post(headers=bearer(spent)),
+            await run.post(headers=bearer(limited)),
+        ]
+        assert [(status, headers.get("x-should-retry")) for status, headers, _ in found] == [
+            (401, "false"),
+            (403, "false"),
+            (400, "false"),
+            (429, "false"),
+            (429, None),
+        ]
+        assert found[3][2]["error"]["code"] == "insufficient_quota"
+        assert (await run.get("/v1/models"))[1]["x-should-retry"] == "false"
+
+
 async def test_official_clients_read_the_errors(tmp_path: Path) -> None:
     async with FakeReplica([answers()], listing=models("m")) as replica, keyed(tmp_path, replica) as run:
         _, key = await made(run, requests_per_minute=1, models=["m"])
