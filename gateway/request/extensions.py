@@ -2,7 +2,8 @@
 
     begun ── identify ── parse ── answerers ── preparers ── admit ──────── choose ─────────── attempt ── deliver ── settle
                                                             entering       explainers         fallback   delivered  observers
-                                                            waited         chosen             forms
+                                                            upgrading      chosen             forms     answered
+                                                            waited
 
 Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty list costs
 a truth test. A GatewayError from one of them ends the request with that answer. A feature keeps its own state in a slot
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 
+from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 from gateway.fleet.directory import Target
 from gateway.request.client import ClientReply
@@ -25,6 +27,7 @@ from router.native import mypyc_attr
 Phase = Callable[[Exchange], None]
 Wanted = Callable[[Exchange], bool]
 Chosen = Callable[[Exchange, Collection[str], float], None]
+Answered = Callable[[Exchange, Usage | None], None]
 
 
 class Answerer:
@@ -96,13 +99,15 @@ class FallbackRoute:
 class Extensions:
     """The lists of extensions (see the module).
 
-    begun: a request has arrived; only its head is known. entering: its pool is known, and it does not wait yet. waited: it has
-    a slot, after a wait. chosen: it is booked, among these candidates, at this reading of the clock. forms: asked in turn
-    before each attempt for the form that its replica needs; None: another one, or the native form. delivered: its answer was
-    sent, complete or not.
+    begun: a request has arrived; only its head is known. entering: its pool is known, and it does not wait yet. upgrading:
+    likewise, for a session (a WebSocket to a replica) only. waited: it has a slot, after a wait. chosen: it is booked, among
+    these candidates, at this reading of the clock. forms: asked in turn before each attempt for the form that its replica
+    needs; None: another one, or the native form. answered: in a session, an answer has passed, with this usage; None: it was
+    not readable. A GatewayError ends the session. delivered: its answer was sent, complete or not.
     """
 
     __slots__ = (
+        "answered",
         "answerers",
         "begun",
         "chosen",
@@ -112,6 +117,7 @@ class Extensions:
         "fallback",
         "forms",
         "preparers",
+        "upgrading",
         "waited",
     )
 
@@ -120,9 +126,11 @@ class Extensions:
         self.answerers: list[Answerer] = []
         self.preparers: list[Preparer] = []
         self.entering: list[Phase] = []
+        self.upgrading: list[Phase] = []
         self.waited: list[Phase] = []
         self.explainers: list[Explainer] = []
         self.chosen: list[Chosen] = []
         self.forms: list[FormOf] = []
+        self.answered: list[Answered] = []
         self.delivered: list[Phase] = []
         self.fallback: FallbackRoute | None = None

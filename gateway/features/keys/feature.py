@@ -30,6 +30,7 @@ def install(core: Core) -> None:
     core.extensions.entering.append(phases.enter)
     core.extensions.waited.append(phases.waited)
     core.extensions.chosen.append(phases.reserve)
+    core.extensions.answered.append(phases.answered)
     core.observers.append(LimitSettlement(keys))
     core.upstream.strips_keys = True
     core.work.starts.append(keys.begin)

@@ -2,7 +2,8 @@
 settles the actual use at the end (an observer).
 
 The price of a running request is estimated from the router's count of its prompt, the expected cached tokens, and an answer as
-long as the key's longest recent one.
+long as the key's longest recent one. In a session (a WebSocket to a replica), each answer is counted when it has passed, and
+its price is reserved for the next one. An answer without readable usage counts as the reserved one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gateway.accounting.consumed import Consumption
+from gateway.accounting.consumed import NOTHING_PREDICTED, Consumption, consumed
 from gateway.accounting.meter import Meter
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
@@ -65,7 +66,7 @@ class LimitPhases:
     def reserve(self, exchange: Exchange, _live: Collection[str], _now: float) -> None:
         """Reserves the estimated tokens and money before the request is sent. Raises GatewayError 429."""
         keys, reservation, api, booking = self._keys, RESERVATION.get(exchange.record), exchange.api, exchange.booking
-        if reservation is None or not api.metered:
+        if reservation is None or not (api.metered or exchange.request.upgrades):
             return
         prompt = booking.decision.prompt_tokens
         cached = min(max(0, booking.chosen.matched_tokens), prompt)
@@ -79,6 +80,23 @@ class LimitPhases:
             self._metrics.limited.add((error.code,))
             raise
 
+    def answered(self, exchange: Exchange, usage: Usage | None) -> None:
+        """Counts an answer in a session. Raises GatewayError 401 or 429 if there may be no other one."""
+        keys, reservation, grant = self._keys, RESERVATION.get(exchange.record), exchange.caller.grant
+        if reservation is not None:
+            tokens, output, money = reservation.output, reservation.output, reservation.money
+            if usage is not None:
+                used = consumed(usage, NOTHING_PREDICTED, 0, whole=True)
+                bill = self._meter.bill(exchange.api.model, used)
+                tokens, output, money = usage.prompt - used.cached, usage.completion, bill.total if bill else 0
+            try:
+                reservation.count(tokens, output, money, keys.moment())
+            except GatewayError as error:
+                self._metrics.limited.add((error.code,))
+                raise
+        if isinstance(grant, Grant):
+            grant.require_valid(keys.wall_clock())
+
 
 class LimitSettlement:
     """Replaces the reservation of a finished request by its actual use."""
@@ -90,6 +108,8 @@ class LimitSettlement:
         reservation, used, bill = RESERVATION.get(request), request.spent.consumed, request.spent.bill
         if reservation is None:
             return
+        if reservation.answers:  # of a session, counted one by one
+            used = bill = None
         uncached = used.usage.prompt - used.cached if used is not None else 0
         output = used.usage.completion if used is not None else 0
         money = bill.total if bill is not None else 0

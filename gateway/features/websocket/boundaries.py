@@ -6,9 +6,11 @@ After a read with more than MAX_FRAMES, parsing stops, and no frame can be appen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 MAX_FRAMES: Final = 4096
+CONTROLS: Final = 8  # opcodes of control frames, and above
 
 _CLOSE, _OPCODE, _MASKED, _LENGTH = 8, 0x0F, 0x80, 0x7F
 _LENGTHS: Final = {126: 2, 127: 8}
@@ -29,25 +31,36 @@ class FrameTap:
         """Parsing has stopped."""
 
 
+class MessageTap(FrameTap):
+    """Calls `messages` for each frame of a message."""
+
+    def __init__(self, messages: Callable[[], None]) -> None:
+        self._messages = messages
+
+    def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
+        if first & _OPCODE < CONTROLS:
+            self._messages()
+
+
 class Boundaries:
     """One direction of a WebSocket. closing: a close frame has passed. between: the passed bytes end with a complete frame.
-    tap: observes the frames.
+    lost: parsing has stopped. tap: observes the frames.
     """
 
     def __init__(self, tap: FrameTap | None = None) -> None:
         self._tap = tap or FrameTap()
         self.closing = False
-        self._lost = False
+        self.lost = False
         self._head = b""  # the incomplete head of a frame
         self._left = 0  # outstanding bytes of a payload
 
     @property
     def between(self) -> bool:
-        return not (self._lost or self._head or self._left)
+        return not (self.lost or self._head or self._left)
 
     def feed(self, data: bytes) -> None:
         """O(frames)."""
-        if self._lost:
+        if self.lost:
             return
         if self._head:
             data, self._head = self._head + data, b""
@@ -57,7 +70,7 @@ class Boundaries:
         while at < size:
             frames += 1
             if frames > MAX_FRAMES:
-                self._lost = True
+                self.lost = True
                 self._tap.lost()
                 return
             if size - at < 2:
@@ -80,4 +93,4 @@ class Boundaries:
             self._left += at - size
 
     def __repr__(self) -> str:
-        return f"<Boundaries {'lost' if self._lost else 'between' if self.between else 'within'} frames>"
+        return f"<Boundaries {'lost' if self.lost else 'between' if self.between else 'within'} frames>"

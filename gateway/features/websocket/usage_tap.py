@@ -4,35 +4,37 @@
 
 `Boundaries` parses the frames. A message is searched in place; only a message from several reads or frames is copied, up to
 MAX_EVENT bytes. An event's name appears literally in JSON; inside a string its quotes would be escaped. If a possible event
-could not be read (compressed, masked, too long, without usage), `unread` is set.
+could not be read (compressed, masked, too long, without usage), `unread` is set. `take` has each answer since the last call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import orjson
 
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage, token_count
-from gateway.features.websocket.boundaries import FrameTap
+from gateway.features.websocket.boundaries import CONTROLS, FrameTap
 
 MAX_EVENT: Final = 1 << 18
 
 _RESPONSE, _TRANSCRIPTION = "response.done", "transcription.done"  # OpenAI's, and vLLM's for transcription
 _MARKS: Final = (b'"response.done"', b'"transcription.done"')
 _LONGEST: Final = max(map(len, _MARKS)) - 1  # bytes of a mark that may be at the end of the previous piece
-_TEXT, _CONTROLS = 1, 8
+_TEXT: Final = 1
 _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
 
 
 class UsageTap(FrameTap):
-    """One session. usage: the sum so far; None: none was reported."""
+    """One session. usage: the sum so far; None: none was reported. messages: called for each frame of a message."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: Callable[[], None] = lambda: None) -> None:
         self.usage: Usage | None = None
         self.unread = False
+        self._messages = messages
+        self._answers = list[Usage | None]()
         self._left = 0  # outstanding bytes of the current frame
         self._in_message = False  # a readable text message has begun
         self._reading = False  # the current frame is part of a readable message
@@ -43,13 +45,15 @@ class UsageTap(FrameTap):
     def frame(self, first: int, second: int, length: int, data: bytes, begin: int, end: int) -> None:
         self._left = length - (end - begin)
         opcode = first & _OPCODE
-        if opcode >= _CONTROLS:
+        if opcode >= CONTROLS:
             self._reading = False
             return
+        self._messages()
         if opcode:  # a message begins
             readable = not (first & _RESERVED or second & _MASKED)
             self._in_message = opcode == _TEXT and readable
-            self.unread = self.unread or not readable
+            if not readable:
+                self._miss()
             self._held, self._searched = bytearray(), None
         if self._in_message and len(self._held) + length > MAX_EVENT:
             self._in_message = False
@@ -62,7 +66,17 @@ class UsageTap(FrameTap):
         self._piece(data, 0, end)
 
     def lost(self) -> None:
-        self.unread, self._reading = True, False
+        self._reading = False
+        self._miss()
+
+    def take(self) -> list[Usage | None]:
+        """The answers since the last call: their usage; None: a possible answer could not be read."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _miss(self) -> None:
+        self.unread = True
+        self._answers.append(None)
 
     def _piece(self, data: bytes, begin: int, end: int) -> None:
         if not self._reading:
@@ -86,7 +100,8 @@ class UsageTap(FrameTap):
         assert self._searched is not None
         text = self._searched + data[begin:end]
         if _marked(text, 0, len(text)):
-            self.unread, self._searched, self._reading = True, None, False
+            self._searched, self._reading = None, False
+            self._miss()
         else:
             self._searched = text[-_LONGEST:]
 
@@ -103,9 +118,10 @@ class UsageTap(FrameTap):
             return
         usage = usage_of(event.get("response") if kind == _RESPONSE else event)
         if usage is None:
-            self.unread = True
+            self._miss()
         else:
             self.usage = added(self.usage, usage)
+            self._answers.append(usage)
 
     def __repr__(self) -> str:
         return f"<UsageTap {self.usage!r}{', unread' if self.unread else ''}>"

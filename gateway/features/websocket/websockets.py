@@ -22,7 +22,7 @@ class WebSockets:
         live, running, lifecycle = core.live, core.running, core.lifecycle
         self._lifecycle = lifecycle
         self._responses = ResponsesSockets(live=live, lifecycle=lifecycle, parsing=core.parsing, running=running)
-        self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running)
+        self._tunnels = Tunnels(live=live, lifecycle=lifecycle, running=running, extensions=core.extensions)
 
     def wanted(self, request: HttpRequest) -> bool:
         """True if `serve` handles this request."""

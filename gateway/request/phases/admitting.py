@@ -52,6 +52,9 @@ class AdmitPhase:
                 grant.require_pool(target.pool)
             for enter in extensions.entering:
                 enter(exchange)
+            if exchange.request.upgrades:
+                for upgrade in extensions.upgrading:
+                    upgrade(exchange)
         target.require()
         if target.fallback is not None and extensions.fallback is not None and not api.refers:
             extensions.fallback.require_well(exchange)

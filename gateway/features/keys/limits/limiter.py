@@ -1,7 +1,7 @@
 """The use and reservations of all keys, checked against their limits. Pure: time is an argument.
 
     enter ──► reserve ──► settle         in this order; reserve again for each attempt, always settle
-      │         │           └─ release the reservation, count the actual use
+      │         │  └─ count ┴─ release the reservation, count the actual use; `count`: of one answer in a session
       │         └─ a replica is booked: reserve the uncached tokens and the price, as estimated
       └─ before the queue: count one request; refuse it at once if a limit is exhausted
 
@@ -54,15 +54,16 @@ class Moment:
 
 
 class Reservation:
-    """The reservation of one request. tokens, money: the reserved amounts."""
+    """The reservation of one request. tokens, money: the reserved amounts. answers: counted ones of a session."""
 
-    __slots__ = ("_limiter", "account", "money", "open", "tokens")
+    __slots__ = ("_limiter", "account", "answers", "money", "open", "tokens")
 
     def __init__(self, limiter: Limiter, account: KeyAccount) -> None:
         self._limiter = limiter
         self.account = account
         self.tokens = 0
         self.money = 0
+        self.answers = 0
         self.open = True
 
     @property
@@ -78,6 +79,12 @@ class Reservation:
     def reserve(self, tokens: int, money: int, moment: Moment) -> None:
         """Replaces the reserved amounts. tokens: uncached. Raises GatewayError 429."""
         self._limiter.reserve(self, max(0, tokens), max(0, money), moment)
+
+    def count(self, tokens: int, output: int, money: int, moment: Moment) -> None:
+        """Counts an answer in a session, each but the first as a request, and reserves its price again, for the next one.
+        Raises GatewayError 429 if there may be no next one.
+        """
+        self._limiter.count(self, max(0, tokens), output, max(0, money), moment)
 
     def settle(self, tokens: int, output: int, money: int, moment: Moment, *, served: bool = True) -> None:
         """Ends the reservation and counts the use: uncached tokens, tokens of the answer, picodollars. served: False if the
@@ -156,12 +163,28 @@ class Limiter:
                 self._recent.append(account)
             account.admitted[0] += money
 
+    def count(self, reservation: Reservation, tokens: int, output: int, money: int, moment: Moment) -> None:
+        """See Reservation."""
+        account = reservation.account
+        self._spend(reservation, tokens, output, money, moment)
+        reservation.tokens = 0  # they are used
+        if reservation.answers:
+            account.own.requests += 1
+            if account.requests is not None:
+                account.requests.take(1, moment.now)
+        reservation.answers += 1
+        self.require(account.id, account.limits, moment)
+        self._set_reserved(reservation, 0, money, moment.now)
+
     def settle(self, reservation: Reservation, tokens: int, output: int, money: int, moment: Moment) -> None:
         """See Reservation."""
+        self._spend(reservation, tokens, output, money, moment)
+        reservation.account.open -= 1
+
+    def _spend(self, reservation: Reservation, tokens: int, output: int, money: int, moment: Moment) -> None:
         account = reservation.account
         self._set_reserved(reservation, tokens, 0, moment.now)
         account.spend(moment.day, money)
-        account.open -= 1
         account.output = max(float(output), account.output * _OUTPUT_DECAY)
 
     def uncount_request(self, account: KeyAccount, now: float) -> None:

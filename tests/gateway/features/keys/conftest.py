@@ -16,7 +16,7 @@ PRICES = {"m": {"input": 1.0, "output": 1.0, "cached_input": 0.1}}
 
 @contextlib.asynccontextmanager
 async def keyed(
-    folder: Path, *replicas: FakeReplica, keys: dict[str, Any] | None = None, **config: Any
+    folder: Path, *replicas: FakeReplica | str, keys: dict[str, Any] | None = None, **config: Any
 ) -> AsyncIterator[Running]:
     """With a new database in this folder."""
     section = {"url": f"sqlite:///{folder}/keys.sqlite", **(keys or {})}

@@ -15,6 +15,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 
+from gateway.features.websocket.tunnel import SHARE
 from tests.gateway.conftest import Running, eventually, running
 from tests.gateway.features.websocket.test_responses_socket import (
     closed,
@@ -250,3 +251,29 @@ async def test_web_pages_and_early_bytes_are_refused() -> None:
         evil = handshake(run, Origin="https://evil.example").replace(b"/v1/responses", b"/v1/realtime?model=m")
         assert (await exchange(run, evil))[0] == 403
         await nothing_held(run)
+
+
+async def test_pings_are_no_messages() -> None:
+    """A session in which only pings pass ends; what the client has asked may take `first_byte_s`."""
+    silent = {"idle_s": 0.5, "first_byte_s": 600}
+    async with RealtimeReplica(echo).up() as replica, running(replica.url, timeouts=silent) as run:
+        async with dial(run, ping_interval=0.1) as client:
+            assert await closed(client) == (1000, "no message for 0.5 s")
+        await nothing_held(run)
+        assert run.gateway.router.ledger.open_leases == 0
+
+
+async def test_one_client_has_a_share_of_a_pools_sessions() -> None:
+    """A quarter; its other requests, and other clients, have the rest."""
+    async with RealtimeReplica(echo).up() as replica:
+        pool = {"replicas": [replica.url], "max_inflight": 2 * SHARE}
+        async with running(pools=[pool]) as run:
+            async with dial(run) as first, dial(run):
+                with pytest.raises(InvalidStatus, match="429"):
+                    await dial(run)
+                await first.close()
+                await eventually(lambda: run.gateway.router.ledger.open_leases == 1)
+                async with dial(run) as third:
+                    await third.send("hello")
+                    assert await third.recv() == "hello"
+            await nothing_held(run)

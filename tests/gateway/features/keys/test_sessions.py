@@ -1,0 +1,132 @@
+"""What realtime sessions use counts against their key while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import InvalidStatus
+
+from gateway.features.keys.keys import Keys
+from gateway.features.websocket.boundaries import MAX_FRAMES
+from gateway.features.websocket.frames import POLICY
+from tests.gateway.conftest import Running, eventually
+from tests.gateway.features.keys.conftest import bearer, keyed, made
+from tests.gateway.features.websocket.test_frames import masked
+from tests.gateway.features.websocket.test_responses_socket import closed
+from tests.gateway.features.websocket.test_tunnel import RealtimeReplica, dial
+from tests.gateway.features.websocket.test_usage_tap import done, text
+
+PRICES = {"m": {"input": 1.0, "cached_input": 1.0, "output": 1.0}}
+A_PRICE = 100_000 / 1e6  # of one answer
+
+
+async def session(connection: ServerConnection) -> None:
+    """An answer for each message; for "none" one without usage."""
+    async for message in connection:
+        event = {"type": "response.done", "response": {}} if message == "none" else done(90_000, 10_000, 0)
+        await connection.send(text(event).decode())
+
+
+async def asked(client: ClientConnection, message: str = "go") -> None:
+    await client.send(message)
+    await client.recv()
+
+
+def account(run: Running, id_: str) -> Any:
+    found = run.gateway[Keys].limiter.account(id_)
+    assert found is not None
+    return found
+
+
+async def test_an_answer_counts_when_it_passes_and_the_last_one_ends_the_session(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        id_, key = await made(run, budget_usd_day=2.5 * A_PRICE)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            await asked(client)
+            moment = run.gateway[Keys].moment()
+            spent = account(run, id_).spent(moment.day)
+            assert spent == round(A_PRICE * 1e12)
+            assert account(run, id_).reserved == spent, "as much is reserved for the next one"
+            await asked(client)
+            await asked(client)
+            code, reason = await closed(client)
+            assert (code, "budget" in reason) == (POLICY, True)
+        await eventually(lambda: account(run, id_).open == 0)
+        assert account(run, id_).spent(moment.day) == round(3 * A_PRICE * 1e12), "nothing twice"
+        assert account(run, id_).reserved == 0
+        with pytest.raises(InvalidStatus, match="429"):
+            await dial(run, additional_headers=bearer(key))
+    line = request_lines()[0]
+    assert (line["status"], line["prompt_tokens"], "budget" in line["error"]) == (101, 270_000, True)
+
+
+async def test_sessions_reserve_before_they_begin(tmp_path: Path) -> None:
+    """An answer of the usual length costs more than half of the budget."""
+    async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        _, key = await made(run, budget_usd_day=0.0015)
+        async with dial(run, additional_headers=bearer(key)):
+            with pytest.raises(InvalidStatus, match="429"):
+                await dial(run, additional_headers=bearer(key))
+
+
+@pytest.mark.parametrize(
+    ("settings", "answers"), [({"requests_per_minute": 3}, 4), ({"uncached_tokens_per_minute": 50_000}, 1)], ids=str
+)
+async def test_limits_per_minute_hold_within_a_session(tmp_path: Path, settings: dict[str, Any], answers: int) -> None:
+    """The first answer is the request of the handshake."""
+    async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url) as run:
+        _, key = await made(run, **settings)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            for _ in range(min(answers, 3)):
+                await asked(client)
+            assert (await closed(client))[0] == POLICY
+
+
+async def test_an_answer_without_usage_costs_what_was_reserved(tmp_path: Path) -> None:
+    async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        id_, key = await made(run, budget_usd_day=1.0)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            await asked(client)
+            await asked(client, "none")
+            assert account(run, id_).spent(run.gateway[Keys].moment().day) == round(2 * A_PRICE * 1e12)
+
+
+async def test_a_flood_in_which_usage_could_hide_ends_the_session(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Pings of the client, whose pongs come at once from the replica."""
+    go = asyncio.Event()
+
+    async def flooding(connection: ServerConnection) -> None:
+        await connection.recv()
+        connection.transport.write(b"\x8a\x00" * (2 * MAX_FRAMES))
+        await go.wait()
+
+    async with RealtimeReplica(flooding).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        id_, key = await made(run, budget_usd_day=1.0)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            client.transport.write(masked(1, b"go"))
+            await closed(client)
+            go.set()
+        await eventually(lambda: account(run, id_).open == 0)
+        assert account(run, id_).spent(run.gateway[Keys].moment().day) > 0
+    assert "frames" in request_lines()[0]["error"]
+
+
+async def test_a_revoked_key_has_no_further_answer(tmp_path: Path) -> None:
+    async with RealtimeReplica(session).up() as replica, keyed(tmp_path, replica.url) as run:
+        id_, key = await made(run)
+        async with dial(run, additional_headers=bearer(key)) as client:
+            await asked(client)
+            async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as revoked:
+                assert revoked.status == 200
+            await asked(client)
+            assert await closed(client) == (POLICY, f"The key {id_} was revoked.")
