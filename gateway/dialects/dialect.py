@@ -24,6 +24,7 @@ from typing import ClassVar
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.diagnosis import Fingerprint
 from gateway.dialects.finished_answer import AnswerAssembler, FinishedAnswer
+from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
@@ -294,6 +295,12 @@ class Dialect(Answers):
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         """The body of an error. request_id: for dialects whose errors name it."""
         raise NotImplementedError
+
+    def full_context_error(self, full: FullContext, body: bytes, request_id: str) -> bytes:
+        """An engine's error about a full context, in the words of this API. body: the error in its shape, from the engine or
+        translated.
+        """
+        return body
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         """An event in mid-stream at which the dialect's official clients raise. None: there is none, and the connection is to

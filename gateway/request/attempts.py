@@ -29,6 +29,7 @@ from typing import Final, Protocol
 
 from gateway.dialects.dialect import StreamOpening
 from gateway.dialects.excerpt import excerpt
+from gateway.dialects.full_context import MAX_READ, STATUSES, full_context
 from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.fleet.directory import Fleet
 from gateway.fleet.state import ReplicaState
@@ -379,6 +380,8 @@ class Attempts:
             if exchange.answers.translated:
                 error = await _begin_of(answer, _MAX_ERROR)
                 exchange.attempts.body = exchange.answers.error(answer.status, error)
+            if answer.status in STATUSES and exchange.api.metered:
+                _reword_full_context(exchange, state, await _begin_of(answer, MAX_READ + 1))
         return answer
 
     def _form(self, exchange: Exchange, state: ReplicaState, now: float) -> Form:
@@ -441,6 +444,16 @@ class Attempts:
         else:
             attempts.tail = answers.answer_tail(body)
         attempts.body = body
+
+
+def _reword_full_context(exchange: Exchange, state: ReplicaState, error: bytes) -> None:
+    """Set an engine's error about a full context in the words of the client's API. error: as the engine writes it."""
+    full = full_context(error)
+    if full is None:
+        return
+    full.complete(exchange.booking.decision.prompt_tokens, state.context_tokens)
+    attempts = exchange.attempts
+    attempts.body = exchange.dialect.full_context_error(full, attempts.body or error, exchange.record.id)
 
 
 def _nobody_can(exchange: Exchange) -> bool:

@@ -243,7 +243,7 @@ async def error_shapes(engine: Live, run: Running) -> str:
     try:
         await run.client.chat.completions.create(**too_long)
     except openai.BadRequestError as error:
-        return f"400 {getattr(error, 'type', '') or ''}".strip()
+        return f"400 {error.code}"
     return "cut by the engine"
 
 

@@ -10,7 +10,10 @@ import orjson
 from gateway.dialects.events.named import name_of
 from gateway.dialects.events.sse import object_of
 from gateway.dialects.excerpt import one_line
+from gateway.dialects.full_context import CODE, FullContext
 from gateway.errors import GatewayError, ReplicaFailure
+
+_LEAST_ROOM: Final = 4000  # tokens of an answer: with less room Claude Code does not ask for a shorter one, and the turn fails
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -56,3 +59,21 @@ def failure_of(event: bytes) -> ReplicaFailure | None:
     if not isinstance(error, dict) or error.get("type") in _CLIENTS:
         return None
     return ReplicaFailure("status", f"its error: {one_line(str(error.get('message')))}")
+
+
+def full_context_error(full: FullContext, request_id: str) -> bytes:
+    """The error of Anthropic's API about a full context. Clients parse its sentences: at the first they compact, at the second
+    they ask for a shorter answer.
+    """
+    prompt, most = full.prompt, full.most
+    room = min(_LEAST_ROOM, most // 4) if full.output else 0
+    if not most:
+        text = f"prompt is too long: {full.message}"
+    elif full.output and prompt + room < most:
+        text = (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {full.output} > {most}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+    else:
+        text = f"prompt is too long: {max(prompt, most - room + 1)} tokens > {most - room} maximum"
+    return error_body(GatewayError(400, CODE, text), request_id)

@@ -23,6 +23,7 @@ from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.finished_answer import AnswerAssembler
+from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.prompt.canonical import CanonicalPrompt
@@ -80,6 +81,9 @@ class Messages(Dialect):
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return errors.error_body(error, request_id)
+
+    def full_context_error(self, full: FullContext, body: bytes, request_id: str) -> bytes:
+        return errors.full_context_error(full, request_id)
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         return errors.error_event(error)

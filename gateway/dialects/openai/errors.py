@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
+from gateway.dialects.full_context import CODE, FullContext
 from gateway.errors import GatewayError
 
 
@@ -15,3 +18,12 @@ def error_of(error: GatewayError) -> dict[str, dict[str, str | None]]:
     """The error object of OpenAI's API."""
     kind = "invalid_request_error" if error.fault == "client" else "server_error"
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def full_context_error(full: FullContext, body: bytes) -> bytes:
+    """An engine's error with the code by which clients recognize a full context. Its message and its other members stay."""
+    answer: Any = orjson.loads(body)
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict):  # SGLang, TGI and Ollama write other shapes
+        answer, error = {}, {"message": full.message, "param": None}
+    return orjson.dumps({**answer, "error": {**error, "type": "invalid_request_error", "code": CODE}})

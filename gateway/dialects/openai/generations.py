@@ -8,9 +8,10 @@ from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOpening, StreamReader
 from gateway.dialects.finished_answer import AnswerAssembler
+from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation import TextContinuation
-from gateway.dialects.openai.errors import error_body
+from gateway.dialects.openai.errors import error_body, full_context_error
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
 from gateway.dialects.openai.stream import QUIET, ChatOpening, ChunkReader, begins_well
 from gateway.dialects.openai.usage import parse_usage
@@ -41,6 +42,9 @@ class GenerationBody(Dialect):
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)
+
+    def full_context_error(self, full: FullContext, body: bytes, request_id: str) -> bytes:
+        return full_context_error(full, body)
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         """The error, then [DONE], as vLLM writes it."""

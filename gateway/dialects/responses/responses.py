@@ -13,7 +13,8 @@ from gateway.dialects.body import json_object, model_of, salt_of, session_of, wa
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.finished_answer import AnswerAssembler
-from gateway.dialects.openai.errors import error_body, error_of
+from gateway.dialects.full_context import FullContext
+from gateway.dialects.openai.errors import error_body, error_of, full_context_error
 from gateway.dialects.passthrough import PassThrough
 from gateway.dialects.responses.ids import id_in, path_id, refers
 from gateway.dialects.responses.prompt import has_context, responses_prompt, runs_tools
@@ -69,6 +70,9 @@ class Responses(Dialect):
 
     def error_body(self, error: GatewayError, request_id: str = "") -> bytes:
         return error_body(error)
+
+    def full_context_error(self, full: FullContext, body: bytes, request_id: str) -> bytes:
+        return full_context_error(full, body)
 
     def error_event(self, error: GatewayError, reader: StreamReader | None) -> bytes | None:
         return _error_event(error, reader)
