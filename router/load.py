@@ -246,10 +246,13 @@ class Lease:
 
 
 class BookingLedger:
-    """All open leases, by replica. Operations are O(1). loads: of replicas that had bookings; `of` also returns others."""
+    """All open leases, by replica. Operations are O(1). loads: of replicas that had bookings; `of` also returns others.
+    starting: the times at which replicas have just come up.
+    """
 
     def __init__(self) -> None:
         self.loads: dict[str, ReplicaLoad] = {}
+        self.starting: dict[str, float] = {}
         self.rates = PrefillRates()
         self.turn_gap = Median(*TURN_GAP_S)
 
@@ -297,6 +300,11 @@ class BookingLedger:
         if load is None or not load.inflight:
             self.loads.pop(replica, None)
             self.rates.remove(replica)
+
+    def started(self, since: float) -> None:
+        """Forget the starts before `since`. O(replicas that start)."""
+        for name in [name for name, at in self.starting.items() if at <= since]:
+            del self.starting[name]
 
     @property
     def open_leases(self) -> int:

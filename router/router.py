@@ -34,6 +34,7 @@ from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
 from router.policies.policy import Policies
 from router.policies.table import POLICIES
+from router.pricing.cost import START_S
 from router.pricing.quotes import Quotes
 from router.pricing.replication import Rents
 from router.replication_log import Journal
@@ -98,6 +99,8 @@ class Router(Owner):
         To be called once a second. True if there may be more to do: call it again soon.
         """
         trie = self.trie
+        if self.ledger.starting:
+            self.ledger.started(now - START_S)
         if shrinking := trie.max_bytes > self._memory_bytes:
             trie.max_bytes = max(self._memory_bytes, min(trie.max_bytes, trie.needed_bytes) - SHRINK_BYTES)
         return trie.sweep(now) or shrinking
@@ -128,7 +131,12 @@ class Router(Owner):
         self._evidence.pop(name, None)
         self._forget(name)
         self.trie.remove_replica(name)
+        self.ledger.starting.pop(name, None)
         self.ledger.remove(name)
+
+    def came_up(self, name: str, now: float) -> None:
+        """A replica came up, or joined: it gets less new work for START_S (`pricing/cost.py`)."""
+        self.ledger.starting[name] = now
 
     def restarted(self, name: str) -> None:
         """A replica lost its cache."""

@@ -105,6 +105,7 @@ class Cost(NamedTuple):
     decode_s: float  # slowdown of its prefill by running sequences
     rent_s: float = 0.0  # discount on a copy: earlier waiting for lack of one (not above 0)
     session_s: float = 0.0  # discount for the session's expected tokens beyond the match (not above 0)
+    start_s: float = 0.0  # new work on a replica that has just come up
 
     @property
     def total_s(self) -> float:

@@ -3,8 +3,8 @@
     left:    live replicas that the request has not tried
     rested:  in `left`, and past their Retry-After                         if empty: all of `left`
     allowed: in `rested`, with a breaker that allows a request             if empty, or too many are open: all of `rested`
-    chosen:  in `allowed`: all replicas of full weight that have been up   if empty: all of `allowed`
-             for a while, and a random part of the others
+    chosen:  in `allowed`: all replicas of full weight, and a random       if empty: all of `allowed`
+             part of the others
 
 Each step may narrow the choice and never empties it: a doubtful replica is better than none. Tried replicas are left out first,
 so that an unusable replica does not affect the rules for the others.
@@ -41,8 +41,8 @@ def eligible(
     allowed = [(name, state) for name, state in rested if state not in suspects or state.breaker.allows(now)]
     if not allowed or (not tried and too_many_open(replicas, suspects, now)):
         allowed = rested
-    warmed = [name for name, state in allowed if state not in suspects or chance.random() < state.share(now)]
-    return warmed or [name for name, _ in allowed]
+    chosen = [name for name, state in allowed if state not in suspects or chance.random() < state.share]
+    return chosen or [name for name, _ in allowed]
 
 
 def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:

@@ -404,6 +404,7 @@ class Fleet:
             for state in joined:
                 if len(joined) < len(pool.replicas):  # else no other replica could take the rest of the load
                     state.up_since = self._clock()
+                    self._router.came_up(state.name, state.up_since)
             joining += joined
         return joining
 

@@ -280,6 +280,7 @@ class Prober:
             log.warning("replica needs a key for its model list; models unknown", extra={"replica": state.name})
         if state.error != NOT_PROBED:  # else it has just joined, and `_begin_slowly` has set its share
             state.up_since = self._clock()
+            self._router.came_up(state.name, state.up_since)
         state.error = ""
         state.idle_limit_s = math.inf
         state.up = state.warm = True

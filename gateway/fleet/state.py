@@ -16,8 +16,6 @@ from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
-SLOW_START_S = 10.0  # for which a replica that came up gets less than its share
-FIRST_SHARE = 0.1
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
 EXTRA_PROBES = 3  # at once, beside the regular ones
@@ -43,12 +41,6 @@ class ProbeBudget:
 
     def __repr__(self) -> str:
         return f"<ProbeBudget {self._left:.3g} of {EXTRA_PROBES}>"
-
-
-def share(up_since: float, now: float, window_s: float) -> float:
-    """The part of its share of requests that a replica gets after it came up: FIRST_SHARE at first, 1.0 after window_s."""
-    age_s = max(0.0, now - up_since)
-    return 1.0 if age_s >= window_s else FIRST_SHARE + (1 - FIRST_SHARE) * age_s / window_s
 
 
 @dataclass(slots=True, eq=False)
@@ -139,13 +131,14 @@ class ReplicaState:
         at = self.lacks.get(dialect)
         return dialect in self.engine.lacks or (at is not None and now - at <= LACKED_S)
 
-    def share(self, now: float) -> float:
-        """The part of its share of requests that it gets now: its weight, reduced in the first seconds after it came up."""
-        return share(self.up_since, now, SLOW_START_S) * self.member.weight / MAX_WEIGHT
+    @property
+    def share(self) -> float:
+        """The part of the requests for which it is a candidate, by its weight."""
+        return self.member.weight / MAX_WEIGHT
 
     def restricted(self, now: float) -> bool:
-        """True if it gets less than others: its breaker is not closed, it rests, it has less weight, or it has just come up."""
-        return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share(now) < 1
+        """True if it gets less than others: its breaker is not closed, it rests, or it has less weight."""
+        return self.breaker.state(now) != CLOSED or now < self.rests_until or self.share < 1
 
     @property
     def capacity_tokens(self) -> int | None:

@@ -5,7 +5,7 @@
     cost(r) = queue_r + work_r
             + returns_r * (queue_r * work_r + work_r^2 / 2)
             + (w * duplicate_r + evicted_r) / rate_r
-            + decode_r
+            + decode_r + start_r
 
 booked_r: uncached prompt tokens of requests on r before their first token, by this router's own count, less the estimated
 progress of the running prefill: the queue in front of this request. uncached_r: prompt tokens that r would have to compute.
@@ -22,6 +22,10 @@ room for other prefixes. evicted_r: tokens that r must evict to make room, each 
 
 decode_r: running sequences take turns with this request's prefill; each is priced as DECODE_TOKENS tokens of prefill.
 
+start_r: a replica that has just come up computes slowly at first, and an idle one would get all new work at once. For START_S
+its new work is priced as at a part of its rate, FIRST_SHARE at first (`starting`). Not on a holder of the longest match, or of
+the session: another replica would have to compute all of it.
+
 `discounted` subtracts the rent paid for a missing copy (`replication.py`). Tokens that a replica probably holds of the prompt's
 session beyond its match are subtracted from its uncached tokens, and shown as session_s (`quotes.py`).
 
@@ -37,6 +41,8 @@ from router.types import Cost
 
 DUPLICATE_WEIGHT: Final = 1.0
 DECODE_TOKENS: Final = 32.0
+START_S: Final = 10.0
+FIRST_SHARE: Final = 0.1
 
 
 def cost(
@@ -64,6 +70,7 @@ def cost(
         decoding * DECODE_TOKENS / prefill_rate,
         0.0,
         0.0,
+        0.0,
     )
     return tuple.__new__(Cost, parts)  # twice as fast as a call, for dozens of replicas per request
 
@@ -71,6 +78,13 @@ def cost(
 def reuse_chance(idle_s: float, lifetime_s: float) -> float:
     """The probability of reuse of a block that was idle for idle_s, if blocks are evicted after lifetime_s."""
     return math.exp(-idle_s / lifetime_s) if idle_s > 0 else 1.0
+
+
+def starting(work_s: float, age_s: float) -> float:
+    """The price of new work on a replica that came up age_s ago. work_s: at its full rate."""
+    if age_s >= START_S:
+        return 0.0
+    return work_s / (FIRST_SHARE + (1 - FIRST_SHARE) * max(0.0, age_s) / START_S) - work_s
 
 
 def discounted(full: Cost, rent_s: float) -> Cost:

@@ -13,7 +13,7 @@ from typing import Final
 from router.index.trie import RadixTrie
 from router.learning.sessions import COINCIDENCE_BLOCKS, Session, Sessions
 from router.load import BookingLedger, ReplicaLoad
-from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
+from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance, starting
 from router.pricing.replication import Rents
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
 
@@ -37,6 +37,7 @@ class Quotes:
         "_lifetime_s",
         "_per_block",
         "_rent",
+        "_starting",
         "_trie",
         "block_weight",
         "least",
@@ -70,6 +71,7 @@ class Quotes:
         self._lifetime_s = trie.lifetime.value if trie.lifetime else 0.0  # 0: nothing was ever evicted
         self._gap_s = ledger.turn_gap.value
         self._rent = 0.0
+        self._starting = ledger.starting
         self.unseen: dict[str, int] = {}
         self._expected: dict[str, int] = {}  # expected tokens among the unseen ones
         self.total = int(prompt.units / units_per_token + 0.5)
@@ -115,6 +117,8 @@ class Quotes:
             prefill_rate=load.rate.value,
             return_rate=load.return_rate(now, self._gap_s) if uncached else 0.0,
         )
+        if self._starting and name in self._starting and not (blocks and blocks == self.longest) and name not in self._expected:
+            full = full._replace(start_s=starting(full.prefill_s, now - self._starting[name]))
         return discounted(full, self._rent) if self._rent and blocks < self.longest else full
 
     def _session_price(self, name: str, load: ReplicaLoad, blocks: int, uncached: int) -> Cost:

@@ -46,6 +46,32 @@ def test_siblings_of_a_burst_meet_before_the_first_answer() -> None:
     assert [booking.decision.reason for booking in bookings] == ["cold", "warm"]
 
 
+def test_a_replica_that_came_up_gets_new_work_later_and_keeps_what_it_holds() -> None:
+    """Even idle, it is asked only where the others' queues are longer than its slow start."""
+    router, names = router_with("old", "new"), ["old", "new"]
+    router.came_up("new", 0.0)
+    prompts = [prompt_of(bytes([1 + number]) * 1000) for number in range(12)]
+    bookings = [router.choose(prompt, names, 0.0) for prompt in prompts]
+    taken = [booking.chosen.replica for booking in bookings]
+    assert taken.count("new") == 1
+    assert "new" not in taken[:8]
+    for number, booking in enumerate(bookings):
+        booking.close(OK, 0.1 * number)
+    first = taken.index("new")
+    for turn, now in enumerate((2.0, 4.0, 6.0)):
+        booking = router.choose(prompt_of(bytes([1 + first]) * (1000 + 100 * turn)), names, now)
+        assert (booking.chosen.replica, booking.decision.reason) == ("new", "warm")
+        assert booking.chosen.cost.start_s == 0.0
+        booking.close(OK, now + 0.1)
+    assert not router.sweep(9.9)
+    assert router.ledger.starting
+    assert not router.sweep(10.1)
+    assert not router.ledger.starting
+    router.came_up("new", 11.0)
+    router.remove("new")
+    assert not router.ledger.starting
+
+
 def test_a_loaded_holder_spills_to_an_idle_replica() -> None:
     router = router_with("r1", "r2")
     warm = router.choose(prompt_of(bytes(100)), ["r1"], 0.0)

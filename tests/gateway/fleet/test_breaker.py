@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from gateway.fleet.breaker import Breaker, BreakerRules, Trial
 from gateway.fleet.refusals import REFUSALS_WINDOW_S, REFUSED_CLIENTS, Refusals
-from gateway.fleet.state import EXTRA_PROBES, ProbeBudget, share
+from gateway.fleet.state import EXTRA_PROBES, ProbeBudget
 from gateway.request.retries import RetryBudget, jitter
 from tests.support.machines import STEPS, CountedMachine, steps_of
 
@@ -61,20 +61,6 @@ def test_the_pause_before_a_retry_doubles_up_to_a_quarter_of_a_second() -> None:
     assert jitter(3, Always(0.0)) == 0.0
     assert jitter(3, Always(0.5)) == 0.05
     assert [jitter(attempt, Always(1.0), at_once=True) for attempt in (1, 2)] == [0.0, 0.05]
-
-
-# -- slow start
-
-
-@pytest.mark.parametrize(("now", "part"), [(90.0, 0.1), (100.0, 0.1), (105.0, 0.55), (110.0, 1.0), (1e9, 1.0)])
-def test_a_replica_that_came_up_gets_its_share_by_and_by(now: float, part: float) -> None:
-    assert share(100.0, now, 10.0) == pytest.approx(part)
-
-
-@given(st.floats(-5, 50), st.floats(0, 5), st.sampled_from([0.0, 1e-9, 3.0, 30.0]))
-def test_the_share_only_grows(now: float, later: float, window_s: float) -> None:
-    assert 0.1 <= share(0.0, now, window_s) <= share(0.0, now + later, window_s) <= 1.0
-    assert share(0.0, window_s, window_s) == 1.0
 
 
 # -- the breaker

@@ -14,16 +14,15 @@ from gateway.fleet.state import ReplicaState
 from tests.gateway.fleet.test_breaker import Always, opened
 
 NOW = 100.0
-OPEN, NEW, RESTS = "open", "new", "rests"
+OPEN, LESS, RESTS = "open", "less", "rests"
 
 
 def replica(number: int, *traits: str) -> ReplicaState:
     """One that is well but for these traits."""
-    state = ReplicaState(Member(f"r{number}", f"http://127.0.0.1:{9000 + number}", "p"), Breaker(Always(1.0)), up=True)
+    member = Member(f"r{number}", f"http://127.0.0.1:{9000 + number}", "p", weight=10 if LESS in traits else 100)
+    state = ReplicaState(member, Breaker(Always(1.0)), up=True)
     if OPEN in traits:
         opened(state.breaker, NOW)
-    if NEW in traits:
-        state.up_since = NOW
     if RESTS in traits:
         state.rests_until = NOW + 1
     return state
@@ -37,11 +36,11 @@ def choice(*fleet: ReplicaState, tried: tuple[str, ...] = (), chance: float = 0.
     return set(found)
 
 
-def test_those_that_are_well_are_taken_and_the_new_ones_at_times() -> None:
-    fleet = [replica(0), replica(1, OPEN), replica(2, NEW), replica(3, RESTS)]
+def test_those_that_are_well_are_taken_and_those_of_less_weight_at_times() -> None:
+    fleet = [replica(0), replica(1, OPEN), replica(2, LESS), replica(3, RESTS)]
     assert choice(*fleet) == {"r0"}
     assert choice(*fleet, chance=0.05) == {"r0", "r2"}
-    assert choice(*fleet, tried=("r0",)) == {"r2"}, "a slow start leaves no request without a replica"
+    assert choice(*fleet, tried=("r0",)) == {"r2"}, "a weight leaves no request without a replica"
     assert choice(*fleet, tried=("r0", "r2")) == {"r1"}, "nor does an open breaker"
     assert choice(*fleet, tried=("r0", "r1", "r2")) == {"r3"}, "nor a rest"
     assert choice(*fleet, tried=("r0", "r1", "r2"), resting=False) == set()
@@ -68,7 +67,7 @@ def test_a_half_open_breaker_lets_one_request_through() -> None:
 
 
 @given(
-    st.lists(st.frozensets(st.sampled_from([OPEN, NEW, RESTS])), min_size=1, max_size=8),
+    st.lists(st.frozensets(st.sampled_from([OPEN, LESS, RESTS])), min_size=1, max_size=8),
     st.sets(st.integers(0, 7)),
     st.floats(0, 1, exclude_max=True),
 )
@@ -87,5 +86,5 @@ def test_nobody_is_left_only_where_all_were_tried(traits: list[frozenset[str]], 
     half = 2 * sum(OPEN in those for those in traits) <= len(traits)
     if closed and (names or half):
         assert found <= closed
-    elif awake and not any(NEW in left[name] for name in awake):
+    elif awake and not any(LESS in left[name] for name in awake):
         assert found == awake

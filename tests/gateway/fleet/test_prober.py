@@ -325,6 +325,24 @@ async def test_a_restart_that_was_seen_as_a_refusal_counts_once() -> None:
             assert await restarts(run, replica) == {"refused": 1, "start_time": 1, "zero_hits": 0}
 
 
+async def test_a_slow_start_leaves_conversations_where_they_are() -> None:
+    """Two servers that have just loaded their models, and conversations of three turns: each stays at one server."""
+    loading = status(503, "Loading model")
+    async with FakeReplica(listing=loading) as one, FakeReplica(listing=loading) as two, running(one, two) as run:
+        for replica in (one, two):
+            replica.listing = models("m", owner="llamacpp")
+        await look(run)
+        assert set(run.gateway.router.ledger.starting) == {one.name, two.name}
+        placed: dict[int, set[str]] = {}
+        for number in range(20):
+            said = [{"role": "user", "content": f"{number}: " + "All of it again, word by word. " * 50}]
+            for _ in range(3):
+                _, headers, _ = await run.post({**LONG, "messages": said})
+                placed.setdefault(number, set()).add(headers["x-warmroute-replica"])
+                said += [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "Go on."}]
+        assert all(len(homes) == 1 for homes in placed.values())
+
+
 async def test_a_replica_that_never_answered_has_lost_nothing() -> None:
     replica = FakeReplica()
     async with replica:

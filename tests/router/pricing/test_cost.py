@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router import Cost
-from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, cost, discounted, reuse_chance
+from router.pricing.cost import DECODE_TOKENS, DUPLICATE_WEIGHT, FIRST_SHARE, START_S, cost, discounted, reuse_chance, starting
 
 seconds = st.floats(0, 1e6)
 
@@ -44,3 +44,14 @@ def test_no_rent_makes_a_replica_cheaper_than_its_queue(parts: tuple[float, ...]
     after = discounted(full, rent)
     assert after._replace(rent_s=0.0) == full
     assert full.total_s >= after.total_s >= full.queue_s + full.decode_s - 1e-9 * full.total_s
+
+
+@pytest.mark.parametrize(("age_s", "share"), [(-5.0, 0.1), (0.0, 0.1), (5.0, 0.55), (10.0, 1.0), (1e9, 1.0)])
+def test_new_work_is_dear_on_a_replica_that_has_just_come_up(age_s: float, share: float) -> None:
+    assert 2.0 + starting(2.0, age_s) == pytest.approx(2.0 / share)
+
+
+@given(seconds, st.floats(-5, 15), st.floats(0, 5))
+def test_the_price_of_a_start_only_falls(work_s: float, age_s: float, later_s: float) -> None:
+    assert work_s * (1 / FIRST_SHARE - 1) >= starting(work_s, age_s) >= starting(work_s, age_s + later_s) >= 0.0
+    assert starting(work_s, START_S) == 0.0

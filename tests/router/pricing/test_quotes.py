@@ -49,6 +49,8 @@ def histories(draw: st.DrawFn) -> tuple[Router, float]:
             booking.first_token(now)
         if draw(st.booleans()):
             booking.close(Outcome(ok=True), now + 0.01)
+    for name in draw(st.lists(st.sampled_from(fleet), max_size=3)):
+        router.came_up(name, now - draw(st.sampled_from([0.0, 5.0, 50.0])))
     for text in draw(st.lists(texts, max_size=3)):
         router.rents.pay(quotes_of(router, text, fleet, now).shared_prefix, draw(st.sampled_from([0.01, 0.2, 5.0])))
     return router, now

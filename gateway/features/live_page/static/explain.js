@@ -11,6 +11,7 @@ const PARTS = [
   ["duplicate_s", "copy", "a second copy of what another one holds"],
   ["evicted_s", "evicted", "what must go to make room"],
   ["decode_s", "decode", "beside running answers"],
+  ["start_s", "start", "new work where it has just come up"],
 ];
 const DISCOUNTS = [["rent_s", "rent"], ["session_s", "session"]];
 

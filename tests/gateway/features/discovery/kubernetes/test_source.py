@@ -192,7 +192,7 @@ async def test_a_pod_s_weight_is_its_share_of_requests() -> None:
             fleet = run.gateway.fleet
             state, now = fleet.named("two"), run.gateway.clock()
             assert state
-            assert state.share(now) == 0.01
+            assert state.share == 0.01
             shown = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
             assert {row["name"]: row["weight"] for row in shown} == {"one": 100, "two": 1}
 
@@ -202,10 +202,10 @@ async def test_a_pod_s_weight_is_its_share_of_requests() -> None:
 
             assert chosen() < 50
             await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="100"))
-            await eventually(lambda: state.share(now) == 1)
+            await eventually(lambda: state.share == 1)
             assert chosen() == 200
             await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="1"))
-            await eventually(lambda: state.share(now) == 0.01)
+            await eventually(lambda: state.share == 0.01)
             assert chosen() < 50
 
 
