@@ -56,6 +56,19 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return bool(stream)
 
 
+def output_limit(body: Mapping[str, Any], names: Iterable[str]) -> int:
+    """The most tokens of an answer: the largest number in these fields; 0 without a limit."""
+    most = 0
+    for name in names:
+        if name in body:
+            value = body[name]
+            if type(value) is int:
+                if value < 0:
+                    return 0  # engines' word for no limit
+                most = max(most, value)
+    return most
+
+
 def session_of(body: dict[str, Any]) -> str:
     """The conversation that a body names, cut to MAX_SESSION_CHARS; "" if it names none.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 MAX_TOKENS: Final = 1_000_000_000  # of one answer; a higher count is considered an error of the engine
+UNKNOWN_CONTEXT: Final = 1 << 20  # tokens: the context of a model whose list does not have it
+_SERVER_TURNS: Final = 16  # of a model that calls tools of its server, whose usage is summed
+_TOLERANCE: Final = 2  # engines count a few tokens that no limit covers
 
 
 class Usage:
@@ -35,6 +38,17 @@ class Usage:
 
     def __repr__(self) -> str:
         return f"Usage{self._fields()}"
+
+
+def plausible(usage: Usage, context: int | None, answers: int, output: int, *, turns: bool) -> bool:
+    """True if a request can have used so much. context: of the model; None: unknown. answers: number in one request. output:
+    the most tokens of each, as the client limits them; 0: without a limit. turns: a server may have run several turns.
+    """
+    size = (context or UNKNOWN_CONTEXT) * answers * _TOLERANCE * (_SERVER_TURNS if turns else 1)
+    if output:
+        longest = min(size, output * answers * _TOLERANCE * (_SERVER_TURNS if turns else 1))
+        return usage.prompt <= size and usage.completion <= longest
+    return usage.prompt <= size and usage.completion <= size
 
 
 def written_tokens(details: Any, prompt: int, cached: int | None) -> int:

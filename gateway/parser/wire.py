@@ -63,6 +63,8 @@ class ParsedBody(NamedTuple):
     keeps: bool
     size: int
     images: int
+    answers: int
+    output: int
     breakpoints: tuple[tuple[int, int], ...]
     outline: Packed
     prompt: tuple[bytes, int, int, str] | None
@@ -92,6 +94,8 @@ def parsed_body(api: ApiRequest) -> ParsedBody:
         api.keeps,
         api.size,
         api.images,
+        api.answers,
+        api.output,
         made.breakpoints if made else (),
         packed(api.outline),
         prompt,
@@ -115,6 +119,7 @@ def request_of(parsed: ParsedBody, body: bytes) -> ApiRequest:
     api.keeps = parsed.keeps
     api.size = parsed.size
     api.images = parsed.images
+    api.answers, api.output = parsed.answers, parsed.output
     api.outline = unpacked(parsed.outline)
     if parsed.prompt:
         api.made = Prompt(*parsed.prompt)

@@ -91,7 +91,7 @@ class Delivery:
                 body, delivered.usage = editor.whole(body, delivered.usage)
             if (exchange.assembly or exchange.tap) and answer.status == 200:
                 body = await _watched(exchange, body)
-            if delivered.usage is None:
+            if exchange.usage is None:
                 delivered.passed = len(body) // BYTES_PER_TOKEN
             if open_ and answer.status == 200 and exchange.api.metered:
                 headers += self._cost(exchange)
@@ -192,7 +192,7 @@ class Delivery:
             reply.feed_from(None)
             if delivered.usage is None and tail:
                 delivered.usage = tail.usage()  # some engines write it before the last part
-            if delivered.usage is None:
+            if exchange.usage is None:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError, *, events: bool) -> None:

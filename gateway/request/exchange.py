@@ -17,7 +17,7 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
-from gateway.dialects.usage import Usage
+from gateway.dialects.usage import Usage, plausible
 from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
@@ -32,6 +32,7 @@ from router import Booking
 from router.native import mypyc_attr
 
 _OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that the gateway words itself
+_SURE: Final = 4096  # tokens of a prompt; fewer are not compared with the model's context
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
 
 
@@ -290,9 +291,17 @@ class Exchange:
 
     @property
     def usage(self) -> Usage | None:
-        """The engine's usage, without cached tokens if their count is unreliable."""
+        """The engine's usage, without cached tokens if their count is unreliable; None if the request cannot have used so
+        much.
+        """
         usage, trial = self.delivered.usage, self.attempts.trial
-        if usage is not None and trial is not None and not trial[1].engine.counts_cached:
+        if usage is None:
+            return None
+        if usage.prompt > _SURE or usage.completion > min(self.api.output or _SURE, _SURE):
+            api, context = self.api, trial[1].context_tokens if trial is not None else None
+            if not plausible(usage, context, api.answers, api.output, turns=not api.countable):
+                return None
+        if trial is not None and not trial[1].engine.counts_cached:
             return Usage(usage.prompt, usage.completion)
         return usage
 

@@ -18,7 +18,7 @@ from gateway.dialects.anthropic.sessions import user_session
 from gateway.dialects.anthropic.stream import QUIET, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
+from gateway.dialects.body import json_object, model_of, output_limit, salt_of, session_of, wants_stream
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
 from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
@@ -32,6 +32,7 @@ from gateway.errors import GatewayError
 from router import Prompt
 
 _SCANNED_AT_ONCE: Final = 1 << 12  # bytes that the event loop may scan, turn by turn
+_LIMITS: Final = ("max_tokens",)
 
 
 class Messages(Dialect):
@@ -53,7 +54,7 @@ class Messages(Dialect):
         api.billing = _billing(raw, body, most)
         api.prewarm = _prewarm(raw, body, most)
         api.diagnosis = _diagnosis(raw, body, prompt, most)
-        api.session = user_session(body.get("metadata")) or session_of(body)
+        api.session, api.output = user_session(body.get("metadata")) or session_of(body), output_limit(body, _LIMITS)
         return api
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:

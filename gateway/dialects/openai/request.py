@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.body import headed_salt, json_object, model_of, salt_of, session_of, wants_stream
+from gateway.dialects.body import headed_salt, json_object, model_of, output_limit, salt_of, session_of, wants_stream
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.prompt.batch import is_batch, sized_prompt
 from gateway.dialects.prompt.chat import chat_prompt
@@ -36,6 +36,7 @@ _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_embeds": (None,),
 }
 _UNCOUNTED: Final = tuple(_COUNTED_VALUES)
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")  # llama.cpp prefers its own name
 SCANNED_AT_ONCE: Final = 1 << 15  # bytes that the event loop may scan
 
 
@@ -58,6 +59,9 @@ def parse(kind: str, raw: bytes, most: int = 0) -> ApiRequest:
     api = ApiRequest(model, prompt, salt, stream=stream, metered=True, body=raw)
     api.countable = _counts_prompt(body) and (kind == CHAT or not is_batch(body.get("prompt")))
     api.session, api.breakpoints, api.size, api.images = session_of(body), breakpoints, size, images
+    api.output = output_limit(body, _LIMITS)
+    if not api.countable:
+        api.answers = _answers(body, kind)
     if stream and not _asks_usage(body):
         if most and _OPTIONS in body and len(raw) > SCANNED_AT_ONCE:
             raise NeedsHelper
@@ -71,6 +75,12 @@ def _counts_prompt(body: dict[str, Any]) -> bool:
         if name in body and body[name] not in _COUNTED_VALUES[name]:
             return False
     return True
+
+
+def _answers(body: Mapping[str, Any], kind: str) -> int:
+    """The number of answers: `n` or `best_of` for each prompt of a batch."""
+    each = max([1, *(value for name in ("n", "best_of") if type(value := body.get(name)) is int)])
+    return each * len(body["prompt"]) if kind != CHAT and is_batch(body.get("prompt")) else each
 
 
 def _asks_usage(body: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN: Final = 4
 _OPAQUE_TOKENS: Final = 1000  # at most, of a part of an unknown type: a sound, a search result
 _FILE_BYTES_PER_TOKEN: Final = 33  # bytes of base64: a page of a PDF has some 2,000 tokens, and 50 kB
 _MAX_FILE_TOKENS: Final = 100_000
-_IMAGES: Final = frozenset(["image_url", "input_image", "image"])
+_INPUT_IMAGE: Final = "input_image"
 _FILES: Final = frozenset(["document", "file", "input_file"])
 
 
@@ -64,10 +64,10 @@ def part_bytes(prompt: CanonicalPrompt, part: Any, where: str) -> bytes:
 
 
 def _no_text(prompt: CanonicalPrompt, kind: str, part: dict[str, Any]) -> bytes:
-    if kind in _IMAGES:
+    if kind == _INPUT_IMAGE or kind.startswith("image") or "image_url" in part:  # engines take a part without a type, too
+        prompt.images += 1
         url, tokens = _image(part)
         if url:
-            prompt.images += 1
             return prompt.filled(xxhash.xxh3_128_digest(url), tokens * _BYTES_PER_TOKEN)
     elif kind in _FILES:
         size = _file_size(part)

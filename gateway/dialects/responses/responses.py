@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import orjson
 
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.body import json_object, model_of, salt_of, session_of, wants_stream
+from gateway.dialects.body import json_object, model_of, output_limit, salt_of, session_of, wants_stream
 from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
 from gateway.dialects.events.named import NamedOpening
 from gateway.dialects.finished_answer import AnswerAssembler
@@ -23,6 +23,8 @@ from gateway.dialects.responses.stream import QUIET, ResponseReader, failure_of
 from gateway.dialects.responses.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
+
+_LIMITS: Final = ("max_output_tokens",)
 
 
 class Responses(Dialect):
@@ -42,7 +44,7 @@ class Responses(Dialect):
         api.references = prompt.refers
         api.countable = not (prompt.refers or has_context(body) or runs_tools(body) or body.get("truncation") == "auto")
         api.stores = body.get("background") is True
-        api.session = session_of(body)
+        api.session, api.output = session_of(body), output_limit(body, _LIMITS)
         api.refers, api.keeps = refers(body), body.get("store") is not False
         return api
 

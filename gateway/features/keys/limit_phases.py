@@ -2,8 +2,9 @@
 settles the actual use at the end (an observer).
 
 The price of a running request is estimated from the router's count of its prompt, the expected cached tokens, and an answer as
-long as the key's longest recent one. In a session (a WebSocket to a replica), each answer is counted when it has passed, and
-its price is reserved for the next one. An answer without readable usage counts as the reserved one.
+long as the key's longest recent one, but no longer than the request allows. In a session (a WebSocket to a replica), each
+answer is counted when it has passed, and its price is reserved for the next one. An answer without readable usage counts as
+the reserved one.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class LimitPhases:
         cached = min(max(0, booking.chosen.matched_tokens), prompt)
         money = 0
         if reservation.priced:
-            bill = self._meter.bill(api.model, Consumption(Usage(prompt, reservation.output, cached), api.images))
+            expected = Usage(prompt, reservation.output(api.answers, api.output), cached)
+            bill = self._meter.bill(api.model, Consumption(expected, api.images))
             money = bill.total if bill is not None else 0
         try:
             reservation.reserve(prompt - cached, money, keys.moment())
@@ -84,7 +86,7 @@ class LimitPhases:
         """Counts an answer in a session. Raises GatewayError 401 or 429 if there may be no other one."""
         keys, reservation, grant = self._keys, RESERVATION.get(exchange.record), exchange.caller.grant
         if reservation is not None:
-            tokens, output, money = reservation.output, reservation.output, reservation.money
+            tokens, output, money = reservation.output(), reservation.output(), reservation.money
             if usage is not None:
                 used = consumed(usage, NOTHING_PREDICTED, 0, whole=True)
                 bill = self._meter.bill(exchange.api.model, used)

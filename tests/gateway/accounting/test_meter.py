@@ -14,7 +14,7 @@ from gateway.accounting.money import DOLLAR, MOST
 from gateway.config.live import Live
 from gateway.config.schema import PriceConfig
 from gateway.dialects.openai.usage import parse_usage
-from gateway.dialects.usage import Usage
+from gateway.dialects.usage import Usage, plausible
 from gateway.telemetry.metrics import TENANTS, Metrics
 from tests.gateway.conftest import BODY, running
 from tests.gateway.servers import live_of
@@ -93,6 +93,37 @@ async def test_counts_that_cannot_be_are_replaced_by_estimates() -> None:
         kinds = ("warmroute_prompt_tokens", "warmroute_completion")
         counted = [value for name, value in page.items() if name.startswith(kinds)]
         assert 0 < sum(counted) < 3 * len(json.dumps(BODY))
+
+
+@pytest.mark.parametrize(
+    ("usage", "context", "answers", "output", "turns", "good"),
+    [
+        (Usage(2_000_000, 100), None, 1, 0, False, True),
+        (Usage(10**9, 100), None, 1, 0, False, False),
+        (Usage(100, 10**9), None, 1, 0, False, False),
+        (Usage(8_000, 8_000), 8_192, 1, 0, False, True),
+        (Usage(100_000, 10), 8_192, 1, 0, False, False),
+        (Usage(100_000, 10), 8_192, 1, 0, True, True),
+        (Usage(100_000, 10), 8_192, 8, 0, False, True),
+        (Usage(100, 101), None, 1, 100, False, True),
+        (Usage(100, 500), None, 1, 100, False, False),
+        (Usage(100, 500), None, 3, 100, False, True),
+    ],
+    ids=repr,
+)
+def test_what_a_request_can_use(usage: Usage, context: int | None, answers: int, output: int, turns: bool, good: bool) -> None:
+    assert plausible(usage, context, answers, output, turns=turns) == good
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [(10**8, 4), (100, 10**8), (100, 3000)])
+async def test_counts_beyond_the_context_or_the_requests_limit_are_estimated(prompt: int, completion: int) -> None:
+    price = {"m": {"input": 1, "output": 1}}
+    async with FakeReplica([answers(prompt=prompt, completion=completion)]) as one, running(one, prices=price) as run:
+        await run.post({**BODY, "max_tokens": 1000})
+        page = await run.metrics()
+        assert page['warmroute_estimated_answers_total{model="m",what="tokens"}'] == 1
+        cost = sum(value for name, value in page.items() if name.startswith("warmroute_cost_usd_total"))
+        assert 0 < cost < 1000 / 1e6
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5))

@@ -66,10 +66,10 @@ class Reservation:
         self.answers = 0
         self.open = True
 
-    @property
-    def output(self) -> int:
-        """Tokens to reserve for the answer."""
-        return max(MIN_OUTPUT, int(self.account.output))
+    def output(self, answers: int = 1, limit: int = 0) -> int:
+        """Tokens to reserve for this number of answers. limit: the most tokens of each; 0: without a limit."""
+        usual = max(MIN_OUTPUT * answers, int(self.account.output))
+        return min(usual, limit * answers) if limit else usual
 
     @property
     def priced(self) -> bool:

@@ -229,3 +229,23 @@ def test_arguments_that_are_no_json_are_a_text(arguments: str) -> None:
 def test_sizes_that_images_claim_are_bounded() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": conversations.PNG}}
     assert len(messages(*[image] * 10_000)) < 10_000 * 40 + (4 << 20)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": conversations.PNG}},
+        {"type": "image_url", "image_url": {"url": conversations.PNG, "more": 1}},
+        {"type": "image_url", "image_url": {"url": conversations.PNG}, "more": 1},
+        {"type": "image_url", "image_url": 7},
+        {"image_url": {"url": conversations.PNG}},
+        {"type": "image_embeds", "image_embeds": "AAAA"},
+        {"type": "input_image", "file_id": "f"},
+        {"type": "image", "source": {"type": "file", "file_id": "f"}},
+    ],
+    ids=str,
+)
+def test_an_image_is_counted_in_any_form(part: dict[str, Any]) -> None:
+    """Its price must not depend on a member that the gateway does not know."""
+    content = [part, {"type": "text", "text": "What is it?"}]
+    assert chat.chat_prompt({"messages": [{"role": "user", "content": content}]}).images == 1

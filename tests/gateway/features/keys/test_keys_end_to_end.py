@@ -372,6 +372,32 @@ async def test_a_thousand_requests_race_for_a_budget(tmp_path: Path) -> None:
         assert 0 < int(headers["Retry-After"]) <= 86_400
 
 
+async def test_no_more_is_reserved_than_a_request_allows(tmp_path: Path) -> None:
+    """Each costs 0.0005 USD at most: 20 fit, where answers of 1,024 tokens would be two."""
+    prices = {"m": {"input": 0.0, "output": 5.0}}
+    go = asyncio.Event()
+    async with FakeReplica([hangs(go)]) as replica, keyed(tmp_path, replica, prices=prices) as run:
+        id_, key = await made(run, budget_usd_day=0.01)
+        body = {**BODY, "max_tokens": 50, "n": 2}
+        posts = [asyncio.create_task(run.post(body, headers=bearer(key))) for _ in range(30)]
+        await eventually(lambda: len(replica.requests) + sum(post.done() for post in posts) == 30)
+        assert len(replica.requests) == 20
+        assert {post.result()[0] for post in posts if post.done()} == {429}
+        for post in posts:
+            post.cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
+        account = run.gateway[Keys].limiter.account(id_)
+        assert account
+        await eventually(lambda: account.open == 0)
+
+
+async def test_an_absurd_usage_does_not_take_the_budget(tmp_path: Path) -> None:
+    absurd = answers(prompt=10**9 - 1, completion=10**9 - 1)
+    async with FakeReplica([absurd]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, budget_usd_month=1.0)
+        assert [(await run.post(headers=bearer(key)))[0] for _ in range(3)] == [200] * 3
+
+
 async def test_a_restart_does_not_forget_what_was_spent(tmp_path: Path) -> None:
     async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica:
         async with keyed(tmp_path, replica, prices=PRICES) as run:

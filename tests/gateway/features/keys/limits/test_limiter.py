@@ -138,9 +138,9 @@ def test_an_answer_is_expected_to_be_as_long_as_the_longest_recent_one() -> None
 
     def expected(after: int) -> int:
         limiter.enter("k", limits, at()).settle(1, after, 1, at())
-        return limiter.enter("k", limits, at()).output
+        return limiter.enter("k", limits, at()).output()
 
-    assert limiter.enter("k", limits, at()).output == 1024
+    assert limiter.enter("k", limits, at()).output() == 1024
     assert expected(after=8000) == 8000
     later = [expected(after=100) for _ in range(50)]
     assert later[0] > 4000, "one short answer says little"
