@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
-from gateway.errors import NO_ACCESS, GatewayError, ReplicaFailure
+from gateway.errors import LOADING, NO_ACCESS, GatewayError, ReplicaFailure
 from gateway.fleet import engines
 from gateway.fleet.engines import EngineProfile, Facts, Page
 from gateway.upstream.client import ReplicaCall, UpstreamClient
@@ -39,6 +39,8 @@ Models = Mapping[str, ModelEntry]
 MAX_MODELS = 4096
 MAX_ENTRY_BYTES: Final = 16 << 10  # vLLM's have 500 bytes
 _MAX_OWNER_CHARS: Final = 256
+_LOADS: Final = b"Loading model"  # llama.cpp's words
+_MAX_ERROR_BYTES: Final = 1024
 _MAX_MODELS_BYTES = 4 << 20
 # Brackets and commas of an answer, an object counting six times: parsing takes 15 ms. vLLM's list has 35 for each model.
 _MAX_STRUCTURE: Final = 160_000
@@ -64,6 +66,8 @@ async def models_of(upstream: UpstreamClient, url: str, timeout_s: float) -> Mod
     if answer.status == LOOP_DETECTED:
         text = "it is this gateway itself, or a gateway that leads back here (GET /v1/models answers 508)"
         raise ReplicaFailure("status", text)
+    if answer.status == 503 and _LOADS in body[:_MAX_ERROR_BYTES]:
+        raise ReplicaFailure(LOADING, "it loads its model (GET /v1/models answers 503)")
     if answer.status != 200:
         raise ReplicaFailure("status", f"GET /v1/models answers {answer.status}")
     entries, models = _listed(body), dict[str, ModelEntry]()

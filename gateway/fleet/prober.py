@@ -15,9 +15,9 @@ a probe for a closed connection finds the replica up, the idle time is stored as
 After a successful probe the engine's own facts are read (`engines.py`). An engine without facts has not failed; it is asked
 rarely from then on. Their KV size bounds the router's belief of the cache, unless the replica's source sets another size.
 
-A cache counts as lost if the replica refuses connections ("refused"), if the engine's process has a later start time than any
-before ("start_time"), or if it repeatedly reported zero hits on known prefixes ("zero_hits"). One restart counts once: after
-another sign, the next start time is only stored.
+A cache counts as lost if the replica refuses connections ("refused"), if it loads its model ("loading"), if the engine's
+process has a later start time than any before ("start_time"), or if it repeatedly reported zero hits on known prefixes
+("zero_hits"). One restart counts once: after another sign, the next start time is only stored.
 
 Replicas come and go while the gateway runs: `add` and `remove` take effect at once. `run` starts their tasks, and `remove` ends
 them.
@@ -32,11 +32,11 @@ import math
 from collections.abc import Callable, Iterable
 
 from gateway.config.schema import HealthConfig
-from gateway.errors import REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.errors import LOADING, REFUSED, UNREACHABLE, GatewayError, ReplicaFailure
 from gateway.fleet.cache_reports import CacheFinding
 from gateway.fleet.engine_client import MAX_MODELS, Models, facts_of, models_of
 from gateway.fleet.engines import Facts, named
-from gateway.fleet.state import NOT_PROBED, ReplicaState
+from gateway.fleet.state import BETWEEN_PROCESSES, NOT_PROBED, ReplicaState
 from gateway.telemetry.logs import first_of
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
@@ -45,7 +45,7 @@ from router import Replica, Router
 log = logging.getLogger("warmroute.replicas")
 
 START_TIME, ZERO_HITS = "start_time", "zero_hits"
-RESTART_SIGNS = (REFUSED, START_TIME, ZERO_HITS)
+RESTART_SIGNS = (REFUSED, LOADING, START_TIME, ZERO_HITS)
 
 # Failures of a probe that may only mean that the engine is busy.
 _MAYBE_BUSY = frozenset(["timeout", UNREACHABLE])
@@ -266,7 +266,7 @@ class Prober:
             state.error = f"its probe fails ({failure.message}), but it answers requests"
             return
         state.failed_probes += 1
-        if failure.reason == REFUSED or state.failed_probes >= self._health.failures or not state.up:
+        if failure.reason in BETWEEN_PROCESSES or state.failed_probes >= self._health.failures or not state.up:
             self._set_down(state, failure)
         elif failure.reason == "reset":
             self._probe_soon(state)  # an ending process may reset a connection before it refuses the next one
@@ -299,10 +299,10 @@ class Prober:
         self._changed(state)
         self._metrics.replica_up.set((state.name,), 0)
         self._show_load(state.name, None, None)
-        if failure.reason == REFUSED:
+        if failure.reason in BETWEEN_PROCESSES:
             self._router.restarted(state.name)
             if state.warm:
-                self._cache_lost(state, REFUSED)
+                self._cache_lost(state, failure.reason)
                 state.warm = False
         if changed:
             log.warning("replica down", extra={"replica": state.name, "reason": failure.reason, "error": failure.message})

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from gateway.config.schema import AUTO_ENGINE
-from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE
+from gateway.errors import LOADING, NO_ACCESS, REFUSED, UNREACHABLE
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.cache_reports import Overlap
 from gateway.fleet.engine_client import Models
@@ -16,6 +16,7 @@ from gateway.fleet.refusals import Refusals
 
 NOT_PROBED = "not probed yet"
 DRAINING = "draining"
+BETWEEN_PROCESSES = frozenset([REFUSED, LOADING])  # reasons of a failure that show that a process has ended, or just begun
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
 EXTRA_PROBES = 3  # at once, beside the regular ones
@@ -110,11 +111,15 @@ class ReplicaState:
     @property
     def doubtful(self) -> bool:
         """True if only failed probes keep it from being live. It is used when no replica is live: a busy engine may answer
-        requests while its model list times out. A replica that refuses connections, or the gateway's key, does not answer
-        requests either.
+        requests while its model list times out. A replica that refuses connections or the gateway's key, or loads its
+        model, does not answer requests either.
         """
-        down_by_probes = self.down_by not in ("", REFUSED, UNREACHABLE, NO_ACCESS)
+        down_by_probes = self.down_by not in ("", REFUSED, LOADING, UNREACHABLE, NO_ACCESS)
         return down_by_probes and not (self.up or self.draining or self.leaving)
+
+    def began_after(self, at: float) -> bool:
+        """True if its process was seen to begin after that time, or has not begun yet."""
+        return self.down_by in BETWEEN_PROCESSES and (not self.up or self.up_since > at)
 
     @property
     def down_reason(self) -> str:

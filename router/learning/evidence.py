@@ -17,6 +17,9 @@ purge the entries of other clients. So if several clients use a replica (within 
 restart needs evidence from two of them, and no client lowers a learned capacity twice in a row. The evidence of a single client
 suffices: it can only hurt itself, and no other client would notice a restart. In any case, one observation halves a capacity at
 most.
+
+State restored from a snapshot is on probation until the first report confirms it: the replica may have restarted meanwhile, and
+then nothing of it is true. So one such miss suffices, of any client.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class Evidence:
     capacity: int | None = None  # the learned one
     purged_at: float = float("-inf")
     hits: bool = False  # hits were reported since then
+    on_probation: bool = False  # its state is of a snapshot, and no cached prefix has confirmed it yet
     held: int = 0  # maximum weight that it has provably held
     # Prefixes of consecutive misses that a full cache cannot explain: RESTART_MISSES at most.
     _lost: set[bytes] = field(default_factory=set)
@@ -87,6 +91,7 @@ class Evidence:
     def hit(self) -> None:
         """A warm prefix was cached."""
         self.hits = True
+        self.on_probation = False
         if self._lost:
             self._lost.clear()
             self._losers.clear()
@@ -113,6 +118,8 @@ class Evidence:
             return False
         if not miss.nothing:
             self.hit()  # a part was cached
+        elif self.on_probation:
+            return self.hits
         if self.learns_capacity and (miss.younger is None or miss.younger > self.held):
             if miss.younger is not None and (alone or miss.client != self._shrunk_by):
                 self._shrink(miss.younger, miss.believed)

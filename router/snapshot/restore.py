@@ -54,7 +54,7 @@ class Restorer:
         self.blocks = 0  # restored in the index, summed over replicas
         self.records = 0
         self._router = router
-        self._at = at
+        self.at = at
         self._now = now
         self._most_bytes = most_bytes
         self._begins = not router.ledger.loads  # this router has booked nothing yet
@@ -192,7 +192,7 @@ class Restorer:
 
     def _insert(self, number: int) -> None:
         router, trie, held = self._router, self._router.trie, self._held[number]
-        name, used = self._names[held.replica], self._at - held.age
+        name, used = self._names[held.replica], self.at - held.age
         if used > max(self._now, trie.now) - trie.ttl_s and used > router.purged_at(name):
             trie.insert(name, self._keys(number), used, weight=held.weight)
             self.blocks += trie.credited
@@ -213,10 +213,11 @@ class Restorer:
     def _restore_learned(self, learned: LearnedRecord, *, lost: bool) -> None:
         router, name = self._router, learned.name
         if learned.rate is not None:
-            router.ledger.restore(name, learned.rate, learned.answered, self._at - learned.answered_age)
+            router.ledger.restore(name, learned.rate, learned.answered, self.at - learned.answered_age)
         evidence = router.evidence_of(name)
         if evidence is None or lost:
             return
+        evidence.on_probation = not evidence.hits
         evidence.hits = evidence.hits or learned.hits
         if evidence.learns_capacity and evidence.capacity is None and learned.capacity is not None:
             evidence.capacity = min(learned.capacity, UNBOUNDED - 1)
@@ -242,14 +243,14 @@ class Restorer:
             if record.replica in self._left:
                 return record
             if record.replica in replicas:
-                made = self._at - record.age
-                promise = Promise(self._names[record.replica], record.blocks, made, self._at + record.left_s)
+                made = self.at - record.age
+                promise = Promise(self._names[record.replica], record.blocks, made, self.at + record.left_s)
                 router.promises.restore(record.number, promise, self._now)
         elif isinstance(record, ScaleRecord):
             router.scales.restore(record.name, (record.units, record.tokens))
         elif isinstance(record, ObjectEntry):
             if record.replica < len(self._names):  # the object may be on the replica's disk
-                router.objects.restore(record.number, self._names[record.replica], record.model, self._at - record.age)
+                router.objects.restore(record.number, self._names[record.replica], record.model, self.at - record.age)
         elif isinstance(record, RentEntry):
             if not router.rents.paid(record.prefix):
                 router.rents.pay(record.prefix, record.seconds)
@@ -260,7 +261,7 @@ class Restorer:
     def _restore_session(self, record: SessionEntry, replicas: set[int]) -> SessionEntry | None:
         sessions = self._router.sessions
         left = tuple(holder for holder in record.holders if holder[0] in self._left)
-        holders = {self._names[number]: (units, self._at - age) for number, units, age in record.holders if number in replicas}
+        holders = {self._names[number]: (units, self.at - age) for number, units, age in record.holders if number in replicas}
         if record.number in self._sessions:
             sessions.restore_more(record.number, holders)
         elif holders:

@@ -114,7 +114,7 @@ class Knowledge:
     async def _apply(self, restorer: Restorer, header: Header) -> None:
         def restarted(name: str) -> bool:
             state = self._fleet.named(name)
-            return state is None or has_restarted(state, header.origins.get(name))
+            return state is None or has_restarted(state, header.origins.get(name), restorer.at)
 
         begun = self._clock()
         for _ in restorer.steps(restarted):

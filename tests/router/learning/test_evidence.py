@@ -41,6 +41,17 @@ def test_only_a_row_of_misses_makes_a_restart() -> None:
     assert evidence.capacity is None, "there was no evidence of its size"
 
 
+@pytest.mark.parametrize("confirmed", ["", "hit", "part"])
+def test_one_miss_suffices_until_what_was_restored_is_confirmed(confirmed: str) -> None:
+    evidence = unknown(on_probation=True)
+    if confirmed == "hit":
+        evidence.hit()
+    elif confirmed:
+        assert not gone(evidence, cached_nothing=False)
+    assert evidence.lost(miss(younger=1000), False) is not bool(confirmed), "whether or not a full cache explains it"
+    assert not unknown(on_probation=True, hits=False).lost(miss(), True), "it reports no hits"
+
+
 @pytest.mark.parametrize("between", ["hit", "part"])
 def test_a_token_that_was_there_ends_the_row(between: str) -> None:
     evidence = unknown()

@@ -37,7 +37,9 @@ from router.types import KEY_BYTES
 from tests.gateway.conftest import LOGGED, Running, config_over, eventually
 from tests.gateway.features.sharing.conftest import gateway_process, sharing
 from tests.gateway.features.workers.conftest import star
-from tests.support.fakes import FakeReplica
+from tests.support.fakes import FakeReplica, answers, status
+
+TOKENS = 250  # of `body`
 
 
 def knowledge_of(run: Running) -> Knowledge:
@@ -228,6 +230,50 @@ async def test_a_replica_that_is_down_is_cold(tmp_path: Path) -> None:
             assert set(held(two)) == {a.name}
 
 
+async def test_a_replica_that_loads_its_model_is_cold(tmp_path: Path) -> None:
+    file, loading = tmp_path / "index", status(503, "Loading model")
+    async with FakeReplica() as a, FakeReplica() as b, FakeReplica() as c:
+        async with sharing(a, b, c, file=file) as one:
+            for number in range(15):
+                await one.post(body(number))
+            snapshot = await knowledge_of(one).collect()
+            assert snapshot
+        listing, a.listing = a.listing, loading
+        async with sharing(a, b, c, file=file) as two:
+            assert set(held(two)) == {b.name, c.name}
+            await knowledge_of(two).restore(snapshot)
+            assert set(held(two)) == {b.name, c.name}
+            b.listing = loading
+            await two.gateway.fleet.probe_all(two.gateway.upstream)
+            assert set(held(two)) == {c.name}
+            a.listing = b.listing = listing
+            await two.gateway.fleet.probe_all(two.gateway.upstream)
+            await knowledge_of(two).restore(snapshot)
+            assert set(held(two)) == {c.name}, "they came up after the snapshot"
+            restarts = {name: value for name, value in (await two.metrics()).items() if "loading" in name and value}
+            assert restarts == {f'warmroute_replica_restarts_total{{reason="loading",replica="{b.name}"}}': 1}
+
+
+async def test_a_replica_whose_restart_nobody_saw_is_cold_from_its_first_report_on(tmp_path: Path) -> None:
+    file = tmp_path / "index"
+    async with FakeReplica([answers(prompt=TOKENS, cached=TOKENS - 10)]) as replica:
+        async with sharing(replica, file=file) as one:
+            for number in [0, 0, 1, 2]:
+                await one.post(body(number))
+        for report, kept in ((TOKENS - 10, True), (0, False)):
+            async with sharing(replica, file=file) as two:
+                before = held(two)[replica.name]
+                replica.script = (answers(prompt=TOKENS, cached=report),)
+                await two.post(body(1))
+                assert (held(two)[replica.name] == before) is kept
+                replica.script = (answers(prompt=TOKENS, cached=0),)
+                await two.post(body(2))
+                assert (held(two)[replica.name] == before) is kept, "confirmed, so one miss more is no restart"
+                replica.script = (answers(prompt=TOKENS, cached=TOKENS - 10),)
+                for number in range(3):
+                    await two.post(body(number))
+
+
 @pytest.mark.parametrize(
     "origin",
     [
@@ -264,13 +310,13 @@ async def test_which_process_a_replica_is() -> None:
         state = run.gateway.fleet.named(replica.name)
         assert state
         same = Origin(replica.url, "", None)
-        assert not has_restarted(state, same)
-        assert has_restarted(state, None)
-        assert has_restarted(state, Origin("http://elsewhere", "", None))
+        assert not has_restarted(state, same, 0.0)
+        assert has_restarted(state, None, 0.0)
+        assert has_restarted(state, Origin("http://elsewhere", "", None), 0.0)
         state.started = 50.0
-        assert not has_restarted(state, Origin(replica.url, "", 49.0)), "start times are computed, and drift a little"
-        assert has_restarted(state, Origin(replica.url, "", 40.0))
-        assert not has_restarted(state, Origin(replica.url, "a-pod", 50.0)), "of a member without one nothing is known"
+        assert not has_restarted(state, Origin(replica.url, "", 49.0), 0.0), "start times are computed, and drift a little"
+        assert has_restarted(state, Origin(replica.url, "", 40.0), 0.0)
+        assert not has_restarted(state, Origin(replica.url, "a-pod", 50.0), 0.0), "of a member without one nothing is known"
 
 
 # -- workers
