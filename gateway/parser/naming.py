@@ -1,27 +1,50 @@
 """Finds the model of a request outside of a JSON body: in a form, then in the query.
 
 An alias is refused there, because it cannot be replaced by the model's own name: the replica would get a name that the operator
-uses for another model.
+uses for another model. A caller that may use some models only is refused if the engine might read another model than the
+gateway: in a form that readers read differently, or in a query with several models.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from gateway.config.aliases import Aliases
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.models.outside import form_model, query_model
-from gateway.errors import bad_request
+from gateway.dialects.models.outside import FormModel, form_model, is_usual, query_models
+from gateway.errors import GatewayError, bad_request
+
+_COUNTED: Final = 1 << 20  # bytes in one turn of the event loop
 
 
-async def find_outside(api: ApiRequest, content_type: str, target: str, aliases: Aliases | None) -> None:
-    """Sets the request's model. Large bodies are searched piece by piece. Raises GatewayError 400."""
+async def find_outside(
+    api: ApiRequest, content_type: str, target: str, aliases: Aliases | None, *, restricted: bool = False
+) -> None:
+    """Sets the request's model. Large bodies are searched piece by piece. restricted: the caller may use some models only.
+    Raises GatewayError 400 or 403.
+    """
     form = form_model(api.body, content_type)
     while form is not None and form.step():  # noqa: ASYNC110  (there is no event: other requests have their turns)
         await asyncio.sleep(0)
-    name = (form.name if form else "") or query_model(target)
+    asked = query_models(target)
+    if restricted and not (is_usual(content_type) and len(set(asked)) < 2 and (form is None or await _is_plain(form))):
+        text = "The key is restricted to some models, and the model is not clear. Name it in one field of the form, or once in"
+        raise GatewayError(403, "model_not_clear", f"{text} the query, as usual clients do.", param="model")
+    name = (form.name if form else "") or (asked[-1] if asked else "")
     if name and aliases is not None and aliases.of(name) not in ("", name):
         text = f"{name[:100]!r} is an alias (model_aliases), which only JSON bodies can use: name the model itself"
         text += " (the alias's 'root' in GET /v1/models)."
         raise bad_request(text, "model", "alias_not_supported")
     api.model = name
+
+
+async def _is_plain(form: FormModel) -> bool:
+    """True if all readers find the same fields: no delimiter has other line ends, or follows the end of the form."""
+    if not form.plain:
+        return False
+    body, mark, seen = form.body, form.mark, 0
+    for start in range(0, len(body), _COUNTED):
+        seen += body.count(mark, start, start + _COUNTED + len(mark) - 1)
+        await asyncio.sleep(0)
+    return seen == form.delimiters

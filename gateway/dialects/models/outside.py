@@ -6,6 +6,9 @@
 A form is searched for its delimiters, part by part, and only the heads of parts are parsed: nothing is copied, and the position
 of a file does not matter. A file may be large, so the search is done in steps of STEP_BYTES. Of several fields `model` the last
 one counts, as in engines (which use FastAPI). Bounded: the number of parts, the head of a part, the length of a name.
+
+Readers of forms disagree about unusual ones. For callers that may use some models only, a form counts as read if all readers
+find the same in it (`plain`): each part has one usual disposition, and one field is called `model`.
 """
 
 from __future__ import annotations
@@ -29,24 +32,38 @@ _NAMED: Final = re.compile(
     re.IGNORECASE,
 )
 _PADDING: Final = re.compile(rb"[ \t]*+(\r\n)?+")
+# The head of a part as clients write it (RFC 7578, section 4.2): one disposition, no folded lines, no encoding.
+_LINE: Final = rb"(?:\r\n(?!content-disposition|content-transfer-encoding)[!-9;-~]++:[^\r\n]*+)*+"
+_USUAL: Final = re.compile(
+    _LINE + rb'\r\ncontent-disposition: ?form-data; ?name="([^"\\\r\n]*+)"'
+    rb'(; ?filename="[^"\\\r\n]*+"(?:; ?filename\*=[^;"\s]*+)?+)?+' + _LINE,
+    re.IGNORECASE,
+)
+_USUAL_TYPE: Final = re.compile(r'multipart/form-data; ?boundary=(?:"[^"\\\s]{1,200}"|[^\s;,"]{1,200})', re.IGNORECASE)
+_FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
 
 
 class FormModel:
-    """Searches a form for the field `model`: `step` until the search is over. name: "" if there is none."""
+    """Searches a form for the field `model`: `step` until the search is over. name: "" if there is none. plain: all readers
+    find the same, as far as it was searched, if its delimiter occurs `delimiters` times.
+    """
 
-    __slots__ = ("_at", "_body", "_delimiter", "_parts", "_step_bytes", "name")
+    __slots__ = ("_at", "_delimiter", "_fields", "_step_bytes", "body", "delimiters", "mark", "name", "plain")
 
     def __init__(self, body: bytes, boundary: bytes, step_bytes: int = STEP_BYTES) -> None:
         self.name = ""
-        self._body = body
-        self._delimiter = b"\r\n--" + boundary
-        self._parts = 0
+        self.plain = True
+        self.delimiters = 0
+        self._fields = 0
+        self.body = body
+        self.mark = b"--" + boundary
+        self._delimiter = b"\r\n" + self.mark
         self._step_bytes = step_bytes
         self._at = -1 if body.startswith(self._delimiter[2:]) else 0  # the search's position; -1: begins with a delimiter
 
     def step(self) -> bool:
         """Search some more. False: the search is over. O(step_bytes)."""
-        left, body, delimiter = self._step_bytes, self._body, self._delimiter
+        left, body, delimiter = self._step_bytes, self.body, self._delimiter
         while left > 0:
             until = max(self._at, 0) + left + len(delimiter)
             found = -2 if self._at == -1 else body.find(delimiter, self._at, until)
@@ -55,20 +72,25 @@ class FormModel:
                 return self._at < len(body)
             left -= found - self._at + MAX_HEAD // 8  # each delimiter costs time, too
             self._at = found + len(delimiter)
-            self._parts += 1
-            if self._parts > MAX_PARTS or not self._part():
+            self.delimiters += 1
+            if self.delimiters > MAX_PARTS or not self._part():
                 return False
         return True
 
     def _part(self) -> bool:
         """Read the head behind a delimiter, and the value if this is the field `model`. False: there is no further part."""
-        body, begin = self._body, self._at
+        body, begin = self.body, self._at
         padding = _PADDING.match(body, begin)
         if padding is None or not padding[1]:
-            return not body.startswith(b"--", begin)  # the last delimiter; anything else is content that begins like one
+            last = body.startswith(b"--", begin)
+            self.plain = self.plain and last
+            return not last  # anything else is content that begins like a delimiter
         end = body.find(b"\r\n\r\n", padding.end() - 2, padding.end() + MAX_HEAD)
         if end < 0:
+            self.plain = False
             return False
+        self.plain = self.plain and padding[0] == b"\r\n"
+        self._check_head(padding.end() - 2, end)
         self._at = end + 2  # an empty value is followed by its delimiter at once
         named = _NAMED.search(body, padding.end() - 2, end)
         if named is None or b"filename" in named[0].lower():
@@ -79,9 +101,18 @@ class FormModel:
             self._take(start, stop)
         return True
 
+    def _check_head(self, start: int, end: int) -> None:
+        """Notes a head that readers may read differently, and a second field `model`."""
+        usual = _USUAL.fullmatch(self.body, start, end)
+        if usual is None:
+            self.plain = False
+        elif usual[1].lower() == _FIELD.encode():
+            self._fields += 1
+            self.plain = self.plain and self._fields == 1 and usual[2] is None
+
     def _end_of(self, start: int) -> int:
         """The offset behind the value that begins at `start`; -1: it is too long, or has no end."""
-        body, delimiter = self._body, self._delimiter
+        body, delimiter = self.body, self._delimiter
         at, most = start - 2, start + _MAX_VALUE + len(delimiter)
         while (at := body.find(delimiter, at, most)) >= 0:
             behind = at + len(delimiter)
@@ -92,12 +123,12 @@ class FormModel:
         return -1
 
     def _take(self, start: int, end: int) -> None:
-        name = self._body[start:end].decode("utf-8", "replace")
+        name = self.body[start:end].decode("utf-8", "replace")
         if 0 < len(name) <= MAX_MODEL_CHARS and "\ufffd" not in name:
             self.name = name
 
     def __repr__(self) -> str:
-        return f"<FormModel {self.name!r}, {self._parts} parts>"
+        return f"<FormModel {self.name!r}, {self.delimiters} delimiters>"
 
 
 def form_model(body: bytes, content_type: str, step_bytes: int = STEP_BYTES) -> FormModel | None:
@@ -108,13 +139,19 @@ def form_model(body: bytes, content_type: str, step_bytes: int = STEP_BYTES) -> 
     return FormModel(body, (found[1] or found[2]).encode("utf-8", "surrogateescape"), step_bytes)
 
 
-def query_model(target: str) -> str:
-    """The last `model` in the query of a request's target; "" if there is none. O(length)."""
-    found = ""
+def is_usual(content_type: str) -> bool:
+    """True if all readers read a body of this type in the same way: a form with one boundary, or no form."""
+    kind = content_type.strip().lower()
+    return not kind.startswith(_FORMS) or _USUAL_TYPE.fullmatch(content_type.strip()) is not None
+
+
+def query_models(target: str) -> list[str]:
+    """Each `model` in the query of a request's target. O(length)."""
+    found = list[str]()
     for pair in target.partition("?")[2].split("&"):
         key, equals, value = pair.partition("=")
         if equals and unquote_plus(key) == _FIELD:
             name = unquote_plus(value)
             if 0 < len(name) <= MAX_MODEL_CHARS:
-                found = name
+                found.append(name)
     return found

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gateway.config.kinds import MATCH_ALL
 from gateway.config.parse import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.config.source import LoadedConfig
@@ -35,8 +36,22 @@ class KeysAdvice(Advice):
         for number, issuer in enumerate(KEYS.of(config).oidc):
             for name in ("budget_usd_day", "budget_usd_month"):
                 if getattr(issuer, name) is not None and not config.prices:
-                    text = "a budget is never reached without prices: nothing costs anything"
+                    text = "a tenant with a budget may use no model without a price, and there are no prices"
                     yield Problem(("keys", "oidc", number, name), text)
+        yield from _without_prices(config)
+
+
+def _without_prices(config: Config) -> Iterator[Problem]:
+    """Models of pools that may have no price. A pool without prefixes serves the models that its replicas list, which are
+    unknown at this point.
+    """
+    if not (KEYS.of(config).on and config.prices) or MATCH_ALL in config.prices:
+        return
+    for number, pool in enumerate(config.pools):
+        for index, name in enumerate(pool.models):
+            if not any(name.startswith(priced) for priced in config.prices):
+                text = f"not all models {name!r} have a price: a key with a budget may not use the others (403)"
+                yield Problem(("pools", number, "models", index), text)
 
 
 def _of_the_file(path: Path, *, has_prices: bool) -> Iterator[Problem]:
@@ -54,5 +69,5 @@ def _of_the_file(path: Path, *, has_prices: bool) -> Iterator[Problem]:
         return
     limited = [key for key in keys if key.settings.budget_usd_day is not None or key.settings.budget_usd_month is not None]
     if limited and not has_prices:
-        text = f"{len(limited)} of its keys have a budget, which is never reached without prices: nothing costs anything"
+        text = f"{len(limited)} of its keys have a budget, and may use no model without a price; there are no prices"
         yield Problem(("keys", "url"), text)

@@ -75,7 +75,10 @@ class LimitPhases:
         if reservation.priced:
             expected = Usage(prompt, reservation.output(api.answers, api.output), cached)
             bill = self._meter.bill(api.model, Consumption(expected, api.images))
-            money = bill.total if bill is not None else 0
+            if bill is None:
+                text = f"The model {api.model[:100]!r} has no price, and the key {reservation.account.id} has a budget."
+                raise GatewayError(403, "model_not_priced", text, param="model")
+            money = bill.total
         try:
             reservation.reserve(prompt - cached, money, keys.moment())
         except GatewayError as error:

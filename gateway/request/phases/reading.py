@@ -93,7 +93,9 @@ class ReadPhases:
         exchange.api, exchange.parsed = api, True
         if not dialect.strict:
             if not api.model:
-                await find_outside(api, request.headers.get("Content-Type") or "", request.target, aliases)
+                grant, kind = exchange.caller.grant, request.headers.get("Content-Type") or ""
+                restricted = grant is not None and bool(grant.models)
+                await find_outside(api, kind, request.target, aliases, restricted=restricted)
             api.refers = dialect.refers(record.path)
             if not api.model and (known := self._objects.find(api.refers, exchange.caller)):
                 api.model = known[1]

@@ -124,9 +124,12 @@ def test_the_file_of_keys_is_checked_where_it_is(tmp_path: Path, capsys: pytest.
     keys.write_text(f"keys:\n- {{id: abcdefgh, sha256: {'a' * 64}, tenant: acme}}\n")
     assert checked() == (0, "")
     keys.write_text(f"keys:\n- {{id: abcdefgh, sha256: {'a' * 64}, tenant: acme, budget_usd_month: 5}}\n")
-    assert "3: keys.url: 1 of its keys have a budget, which is never reached without prices" in checked()[1]
-    file.write_text(f"{GOOD}keys:\n  url: {keys}\nprices: {{default: {{input: 1, output: 1}}}}\n")
+    assert "3: keys.url: 1 of its keys have a budget, and may use no model without a price" in checked()[1]
+    priced = f"{GOOD}keys:\n  url: {keys}\nprices: {{default: {{input: 1, output: 1}}}}\n"
+    file.write_text(priced)
     assert checked() == (0, "")
+    file.write_text(priced.replace("{replicas", "{models: ['*'], replicas"))
+    assert "'*' have a price: a key with a budget may not use the others" in checked()[1]
     file.write_text(f"{GOOD}keys:\n  url: {keys}\n")
     keys.unlink()
     os.mkfifo(keys)

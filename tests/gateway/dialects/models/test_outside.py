@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.dialects.api_request import MAX_MODEL_CHARS
-from gateway.dialects.models.outside import MAX_HEAD, MAX_PARTS, FormModel, form_model, query_model
+from gateway.dialects.models.outside import MAX_HEAD, MAX_PARTS, FormModel, form_model, is_usual, query_models
 
 TYPE = "multipart/form-data; boundary=B"
 
@@ -120,6 +120,65 @@ def test_the_content_type(content_type: str, model: str) -> None:
     assert found(b"", content_type) == "no form"
 
 
+ODD = {
+    "a parameter like a file's": form(part('name="model"; xfilename=1', b"m")),
+    "a space behind the sign": form(part('name= "model"', b"m")),
+    "no quotes": form(part("name=model", b"m")),
+    "another name first": form(part('x=y; name="model"', b"m")),
+    "two fields": form(MODEL, MODEL),
+    "two fields in two cases": form(MODEL, part('name="Model"', b"m")),
+    "a file of that name": form(part('name="model"; filename="f"', b"m")),
+    "two dispositions": form(part('name="x"', b"m", 'Content-Disposition: form-data; name="model"')),
+    "a folded line": form(part('name="x"', b"m", "X-A: b", ' name="model"')),
+    "an encoding": form(part('name="model"', b"bQ==", "Content-Transfer-Encoding: base64")),
+    "a backslash": form(part('name="x\\"; y="; name="model"', b"m")),
+    "padding": form(MODEL).replace(b"--B\r", b"--B \r"),
+    "line feeds": form(MODEL) + form(MODEL).replace(b"\r\n", b"\n"),
+    "a second form": form(MODEL) + form(MODEL),
+    "like a delimiter": form(MODEL, part('name="x"', b"\r\n--BB")),
+    "too many": form(*[part('name="x"', b"")] * MAX_PARTS, MODEL),
+}
+
+
+@pytest.mark.parametrize("body", ODD.values(), ids=ODD)
+def test_a_form_that_readers_read_differently_is_not_plain(body: bytes) -> None:
+    made = form_model(body, TYPE)
+    assert made
+    while made.step():
+        pass
+    assert not (made.plain and body.count(b"--B") == made.delimiters)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[FILE, MODEL], [MODEL], [part('name="x"; filename="a"; filename*=utf-8\'\'a', b""), MODEL, part('name="models"', b"x")]],
+)
+def test_forms_of_usual_clients_are_plain(parts: list[bytes]) -> None:
+    made = form_model(form(*parts), TYPE)
+    assert made
+    while made.step():
+        pass
+    assert made.plain
+    assert (made.name, made.delimiters) == ("whisper-1", len(parts) + 1)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "usual"),
+    [
+        ("application/json", True),
+        ("", True),
+        (TYPE, True),
+        ('multipart/form-data; boundary="B"', True),
+        ("multipart/form-data; charset=utf-16; boundary=B", False),
+        ("multipart/form-data; boundary=B; boundary=C", False),
+        ("multipart/mixed; boundary=B", False),
+        ("application/x-www-form-urlencoded", False),
+    ],
+)
+def test_types_of_forms_that_readers_read_differently(content_type: str, usual: bool) -> None:
+    assert is_usual(content_type) == usual
+
+
 def test_the_last_field_counts_as_in_engines() -> None:
     assert found(form(part('name="model"', b"a"), MODEL)) == "whisper-1"
 
@@ -167,11 +226,11 @@ queries = st.lists(
 @given(queries)
 def test_the_query_s_last_one_counts(pairs: list[tuple[str, str]]) -> None:
     target = "/v1/files?" + "&".join(f"{key}={value}" for key, value in pairs)
-    assert query_model(target) == (parse_qs(urlsplit(target).query).get("model") or [""])[-1]
+    assert query_models(target) == (parse_qs(urlsplit(target).query).get("model") or [])
 
 
 @pytest.mark.parametrize(
     "target", ["/v1/model=a", "/v1/x?", "/v1/x?model", "/v1/x?model=", "/v1/x?&&=&model=" + "x" * 300, "/v1/x?models=a"]
 )
 def test_a_query_without_a_model(target: str) -> None:
-    assert query_model(target) == ""
+    assert query_models(target) == []

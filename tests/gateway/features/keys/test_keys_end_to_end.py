@@ -398,6 +398,41 @@ async def test_an_absurd_usage_does_not_take_the_budget(tmp_path: Path) -> None:
         assert [(await run.post(headers=bearer(key)))[0] for _ in range(3)] == [200] * 3
 
 
+@pytest.mark.parametrize(
+    ("query", "field", "more", "status"),
+    [
+        ("", b'name="model"', b"", 200),
+        ("?model=m", b'name="purpose"', b"", 200),
+        ("", b'name= "model"', b"", 403),
+        ("", b'name="model"', b'--B\r\nContent-Disposition: form-data; name= "model"\r\n\r\nother\r\n', 403),
+        ("?model=other&model=m", b'name="purpose"', b"", 403),
+        ("?model=m", b'name="model"; x=1', b"", 403),
+    ],
+)
+async def test_an_unclear_model_is_none_that_a_restricted_key_may_use(
+    tmp_path: Path, query: str, field: bytes, more: bytes, status: int
+) -> None:
+    body = b"--B\r\nContent-Disposition: form-data; %b\r\n\r\nm\r\n%b--B--\r\n" % (field, more)
+    path, kind = f"/v1/audio/transcriptions{query}", {"Content-Type": "multipart/form-data; boundary=B"}
+    async with FakeReplica([answers()], listing=models("m", "other")) as replica, keyed(tmp_path, replica) as run:
+        (_, listed), (_, free) = await made(run, models=["m"]), await made(run)
+        assert (await run.post(body, path, headers={**bearer(listed), **kind}))[0] == status
+        assert (await run.post(body, path, headers={**bearer(free), **kind}))[0] in (200, 400)
+
+
+async def test_a_model_without_a_price_is_not_for_a_budget(tmp_path: Path) -> None:
+    listing = models("m", "free")
+    async with FakeReplica([answers()], listing=listing) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        (_, poor), (_, rich) = await made(run, budget_usd_day=1.0), await made(run)
+        statuses = [
+            (await run.post({**BODY, "model": model}, headers=bearer(key)))[0]
+            for key in (poor, rich)
+            for model in ("m", "free")
+        ]
+        assert statuses == [200, 403, 200, 200]
+        assert len(replica.requests) == 3
+
+
 async def test_a_restart_does_not_forget_what_was_spent(tmp_path: Path) -> None:
     async with FakeReplica([answers(prompt=10**6, cached=0)]) as replica:
         async with keyed(tmp_path, replica, prices=PRICES) as run:
@@ -525,7 +560,7 @@ async def test_what_is_not_known_of_a_rotation_is_refused(tmp_path: Path) -> Non
 
 
 async def test_a_time_long_ago_is_not_never(tmp_path: Path) -> None:
-    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
         _, key = await made(run, expires_at="1970-01-01")
         assert (await run.post(headers=bearer(key)))[0] == 401
         _, poor = await made(run, budget_usd_day=1e-14)
