@@ -240,8 +240,8 @@ class Exchange:
 
     def call(self, body: bytes) -> ReplicaCall:
         """The request for any replica, with this body."""
-        request = self.request
-        headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), self.record.id.encode("ascii"))
+        request, record = self.request, self.record
+        headers = b"%bX-Request-Id: %b\r\n" % (request.upstream_headers(), (record.sent_id or record.id).encode("ascii"))
         via = request.headers.get(VIA_HEADER)
         call = ReplicaCall(request.method, request.target, headers, body, repeatable=self._is_repeatable(), via=via)
         call.upgrades = request.upgrades

@@ -48,7 +48,7 @@ from gateway.request.phases.choosing import ChoosePhase
 from gateway.request.phases.ending import EndPhase
 from gateway.request.phases.reading import ReadPhases
 from gateway.request.phases.replies import Replies
-from gateway.request.record import SettledRequest, request_id, tenant_label
+from gateway.request.record import new_record, tenant_label
 from gateway.request.running import RunningRequests
 
 log = logging.getLogger("warmroute.gateway")
@@ -155,7 +155,7 @@ class Lifecycle:
             self.ending.unread(exchange.record)
 
     def _begin(self, request: ClientRequest, begun: float) -> Exchange:
-        record = SettledRequest(request_id(request.headers.get(REQUEST_ID_HEADER)), request.path, begun)
+        record = new_record(request.headers.get(REQUEST_ID_HEADER), request.path, begun)
         exchange = Exchange(request, self.dialects.at(request.path), record)
         for begin in self.extensions.begun:
             begin(exchange)

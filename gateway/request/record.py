@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import random
+import os
 import re
+from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,9 +17,7 @@ from router import Booking
 
 UNKNOWN: Final = "unknown"
 NO_TENANT: Final = "none"  # tenant in logs and metrics of requests without one
-# An id must be unique; it need not be secret.
-_BEGIN: Final = f"{random.SystemRandom().getrandbits(96):024x}"
-_numbers = itertools.count(1)
+_ID_BYTES: Final = 16
 _UNSAFE: Final = re.compile(r"[^ -~]")
 _SAFE_ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 # A replica may answer with any of 900 codes: codes without a standard are counted by their class.
@@ -31,11 +29,25 @@ def code_label(status: int) -> str:
     return _CODES.get(status) or f"{status // 100}xx"
 
 
-def request_id(offered: str | None) -> str:
-    """The client's x-request-id if it is safe in a log and a header, else a new one."""
-    if offered and _SAFE_ID.fullmatch(offered):
-        return offered
-    return f"wr-{_BEGIN}-{next(_numbers)}"
+def _new_ids() -> Iterator[str]:
+    """Random ids: engines take them for their own, so no client may know one before its request runs."""
+    while True:
+        digits = os.urandom(256 * _ID_BYTES).hex()
+        for at in range(0, len(digits), 2 * _ID_BYTES):
+            yield f"wr-{digits[at : at + 2 * _ID_BYTES]}"
+
+
+_ids: Final = _new_ids()
+
+
+def new_record(offered: str | None, path: str, begun: float) -> SettledRequest:
+    """The record of a new request. Its id is the client's x-request-id if that is safe in a log and a header."""
+    own = next(_ids)
+    if not (offered and _SAFE_ID.fullmatch(offered)):
+        return SettledRequest(own, path, begun)
+    record = SettledRequest(offered, path, begun)
+    record.sent_id = own
+    return record
 
 
 def tenant_label(tenant: str) -> str:
@@ -116,9 +128,10 @@ class UsageRecord:
 class SettledRequest:
     """The record of one request. Times are readings of the gateway's clock, in seconds; None: that point was not reached.
 
-    status: the client's, in the end. code: of the error that is its answer, or "". booking: None if no replica was chosen.
-    breakpoint: set by an observer. cancelled: its client has cancelled it, so a missing end is no error. slots: values of
-    features (`slots.py`), or None. fields: further fields of its line in the log, from features.
+    id: for the client and the log. sent_id: for replicas, "" if it is the same. status: the client's, in the end. code: of the
+    error that is its answer, or "". booking: None if no replica was chosen. breakpoint: set by an observer. cancelled: its
+    client has cancelled it, so a missing end is no error. slots: values of features (`slots.py`), or None. fields: further
+    fields of its line in the log, from features.
     """
 
     booking: Booking | None = None
@@ -128,6 +141,7 @@ class SettledRequest:
     ended = 0.0
     error = ""
     fields: dict[str, Any] | None = None
+    sent_id = ""
     slots: dict[Any, Any] | None = None
     status = 500
 

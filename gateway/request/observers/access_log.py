@@ -48,7 +48,8 @@ def _estimates(used: Consumption) -> dict[str, Any]:
 def _waited_and_noted(request: SettledRequest) -> dict[str, Any]:
     """Fields that few requests have."""
     waited = {"queued_s": _microseconds(request.placement.queued_s)} if request.placement.queued_s else {}
-    return {**waited, **(request.fields or {})}
+    sent = {"sent_id": request.sent_id} if request.sent_id else {}
+    return {**sent, **waited, **(request.fields or {})}
 
 
 def _line(request: SettledRequest) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _line(request: SettledRequest) -> dict[str, Any]:
     }
     if used and used.estimated:
         line |= _estimates(used)
-    if placement.queued_s or request.fields:
+    if placement.queued_s or request.fields or request.sent_id:
         line |= _waited_and_noted(request)
     if usage and usage.written:
         line["cache_write_tokens"] = usage.written

@@ -73,7 +73,7 @@ async def test_a_request_reaches_the_replica_as_it_was_sent() -> None:
         assert (sent.body, sent.path) == (raw, "/v1/chat/completions?x=%2F1")
         assert sent.headers["authorization"] == "Bearer s"
         assert sent.headers["traceparent"] == "00-a-b-01"
-        assert sent.headers["x-request-id"] == answer["X-Request-Id"] == "id-1"
+        assert answer["X-Request-Id"] == "id-1"
         assert sent.headers["host"] == replica.name
         assert "x-hop" not in sent.headers
 
@@ -496,3 +496,16 @@ async def test_an_error_has_our_server_header_on_every_path() -> None:
         for path in ("/v1/chat/completions", "/v1/nothing", "/nothing"):
             _, headers, _ = await run.post({"model": "unknown", "messages": []}, path)
             assert headers["Server"] == "warmroute", path
+
+
+async def test_a_replicas_id_of_a_request_cannot_be_foreseen_or_claimed(
+    request_lines: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """Engines refuse, or end, a second request with an id that runs already."""
+    async with FakeReplica() as replica, running(replica) as run:
+        answers = [(await run.post(headers=headers))[1]["X-Request-Id"] for headers in ({}, {}, {"X-Request-Id": "mine"})]
+        sent = [each.headers["x-request-id"] for each in replica.requests]
+        assert answers == [*sent[:2], "mine"]
+        assert len({each[:8] for each in sent}) == 3, "nothing of it repeats"
+        line = request_lines()[-1]
+        assert (line["id"], line["sent_id"]) == ("mine", sent[2])

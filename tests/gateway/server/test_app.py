@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from gateway.request.record import code_label, request_id, tenant_label
+from gateway.request.record import code_label, new_record, tenant_label
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.support.fakes import FakeReplica, answers, http, writes
@@ -136,6 +136,9 @@ async def test_what_a_wrong_base_url_or_a_proxy_makes_of_a_path_has_a_hint(metho
 
 
 async def test_request_ids_that_could_break_a_log_are_replaced() -> None:
+    def request_id(offered: str | None) -> str:
+        return new_record(offered, "/", 0.0).id
+
     assert request_id("abc-1:2/3") == "abc-1:2/3"
     for bad in (None, "", "a b", "x\ny", "é", "x" * 200, '"'):
         assert request_id(bad).startswith("wr-")
