@@ -13,17 +13,18 @@ from gateway.features.translation.translation import Translation
 
 class TranslatedAnswers(Answers):
     """The answers to one request. echo: the part of the request that the answer repeats (`TranslatedRequest`). seed: the
-    request's id.
+    request's id. estimate: of the prompt's tokens, for answers that begin before the engine reports them.
     """
 
-    def __init__(self, translation: Translation, echo: bytes, seed: str) -> None:
+    def __init__(self, translation: Translation, echo: bytes, seed: str, estimate: int) -> None:
         self.translated = True
         self._translation = translation
         self._echo = echo
         self._seed = seed
+        self._estimate = estimate
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return self._translation.reader(self._echo, self._seed)
+        return self._translation.reader(self._echo, self._seed, self._estimate)
 
     def opening(self, data: bytes) -> StreamOpening | None:
         return None if begins_well(data) else ChatOpening()
@@ -32,7 +33,7 @@ class TranslatedAnswers(Answers):
         return usage_of(body, parse_usage)
 
     def whole(self, body: bytes) -> bytes:
-        return self._translation.answer(body, self._echo, self._seed)
+        return self._translation.answer(body, self._echo, self._seed, self._estimate)
 
     def error(self, status: int, body: bytes) -> bytes:
         return self._translation.error(status, body, self._seed)

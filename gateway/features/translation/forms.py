@@ -20,7 +20,7 @@ from gateway.request.forms import Form
 from gateway.upstream.client import ReplicaCall
 from gateway.upstream.headers import with_bearer
 
-OPERATION: Final = "translate"  # an operation of the parser process: dialect -> body, echo
+OPERATION: Final = "translate"  # an operation of the parser process: dialect -> body, echo, left_out
 _INLINE_BYTES: Final = 1 << 16  # largest body that is translated in the event loop
 
 
@@ -48,7 +48,10 @@ class TranslatedForm(Form):
         else:
             client = exchange.request.lease.account.client
             request = TranslatedRequest(*await self._process.run((OPERATION, name), body, client))
-        answers = TranslatedAnswers(translation, request.echo, exchange.record.id)
+        if request.left_out:
+            exchange.record.fields = {**(exchange.record.fields or {}), "left_out": list(request.left_out)}
+        estimate = exchange.booking.decision.prompt_tokens
+        answers = TranslatedAnswers(translation, request.echo, exchange.record.id, estimate)
         exchange.rewrite(RewrittenRequest(request.body, answers))
 
     def call(self, exchange: Exchange, replica: ReplicaState, call: ReplicaCall) -> ReplicaCall:

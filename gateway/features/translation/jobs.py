@@ -6,9 +6,9 @@ from gateway.dialects.json_structure import exceeds, too_complex
 from gateway.features.translation.table import TRANSLATIONS
 
 
-def translate(body: bytes, name: str) -> tuple[bytes, bytes]:
+def translate(body: bytes, name: str) -> tuple[bytes, bytes, list[str]]:
     """The fields of a TranslatedRequest. name: of the dialect. Raises GatewayError."""
     if exceeds(body):
         raise too_complex()
     translated = TRANSLATIONS[name].request(body)
-    return translated.body, translated.echo
+    return translated.body, translated.echo, list(translated.left_out)

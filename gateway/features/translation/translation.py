@@ -4,8 +4,8 @@
                                                   ├──► stream ── TranslatingReader, EventWriter ──► the dialect's events
                                                   └──► error ── error ──► the dialect's
 
-Pure: bytes in, bytes out. A field that chat cannot express is a GatewayError 400 that names it: nothing that would change the
-answer is dropped silently.
+Pure: bytes in, bytes out. What chat has no form for follows one table of rules (`rules.py`): it becomes text, is left out with
+a reason, or is a GatewayError 400 that names it. Nothing is dropped silently.
 
 The end of a stream is written when the chat stream ends ([DONE]), because its usage is known only then.
 
@@ -15,6 +15,7 @@ engine that gave up are failures of the replica.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -47,13 +48,16 @@ _ERROR_NAME: Final = (b"event: error", b"event:error")
 
 
 class TranslatedRequest:
-    """body: the chat request. echo: JSON that the answer repeats of the request, as its dialect wants that; b"": nothing."""
+    """body: the chat request. echo: JSON that the answer repeats of the request, as its dialect wants that; b"": nothing.
+    left_out: parts of the request that chat has no form for, with reasons.
+    """
 
-    __slots__ = ("body", "echo")
+    __slots__ = ("body", "echo", "left_out")
 
-    def __init__(self, body: bytes, echo: bytes = b"") -> None:
+    def __init__(self, body: bytes, echo: bytes = b"", left_out: Sequence[str] = ()) -> None:
         self.body = body
         self.echo = echo
+        self.left_out = left_out
 
 
 class EventWriter:
@@ -100,9 +104,10 @@ class Translation:
         """
         raise NotImplementedError
 
-    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
+    def answer(self, body: bytes, echo: bytes, seed: str = "", estimate: int = 0) -> bytes:
         """A whole chat completion as the dialect's answer. Raises ReplicaFailure "garbage" if it is not a chat completion.
-        seed: distinguishes the answer's ids from other requests' ids, because engines repeat ids.
+        seed: distinguishes the answer's ids from other requests' ids, because engines repeat ids. estimate: of the prompt's
+        tokens, where the engine does not report them.
         """
         raise NotImplementedError
 
@@ -110,12 +115,12 @@ class Translation:
         """The body of a replica's error in the dialect's format. body: the replica's body, cut to a few kB."""
         raise NotImplementedError
 
-    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
+    def writer(self, echo: bytes, seed: str = "", estimate: int = 0) -> EventWriter:
         raise NotImplementedError
 
-    def reader(self, echo: bytes, seed: str = "") -> TranslatingReader:
+    def reader(self, echo: bytes, seed: str = "", estimate: int = 0) -> TranslatingReader:
         """For one answer's stream."""
-        return TranslatingReader(self.writer(echo, seed))
+        return TranslatingReader(self.writer(echo, seed, estimate))
 
 
 class TranslatingReader(StreamReader):

@@ -23,7 +23,7 @@ _CALLED: Final = ("stop", "tool_calls", "function_call", "")  # reasons of an an
 _REASONS: Final[Mapping[str, str]] = {"length": "max_tokens", "content_filter": "refusal"}
 
 
-def message_of(body: bytes, echo: Echo) -> bytes:
+def message_of(body: bytes, echo: Echo, estimate: int = 0) -> bytes:
     """The Messages answer. Raises ReplicaFailure "garbage" if the body is no chat completion. O(length)."""
     chat = WholeChat(body)
     id_, message, content = message_id(chat.answer), chat.message, list[Any]()
@@ -36,7 +36,7 @@ def message_of(body: bytes, echo: Echo) -> bytes:
             content.append({"type": "text", "text": text})
         _add_calls(content, message, id_)
         stop_reason, sequence = ending(chat.reason, chat.stop, echo, called=bool(message.calls))
-    written = start_of(chat.answer, id_)
+    written = start_of(chat.answer, id_, estimate)
     written["content"] = content
     written["stop_reason"], written["stop_sequence"] = stop_reason, sequence
     try:
@@ -69,8 +69,10 @@ def _input(arguments: str) -> Any:
 # -- also for streams
 
 
-def start_of(answer: Mapping[str, Any], id_: str) -> dict[str, Any]:
-    """A message without its content. answer: a completion, or a chunk of a stream."""
+def start_of(answer: Mapping[str, Any], id_: str, estimate: int) -> dict[str, Any]:
+    """A message without its content. answer: a completion, or a chunk of a stream, which rarely has the usage yet: until then
+    the estimate counts, because clients decide by it when to compact.
+    """
     model = answer.get("model")
     return {
         "id": id_,
@@ -80,7 +82,7 @@ def start_of(answer: Mapping[str, Any], id_: str) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": counts_of(parse_usage(answer)),
+        "usage": counts_of(parse_usage(answer), estimate),
     }
 
 
@@ -118,10 +120,10 @@ def ending(reason: str, stop: str, echo: Echo, *, called: bool) -> tuple[str, st
     return _REASONS.get(reason, "end_turn"), None
 
 
-def counts_of(usage: Usage | None) -> dict[str, int]:
-    """Counts of the cache are there if the engine reports them: missing is not zero."""
+def counts_of(usage: Usage | None, estimate: int) -> dict[str, int]:
+    """Counts of the cache are there if the engine reports them: missing is not zero. estimate: of the prompt's tokens."""
     if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
+        return {"input_tokens": estimate, "output_tokens": 0}
     counts = {"input_tokens": max(0, usage.prompt - (usage.cached or 0) - usage.written)}
     if usage.cached is not None or usage.written:
         counts["cache_creation_input_tokens"] = usage.written

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.errors import GatewayError, bad_request
+from gateway.features.translation.rules import Omissions, text_for
 
 
 def kind_of(block: Any, where: str, number: int) -> str:
@@ -32,23 +33,17 @@ def string_of(holder: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def unknown(block: dict[str, Any], where: str, number: int) -> GatewayError:
-    place = f"{where}[{number}].type"
-    text = f"{place}: a block of type {str(block.get('type'))[:50]!r} cannot be given to the replicas of this model here."
-    return bad_request(text, place)
-
-
-def add_parts(parts: list[Any], block: Any, where: str, number: int) -> None:
-    """Converts a text, image or document block to parts of a message. Raises GatewayError 400 for any other."""
+def add_parts(parts: list[Any], block: Any, where: str, number: int, left_out: Omissions) -> None:
+    """Converts a block to parts of a message: a text, an image, a document, or any other by its rule (`rules.py`)."""
     kind = kind_of(block, where, number)
     if kind == "text":
         parts.append({"type": "text", "text": text_of(block, where, number)})
     elif kind == "image":
         parts.append(_image(block, f"{where}[{number}].source"))
     elif kind == "document":
-        _add_document(parts, block, f"{where}[{number}]")
-    else:
-        raise unknown(block, where, number)
+        _add_document(parts, block, f"{where}[{number}]", left_out)
+    elif text := text_for(block, left_out):
+        parts.append(_text(text))
 
 
 def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
@@ -63,12 +58,11 @@ def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _add_document(parts: list[Any], block: dict[str, Any], where: str) -> None:
+def _add_document(parts: list[Any], block: dict[str, Any], where: str, left_out: Omissions) -> None:
     """A text document with its title and context, or a PDF as a file."""
     citations = block.get("citations")
     if isinstance(citations, dict) and citations.get("enabled"):
-        place = f"{where}.citations"
-        raise bad_request(f"{place}: the replicas of this model do not cite.", place)
+        left_out.add("citations", "no model here cites")
     title, context = block.get("title"), block.get("context")
     heads = [head for head in (title, context) if isinstance(head, str) and head]
     place = f"{where}.source"
@@ -83,12 +77,12 @@ def _add_document(parts: list[Any], block: dict[str, Any], where: str) -> None:
         name = title if isinstance(title, str) and title else "document.pdf"
         parts.append({"type": "file", "file": {"filename": name, "file_data": url}})
     elif kind == "content":
-        _add_inner(parts, source.get("content"), f"{place}.content")
+        _add_inner(parts, source.get("content"), f"{place}.content", left_out)
     else:
         raise _no_source(place, "'text', 'base64' or 'content'")
 
 
-def _add_inner(parts: list[Any], content: Any, where: str) -> None:
+def _add_inner(parts: list[Any], content: Any, where: str, left_out: Omissions) -> None:
     """The content of a document: a text, or text and image blocks."""
     if isinstance(content, str):
         parts.append(_text(content))
@@ -96,9 +90,9 @@ def _add_inner(parts: list[Any], content: Any, where: str) -> None:
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of content blocks.", where)
     for number, block in enumerate(content):
-        if kind_of(block, where, number) == "document":  # documents do not nest
-            raise unknown(block, where, number)
-        add_parts(parts, block, where, number)
+        if kind_of(block, where, number) == "document":
+            raise bad_request(f"{where}[{number}].type: documents do not nest.", f"{where}[{number}].type")
+        add_parts(parts, block, where, number, left_out)
 
 
 def _text(text: str) -> dict[str, Any]:

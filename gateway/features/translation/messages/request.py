@@ -4,7 +4,7 @@ Content and order stay the same, so that an engine makes the same prompt as from
 conversation, this module everything else. Omitted are fields that do not concern the answer, or that chat engines do not
 reliably accept: `metadata`, `service_tier`, `cache_control` (used by the gateway), `thinking` and `output_config.effort`
 (thinking depends on the model's template; engines differ in names and values), `context_management`, `container`, other betas.
-Features of Anthropic's servers (server tools, MCP) are refused.
+Parts of the request that chat has no form for follow `rules.py`, and tools `tools.py`.
 
 `max_tokens: 0` computes only the prompt. Chat has no such request, so one token is requested and dropped.
 """
@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.dialects.anthropic.prompt import chat_tool
 from gateway.dialects.body import json_object, model_of, wants_stream
 from gateway.dialects.prompt.canonical import to_json
 from gateway.errors import bad_request
 from gateway.features.translation.messages.echo import Echo
+from gateway.features.translation.messages.tools import MessageTools
 from gateway.features.translation.messages.turns import chat_messages, system_text
+from gateway.features.translation.rules import Omissions
 from gateway.features.translation.translation import TranslatedRequest
 
 # Equal in both. The last ones are extensions of engines that change the prompt or select its cache.
@@ -34,18 +35,18 @@ _COPIED: Final = (
     "add_generation_prompt",
     "continue_final_message",
 )
-_CLIENT_TOOLS: Final = (None, "custom")
 _CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_request(raw: bytes) -> TranslatedRequest:
     """Raises GatewayError 400 that names the field that chat cannot express. O(length)."""
     body = json_object(raw)
-    chat: dict[str, Any] = {"model": model_of(body), "messages": _conversation(body)}
+    left_out = Omissions()
+    chat: dict[str, Any] = {"model": model_of(body), "messages": _conversation(body, left_out)}
     for name in _COPIED:
         if body.get(name) is not None:
             chat[name] = body[name]
-    _add_tools(chat, body)
+    _add_tools(chat, body, left_out)
     _add_format(chat, body)
     stops = _stops(body.get("stop_sequences"))
     if stops:
@@ -57,51 +58,31 @@ def chat_request(raw: bytes) -> TranslatedRequest:
     if wants_stream(body):
         chat["stream"] = True
         chat["stream_options"] = {"include_usage": True}
-    return TranslatedRequest(to_json(chat), Echo(stops, empty=empty).written())
+    return TranslatedRequest(to_json(chat), Echo(stops, empty=empty).written(), left_out.found)
 
 
-def _conversation(body: Mapping[str, Any]) -> list[Any]:
-    system = system_text(body.get("system"))
-    turns = chat_messages(body.get("messages"))
+def _conversation(body: Mapping[str, Any], left_out: Omissions) -> list[Any]:
+    system = system_text(body.get("system"), left_out)
+    turns = chat_messages(body.get("messages"), left_out)
     return turns if system is None else [{"role": "system", "content": system}, *turns]
 
 
-def _add_tools(chat: dict[str, Any], body: Mapping[str, Any]) -> None:
-    if body.get("mcp_servers"):
-        raise bad_request(
-            "mcp_servers: the replicas of this model do not run tools; connect to them in the client.", "mcp_servers"
-        )
-    tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise bad_request("'tools' must be a list.", "tools")
-    if tools:
-        for number, tool in enumerate(tools):
-            _require_function(tool, number)
-        chat["tools"] = [chat_tool(tool, number) for number, tool in enumerate(tools)]
+def _add_tools(chat: dict[str, Any], body: Mapping[str, Any], left_out: Omissions) -> None:
+    tools = MessageTools(body, left_out)
+    if tools.functions:
+        chat["tools"] = tools.functions
     choice = body.get("tool_choice")
     if choice is not None:
-        _add_choice(chat, choice)
+        _add_choice(chat, choice, tools)
 
 
-def _require_function(tool: Any, number: int) -> None:
-    where = f"tools[{number}]"
-    if not isinstance(tool, dict):
-        raise bad_request(f"{where} must be an object with 'name' and 'input_schema'.", where)
-    kind = tool.get("type")
-    if kind not in _CLIENT_TOOLS:
-        text = f"{where}.type: {str(kind)[:50]!r} is a tool of Anthropic's; the replicas of this model know only custom tools."
-        raise bad_request(text, f"{where}.type")
-    for name, type_, wanted in (("name", str, "a string"), ("input_schema", dict, "an object")):
-        if not isinstance(tool.get(name), type_):
-            raise bad_request(f"{where}.{name} is required and must be {wanted}.", f"{where}.{name}")
-
-
-def _add_choice(chat: dict[str, Any], choice: Any) -> None:
+def _add_choice(chat: dict[str, Any], choice: Any, tools: MessageTools) -> None:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "tool":
         name = choice.get("name")
         if not isinstance(name, str):
             raise bad_request("tool_choice.name is required and must be a string.", "tool_choice.name")
+        tools.require(name)
         chat["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
         if "tools" in chat or kind == "any":  # without tools, engines refuse other choices

@@ -102,8 +102,9 @@ class _Block:
 class MessageWriter(EventWriter):
     """Writes one answer."""
 
-    def __init__(self, echo: Echo) -> None:
+    def __init__(self, echo: Echo, estimate: int = 0) -> None:
         self._echo = echo
+        self._estimate = estimate  # of the prompt's tokens
         self._id = ""
         self._blocks = deque[_Block]()  # blocks that have not ended
         self._calls = list[_Block]()  # by number
@@ -114,7 +115,7 @@ class MessageWriter(EventWriter):
 
     def begin(self, chunk: dict[str, Any]) -> bytes:
         self._id = message_id(chunk)
-        return _event({"type": "message_start", "message": start_of(chunk, self._id)})
+        return _event({"type": "message_start", "message": start_of(chunk, self._id, self._estimate)})
 
     def delta(self, piece: ChatPiece) -> bytes:
         if self._echo.empty:
@@ -145,7 +146,7 @@ class MessageWriter(EventWriter):
         reason = "length" if self._echo.empty else reason
         stop_reason, sequence = ending(reason, self._stop, self._echo, called=any(block.index >= 0 for block in self._calls))
         delta = {"stop_reason": stop_reason, "stop_sequence": sequence}
-        out.append(_event({"type": "message_delta", "delta": delta, "usage": counts_of(usage)}))
+        out.append(_event({"type": "message_delta", "delta": delta, "usage": counts_of(usage, self._estimate)}))
         out.append(_event({"type": "message_stop"}))
         return b"".join(out)
 

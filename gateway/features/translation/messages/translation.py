@@ -27,8 +27,8 @@ class MessagesTranslation(Translation):
     def request(self, raw: bytes) -> TranslatedRequest:
         return chat_request(raw)
 
-    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
-        return message_of(body, read_echo(echo))
+    def answer(self, body: bytes, echo: bytes, seed: str = "", estimate: int = 0) -> bytes:
+        return message_of(body, read_echo(echo), estimate)
 
     def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
         """The engine's message, in any format; text that is not JSON is used as it is."""
@@ -40,5 +40,5 @@ class MessagesTranslation(Translation):
         error = GatewayError(status, "replica_error", message or f"The replica answered with status {status}.")
         return error_body(error, request_id)
 
-    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
-        return MessageWriter(read_echo(echo))
+    def writer(self, echo: bytes, seed: str = "", estimate: int = 0) -> EventWriter:
+        return MessageWriter(read_echo(echo), estimate)

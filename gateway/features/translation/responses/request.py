@@ -15,6 +15,7 @@ from gateway.dialects.prompt.canonical import to_json
 from gateway.errors import bad_request
 from gateway.features.translation.responses.tools import ChatTools
 from gateway.features.translation.responses.turns import chat_messages
+from gateway.features.translation.rules import Omissions
 from gateway.features.translation.translation import TranslatedRequest
 
 # These need a server that stores objects.
@@ -22,13 +23,21 @@ _KEPT: Final[Mapping[str, str]] = {
     "previous_response_id": "Send the whole conversation in 'input'.",
     "conversation": "Send the whole conversation in 'input'.",
     "prompt": "Send the prompt in 'instructions' and 'input'.",
-    "context_management": "Compact the conversation before it is sent.",
 }
 _LEFT_OUT: Final = frozenset(
     [
         *_KEPT,
         *("instructions", "input", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens", "text", "reasoning"),
-        *("background", "include", "max_tool_calls", "truncation", "top_logprobs", "stream", "stream_options"),
+        *(
+            "background",
+            "context_management",
+            "include",
+            "max_tool_calls",
+            "truncation",
+            "top_logprobs",
+            "stream",
+            "stream_options",
+        ),
         *("store", "metadata", "client_metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("safety_identifier", "service_tier"),
         # Fields of chat that Responses does not have.
@@ -61,9 +70,12 @@ def chat_request(raw: bytes) -> TranslatedRequest:
     """Raises GatewayError 400 that names the field. O(length)."""
     body = json_object(raw)
     _refuse(body)
-    tools = ChatTools(body.get("tools"))
+    left_out = Omissions()
+    tools = ChatTools(body.get("tools"), left_out)
+    if body.get("context_management") is not None:
+        left_out.add("context_management", "nothing here compacts a conversation")
     chat = {key: value for key, value in body.items() if key not in _LEFT_OUT}
-    chat["messages"] = chat_messages(body.get("instructions"), body.get("input"))
+    chat["messages"] = chat_messages(body.get("instructions"), body.get("input"), left_out)
     _add_tools(chat, body, tools)
     if body.get("max_output_tokens") is not None:
         chat["max_tokens"] = body["max_output_tokens"]
@@ -71,7 +83,7 @@ def chat_request(raw: bytes) -> TranslatedRequest:
     _add_reasoning(chat, body.get("reasoning"))
     if body.get("stream") is True:
         chat["stream"], chat["stream_options"] = True, {"include_usage": True}
-    return TranslatedRequest(to_json(chat), _echo(body, tools))
+    return TranslatedRequest(to_json(chat), _echo(body, tools), left_out.found)
 
 
 def _refuse(body: Mapping[str, Any]) -> None:

@@ -215,8 +215,12 @@ class ResponseWriter(EventWriter):
             out = self._event(b"response.custom_tool_call_input.delta", b'%b,"delta":"%b"' % (place, given))
             out += self._event(b"response.custom_tool_call_input.done", b'%b,"input":"%b"' % (place, given))
         else:
+            out = b""
+            if not given.strip():  # of a tool without parameters; clients parse them
+                given = b"{}"
+                out = self._event(b"response.function_call_arguments.delta", b'%b,"delta":"%b"' % (place, given))
             fields = b'%b,"name":%b,"arguments":"%b"' % (place, orjson.dumps(head.tool.name), given)
-            out = self._event(b"response.function_call_arguments.done", fields)
+            out += self._event(b"response.function_call_arguments.done", fields)
         return out + self._done(call.index, head.json(given, status))
 
     # -- all of them

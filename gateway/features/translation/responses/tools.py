@@ -3,8 +3,9 @@
     function              the same function
     custom                a function with one text argument, `input`; a grammar is described to the model, not enforced
     namespace             its tools, as functions whose names begin with the namespace's name
-    web_search            omitted: a model may search, but need not; Codex offers it in every request
-    tools of a server     error 400: nothing here can run them (file_search, mcp, code_interpreter ...)
+    web_search            left out: a model may search, but need not; Codex offers it in every request
+    tools of a server     left out beside other tools (file_search, mcp, code_interpreter ...); a request with nothing else
+                          is for that tool: error 400
     tools with their own  error 400: a model knows them by training only (local_shell, shell, apply_patch, computer)
     format
 
@@ -19,7 +20,8 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.responses.prompt import chat_tool
-from gateway.errors import bad_request
+from gateway.errors import GatewayError, bad_request
+from gateway.features.translation.rules import Omissions, tool_refusal
 
 INPUT: Final = "input"  # the argument of a custom tool's function
 
@@ -61,10 +63,12 @@ def tool_names(echo: bytes) -> dict[str, ToolName]:
 class ChatTools:
     """functions: for the chat request. echo: the tools as repeated in a response."""
 
-    __slots__ = ("_names", "echo", "functions")
+    __slots__ = ("_left_out", "_names", "echo", "functions")
 
-    def __init__(self, tools: Any) -> None:
+    def __init__(self, tools: Any, left_out: Omissions) -> None:
         """Raises GatewayError 400 that names a tool that chat does not support."""
+        self._left_out = left_out
+        missing = ""
         self.functions = list[dict[str, Any]]()
         self.echo = list[dict[str, Any]]()
         self._names = set[str]()
@@ -73,7 +77,11 @@ class ChatTools:
         if not isinstance(tools, list):
             raise bad_request("'tools' must be a list.", "tools")
         for index, tool in enumerate(tools):
-            self._add(tool, f"tools[{index}]")
+            where = f"tools[{index}]"
+            if not self._add(tool, where):
+                missing = missing or where
+        if missing and not self.functions:
+            raise _not_run(missing)
 
     def choose(self, choice: Any) -> Any:
         """`tool_choice` for the chat request, or None. Functions that are not allowed are removed.
@@ -110,15 +118,18 @@ class ChatTools:
             raise bad_request(f"{where}: no function or custom tool of 'tools' has that name.", where)
         return name
 
-    def _add(self, tool: Any, where: str) -> None:
+    def _add(self, tool: Any, where: str) -> bool:
+        """False: the tool is left out, and a request cannot be only for it."""
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
-        if kind in _OFFERED:
-            return
         if kind == "namespace":
             self._add_namespace(tool, where)
-            return
-        self.functions.append(self._function(tool, where))
-        self.echo.append(_echoed(tool))
+        elif kind in ("function", "custom") or not isinstance(kind, str) or tool_refusal(kind):
+            self.functions.append(self._function(tool, where))
+            self.echo.append(_echoed(tool))
+        else:
+            self._left_out.add(kind, "nothing here runs it")
+            return kind in _OFFERED
+        return True
 
     def _add_namespace(self, tool: dict[str, Any], where: str) -> None:
         """The description of the namespace precedes the description of its first tool."""
@@ -140,8 +151,7 @@ class ChatTools:
     def _function(self, tool: Any, where: str, namespace: str = "") -> dict[str, Any]:
         kind = tool.get("type", "function") if isinstance(tool, dict) else None
         if kind not in ("function", "custom"):
-            text = "must be a function, a custom tool, or a namespace of them: this model's replicas speak only chat"
-            raise bad_request(f"{where}.type {text} completions, and nothing here runs other tools.", f"{where}.type")
+            raise _not_run(where)
         name = tool.get("name")
         if not isinstance(name, str) or not name:
             raise bad_request(f"{where}.name must be a string.", f"{where}.name")
@@ -152,6 +162,11 @@ class ChatTools:
         if kind == "custom":
             return _custom(tool, flat)
         return chat_tool({**tool, "name": flat} if namespace else tool, 0)
+
+
+def _not_run(where: str) -> GatewayError:
+    text = "must be a function, a custom tool, or a namespace of them: this model's replicas speak only chat"
+    return bad_request(f"{where}.type {text} completions, and nothing here runs other tools.", f"{where}.type")
 
 
 def _custom(tool: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class ResponsesTranslation(Translation):
     def request(self, raw: bytes) -> TranslatedRequest:
         return chat_request(raw)
 
-    def answer(self, body: bytes, echo: bytes, seed: str = "") -> bytes:
+    def answer(self, body: bytes, echo: bytes, seed: str = "", estimate: int = 0) -> bytes:
         return response_of(body, echo, seed)
 
     def error(self, status: int, body: bytes, request_id: str = "") -> bytes:
@@ -37,5 +37,5 @@ class ResponsesTranslation(Translation):
         text = excerpt(body) or f"The replica answered with the status {status}."
         return error_body(GatewayError(status, "invalid_request" if status < 500 else "server_error", text))
 
-    def writer(self, echo: bytes, seed: str = "") -> EventWriter:
+    def writer(self, echo: bytes, seed: str = "", estimate: int = 0) -> EventWriter:
         return ResponseWriter(echo, seed)

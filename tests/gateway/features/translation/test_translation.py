@@ -15,11 +15,15 @@ import pytest
 from tests.gateway.conftest import Running, running
 from tests.gateway.request.test_dialects import keeper, message
 from tests.support.fakes import (
+    DONE,
+    STREAM_HEAD,
     Behaviour,
     FakeReplica,
     FakeRequest,
     answers,
+    chunk,
     dies,
+    event,
     http,
     status,
     streams,
@@ -28,6 +32,10 @@ from tests.support.fakes import (
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 UNKNOWN = writes(http(404, b'{"detail":"Not Found"}'))
+PROMPT_COUNTS = "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"
+UNCOUNTED = json.dumps(
+    {"id": "c", "created": 1, "model": "m", "choices": [{"index": 0, "message": {"content": "hi"}, "finish_reason": "stop"}]}
+).encode()
 LONG = "You help with code. " * 200
 PRICES = {"m": {"input": 1.0, "output": 2.0, "cached_input": 0.1}}
 
@@ -170,6 +178,29 @@ async def test_a_model_that_a_native_replica_does_not_know_is_no_unknown_path() 
         assert paths(replica) == [MESSAGES]
 
 
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_prompt_is_counted_from_the_beginning(
+    counts: bool, stream: bool, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Claude Code decides by `message_start` when to compact, and chat engines count in their last event, if at all."""
+    silent = streams("hi") if counts else writes(STREAM_HEAD + chunk(event("hi", "stop") + DONE) + b"0\r\n\r\n")
+    whole = answers(prompt=77) if counts else writes(http(200, UNCOUNTED))
+    body = {"model": "m", "max_tokens": 5, "stream": stream, "messages": [{"role": "user", "content": LONG}]}
+    async with FakeReplica([chat_only(silent if stream else whole)]) as replica, running(replica) as run:
+        async with run.session.post(f"{run.url}{MESSAGES}", json=body) as answer:
+            text = await answer.text()
+        estimate = request_lines()[-1]["estimated_prompt_tokens"]
+        assert estimate > 500
+        if not stream:
+            assert sum(json.loads(text)["usage"].get(name, 0) for name in PROMPT_COUNTS) == (77 if counts else estimate)
+            return
+        events = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: ")]
+        assert events[0]["message"]["usage"] == {"input_tokens": estimate, "output_tokens": 0}
+        last = next(each["usage"] for each in events if each["type"] == "message_delta")
+        assert (last["input_tokens"] == estimate) != counts
+
+
 async def test_what_chat_cannot_say_is_a_400_that_names_the_field() -> None:
     async with FakeReplica([chat_only(answers())]) as replica, running(replica) as run, claude(run) as client:
         with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]"):
@@ -238,7 +269,6 @@ ABORTED = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"ab
 
 NAMELESS = b'data: {"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}}]}\n\n'
 STOPPED = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
-DONE = b"data: [DONE]\n\n"
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,8 @@ def test_turns_of_the_system_lose_their_billing_line() -> None:
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
 
 
@@ -178,18 +180,10 @@ USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
         ("user", "x", ""),
         ("user", {"text": "x"}, ""),
         ("user", {"type": "text"}, ".text"),
-        ("user", USE, ".type"),
-        ("user", {"type": "search_result"}, ".type"),
-        ("user", {"type": "y" * 100_000}, ".type"),
         ("user", {"type": "image"}, ".source"),
         ("user", {"type": "image", "source": {"type": "file", "file_id": "f"}}, ".source.type"),
         ("user", {"type": "image", "source": {"type": "base64", "data": "x"}}, ".source.media_type"),
         ("user", {"type": "document", "source": {"type": "url", "url": "u"}}, ".source.type"),
-        (
-            "user",
-            {"type": "document", "source": {"type": "text", "data": "x"}, "citations": {"enabled": True}},
-            ".citations",
-        ),
         (
             "user",
             {"type": "document", "source": {"type": "content", "content": [{"type": "document"}]}},
@@ -197,14 +191,9 @@ USE = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
         ),
         ("user", {**RESULT, "tool_use_id": None}, ".tool_use_id"),
         ("user", {**RESULT, "content": 5}, ".content"),
-        ("user", {**RESULT, "content": [RESULT]}, ".content[0].type"),
-        ("assistant", RESULT, ".type"),
-        ("assistant", IMAGE, ".type"),
-        ("assistant", {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, ".type"),
         ("assistant", {**USE, "input": "{}"}, ".input"),
         ("assistant", {**USE, "name": None}, ".name"),
         ("assistant", {"type": "thinking", "thinking": None}, ".thinking"),
-        ("system", IMAGE, ".type"),
     ],
 )
 def test_a_block_without_words_in_chat_is_named(role: str, block: Any, param: str) -> None:
@@ -224,11 +213,11 @@ def test_a_block_without_words_in_chat_is_named(role: str, block: Any, param: st
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"system": 5}, "system"),
-        ({"system": [IMAGE]}, "system[0].type"),
         ({"tools": {}}, "tools"),
         ({"tools": ["x"]}, "tools[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools[0].type"),
+        ({"tools": [TOOL, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
         ({"tools": [{"name": None, "input_schema": {}}]}, "tools[0].name"),
         ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),

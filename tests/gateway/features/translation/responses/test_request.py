@@ -61,10 +61,10 @@ def test_a_translated_request_has_the_same_canonical_prompt(
     body = conversations.responses(system, list({tool["name"]: tool for tool in tools}.values()), turns)
     if effort:
         body["reasoning"] = {"effort": effort, "summary": "auto"}
-    if not system and not turns:
-        assert refused(**body) == "input"
-        return
     translated = json.loads(TRANSLATION.request(json.dumps(body).encode()).body)
+    if not system and not turns:
+        assert translated["messages"] == [{"role": "user", "content": ""}]  # engines refuse a conversation without a turn
+        return
     assert chat_prompt(translated).joined() == responses_prompt(body).joined()
 
 
@@ -204,15 +204,12 @@ def test_allowed_tools_leave_out_the_others() -> None:
         ({"conversation": {"id": "c"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True}, "background"),
-        ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"instructions": 5}, "instructions"),
-        ({"input": []}, "input"),
         ({"input": None}, "input"),
         ({"input": [5]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0]"),
-        ({"input": [{"type": "web_search_call"}]}, "input[0]"),
         ({"input": [{"type": []}]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
@@ -220,11 +217,11 @@ def test_allowed_tools_leave_out_the_others() -> None:
         ({"input": [said({"type": []})]}, "input[0].content[0].type"),
         ({"input": [said({"type": "input_image", "file_id": "f"})]}, "input[0].content[0].file_id"),
         ({"input": [said({"type": "input_file", "file_url": "f"})]}, "input[0].content[0].file_url"),
-        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "arguments": 5}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tools": {}}, "tools"),
-        ({"tools": [FUNCTION, {"type": "file_search"}]}, "tools[1].type"),
-        ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [FUNCTION, {"type": "local_shell"}]}, "tools[1].type"),
         ({"tools": [{"type": []}]}, "tools[0].type"),
         ({"tools": [FUNCTION, FUNCTION]}, "tools[1].name"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
