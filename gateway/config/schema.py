@@ -35,6 +35,7 @@ from gateway.config.kinds import (
     Price,
     Seconds,
     ServerName,
+    TranslatedApi,
     Variable,
     about,
     unix_time,
@@ -186,6 +187,10 @@ class PoolConfig(ConfigSection, frozen=True):
     strip_billing_header: Annotated[
         bool, about("The billing line of Claude Code, which changes with every request, is cut out of what goes to replicas.")
     ] = True
+    translate: Annotated[
+        tuple[TranslatedApi, ...] | None,
+        about("APIs that replicas get in chat completions, also if they speak them; null: Responses, for llama.cpp's server."),
+    ] = None
     resume_streams: Annotated[bool, about("Text streams that their replica breaks off are continued by another one.")] = False
     fallback: Annotated[
         FallbackConfig | None, about("Another pool, for requests that this one cannot serve; null: they are errors.")

@@ -62,7 +62,7 @@ class Target:
     """The replicas for a model. label: the model's bounded name for metrics. replicas: the live ones, or else the doubtful
     ones. down: the replicas that serve the model but are not live, with the reasons. draining: some of these are up, but drain.
     pool: its name. fallback: target of requests that the pool cannot serve. named: the pool was named by another pool's
-    fallback, and not found by the model.
+    fallback, and not found by the model. translate: as in `Pool`.
     """
 
     model: str
@@ -76,6 +76,7 @@ class Target:
     pool: str = ""
     fallback: FallbackConfig | None = None
     named: bool = False
+    translate: tuple[str, ...] | None = None
 
     async def wait(self, tenant: str, priority: str | None, most: int | None = None) -> Permit:
         """Waits for a slot at the replicas. priority: the client's header. most: maximum of the priority, and its value without
@@ -557,6 +558,7 @@ def _target_of(pool: Pool, model: str, label: str) -> Target:
         draining=any(state.up and not state.live for state in members),
         pool=pool.name,
         fallback=pool.fallback,
+        translate=pool.translate,
     )
 
 

@@ -48,7 +48,8 @@ class EngineProfile:
     `inquiries` (paths, tried in turn). kv_metrics: names of the metrics that page_kv reads; a `Page` has only metrics of the
     table. bounded: prefixes that leave the KV cache are lost; else its size is no bound. salts: it separates prefixes by
     `cache_salt`. prewarms: it accepts `max_tokens: 0`, and generates nothing. lacks: dialects that it is known not to speak;
-    others are found out. silent, zero: advice if it does not report cached tokens, or reports none for known prefixes.
+    others are found out. partial: dialects whose answers lack fields that typed clients need; they are translated unless the
+    pool says otherwise. silent, zero: advice if it does not report cached tokens, or reports none for known prefixes.
     counts_cached: its reports of cached tokens are reliable; else they are ignored. pages: it has pages about itself beside its
     models. fragile: it crashes at unexpected requests, and serves one at a time; only these endpoints are used. plain_chat: it
     takes only chat requests of texts, and streams in a form of its own (`translation/adaptation/`). one_conversation: its cache
@@ -70,6 +71,7 @@ class EngineProfile:
     salts: bool = False
     prewarms: bool = False
     lacks: frozenset[str] = frozenset()
+    partial: frozenset[str] = frozenset()
     counts_cached: bool = True
     pages: bool = True
     fragile: frozenset[tuple[str, str]] | None = None
@@ -309,6 +311,7 @@ LLAMACPP = EngineProfile(
     answer_kv=_llamacpp_answer_kv,
     inquiries=("/props",),
     bounded=False,
+    partial=frozenset(["responses"]),  # events without output_index, objects without created_at and model
 )
 
 TGI = EngineProfile(

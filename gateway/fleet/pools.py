@@ -17,7 +17,7 @@ from gateway.fleet.state import ReplicaState
 class Pool:
     """name: unique. models: the prefixes in the configuration ("*" for any). resume_streams: broken streams are continued at
     other replicas. strip_billing_header: the client's billing line is removed from requests. fallback: target of requests that
-    the pool cannot serve.
+    the pool cannot serve. translate: dialects that are translated to chat; None: by the engine (`partial`).
     """
 
     name: str
@@ -27,6 +27,7 @@ class Pool:
     resume_streams: bool = False
     strip_billing_header: bool = True
     fallback: FallbackConfig | None = None
+    translate: tuple[str, ...] | None = None
 
     @property
     def live(self) -> bool:
@@ -57,6 +58,7 @@ def succeed(
             config.resume_streams,
             config.strip_billing_header,
             config.fallback,
+            config.translate,
         )
         for config, replicas in zip(configs, members, strict=True)
     )

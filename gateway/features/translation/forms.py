@@ -49,7 +49,8 @@ class TranslatedForm(Form):
             client = exchange.request.lease.account.client
             request = TranslatedRequest(*await self._process.run((OPERATION, name), body, client))
         if request.left_out:
-            exchange.record.fields = {**(exchange.record.fields or {}), "left_out": list(request.left_out)}
+            record = exchange.record
+            record.fields = {**(record.fields or {}), "left_out": list(request.left_out)}
         estimate = exchange.booking.decision.prompt_tokens
         answers = TranslatedAnswers(translation, request.echo, exchange.record.id, estimate)
         exchange.rewrite(RewrittenRequest(request.body, answers))
@@ -79,7 +80,9 @@ class ChatForms:
         """The form for this replica. None: no translation is needed."""
         dialect = exchange.dialect
         if dialect.translatable:
-            return None if replica.speaks(dialect.name, now) else self._translated
+            chosen = exchange.target.translate
+            forced = dialect.name in (replica.engine.partial if chosen is None else chosen)
+            return None if replica.speaks(dialect.name, now) and not forced else self._translated
         return self._adapted if dialect.name == CHAT and replica.engine.plain_chat else None
 
 

@@ -25,6 +25,7 @@ from tests.support.fakes import (
     dies,
     event,
     http,
+    models,
     status,
     streams,
     writes,
@@ -328,3 +329,26 @@ async def test_responses_of_an_engine_with_one_id_for_all_have_their_own(stream:
                 said = await run.client.responses.create(model="m", input="hi")
             ids |= {said.id, said.output[0].id}
         assert len(ids) == 6
+
+
+@pytest.mark.parametrize(
+    ("owner", "translate", "path", "asked"),
+    [
+        ("vllm", None, RESPONSES, RESPONSES),
+        ("llamacpp", None, RESPONSES, CHAT),  # its own lack fields that typed clients need
+        ("llamacpp", None, MESSAGES, MESSAGES),
+        ("llamacpp", [], RESPONSES, RESPONSES),
+        ("vllm", ["messages"], MESSAGES, CHAT),
+        ("vllm", ["messages"], RESPONSES, RESPONSES),
+        ("llamacpp", ["messages"], RESPONSES, RESPONSES),
+    ],
+)
+async def test_a_pool_may_want_a_translation(owner: str, translate: list[str] | None, path: str, asked: str) -> None:
+    more = {} if translate is None else {"translate": translate}
+    body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    if path == RESPONSES:
+        body = {"model": "m", "input": "hi"}
+    replica = FakeReplica([answers()], listing=models("m", owner=owner))
+    async with replica, running(pools=[{"replicas": [replica.url], **more}]) as run:
+        await run.post(body, path)
+        assert paths(replica) == [asked]
