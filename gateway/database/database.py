@@ -8,8 +8,8 @@ If a shared transaction fails, each write is repeated in a transaction of its ow
 write. A write that conflicts with another gateway's transaction (a deadlock, say) is repeated a few times. All errors of the
 database are raised as StoreFailed.
 
-Every operation has a time limit. After an operation that exceeded it, all operations fail at once for STALL_S: requests do not
-wait for a database that does not answer.
+Every operation has a time limit. After an operation that exceeded it, or found SQLite's file locked by another process, all
+operations fail at once for STALL_S: requests do not wait for a database that does not answer.
 
 The driver (`driver.py`) executes reads and transactions.
 """
@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.database.driver import CONNECTIONS, Driver, Work, is_conflict
-from gateway.database.failures import StoreFailed, failed, reason_of
+from gateway.database.failures import LOCKED, StoreFailed, failed, reason_of
 from gateway.database.tables import Tables
 from gateway.database.urls import made, parsed, shown
 
@@ -196,7 +196,7 @@ class Database:
             self._stalled_until = self._clock() + STALL_S
             raise self._silent() from None
         except (SQLAlchemyError, OSError) as error:
-            self._stalled_until = 0.0
+            self._stalled_until = self._clock() + STALL_S if LOCKED in str(error) else 0.0
             raise failed(shown(self._url), error) from error
         except asyncio.CancelledError:  # shows nothing about the database: the next operation tries it
             if again:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
+LOCKED: Final = "is locked"  # of SQLite: another process holds the file
 MAX_REASON: Final = 300  # characters
 _OTHER_FILE: Final = "it is no SQLite database, or damaged: name another file, or move it away"
 _NO_ACCESS: Final = "this process has no access: change its permissions, or name another path"
@@ -24,7 +25,7 @@ ADVICE: Final[Sequence[tuple[str, str]]] = (  # by a part of the reason; the fir
     ("Permission denied", _NO_ACCESS),
     ("Read-only file system", _NO_ACCESS),
     ("readonly database", _NO_ACCESS),
-    ("is locked", "another process has it locked: find that process"),
+    (LOCKED, "another process has it locked: find that process"),
     ("disk I/O error", "look at its disk"),
     ("Connection refused", _WHERE),
     ("unreachable", _WHERE),

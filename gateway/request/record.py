@@ -101,8 +101,9 @@ class Placement:
 
 class AnswerRecord:
     """The answer to a request. answered: the status of the replica's answer that the client got, 0: none. ok: the replica
-    answered well. complete: the answer was good and sent completely. resumed: number of times that another replica continued
-    it. translated: the replica was asked in chat. unread: a session (101) may have used tokens that its usage lacks.
+    answered well. complete: the answer was good and sent completely. own: the gateway answers, and no replica. resumed: number
+    of times that another replica continued it. translated: the replica was asked in chat. unread: a session (101) may have used
+    tokens that its usage lacks.
     """
 
     answered = 0
@@ -110,6 +111,7 @@ class AnswerRecord:
     first_byte: float | None = None
     last_byte: float | None = None
     ok = False
+    own = False
     resumed = 0
     translated = False
     unread = False

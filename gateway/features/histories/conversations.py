@@ -23,16 +23,26 @@ from gateway.features.histories.records import (
     UnknownObjectError,
     free,
 )
-from gateway.features.histories.tables import conversations, items
+from gateway.features.histories.sizes import StoredSizes, release
+from gateway.features.histories.tables import ROW, conversations, items
 
 MAX_ITEMS: Final = 100_000  # per conversation
 
 
 class ConversationStore:
-    """Reads and writes conversations. ttl_s: seconds. clock: Unix seconds. All methods raise StoreFailed."""
+    """Reads and writes conversations. ttl_s: seconds. clock: Unix seconds. sizes: bounds them; default: without a maximum. All
+    methods raise StoreFailed; methods that add something also StoreFullError.
+    """
 
-    def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        database: Database,
+        ttl_s: float,
+        clock: Callable[[], float] = time.time,
+        sizes: StoredSizes | None = None,
+    ) -> None:
         self._database = database
+        self._sizes = sizes or StoredSizes()
         self._ttl_s = ttl_s
         self._clock = clock
 
@@ -52,6 +62,7 @@ class ConversationStore:
 
         def work(connection: Connection) -> None:
             connection.execute(insert(conversations).values(row))
+            self._sizes.add(connection, conversation.owner, len(conversation.metadata) + ROW)
             self._extend(connection, conversation.owner, conversation.id, added, now)
 
         await self._database.write(work)
@@ -72,6 +83,8 @@ class ConversationStore:
 
         def work(connection: Connection) -> None:
             self._lock(connection, owner, id_)
+            release(connection, conversations, _of(owner, id_))
+            self._sizes.add(connection, owner, len(metadata) + ROW)
             connection.execute(update(conversations).where(_of(owner, id_)).values(metadata=metadata))
 
         await self._database.write(work)
@@ -84,7 +97,10 @@ class ConversationStore:
                 self._lock(connection, owner, id_)
             except (UnknownObjectError, ExpiredObjectError):
                 return False
-            connection.execute(delete(items).where(items.c.owner == owner, items.c.conversation == id_))
+            mine = and_(items.c.owner == owner, items.c.conversation == id_)
+            release(connection, items, mine)
+            release(connection, conversations, _of(owner, id_))
+            connection.execute(delete(items).where(mine))
             connection.execute(delete(conversations).where(_of(owner, id_)))
             return True
 
@@ -161,6 +177,7 @@ class ConversationStore:
 
         def work(connection: Connection) -> None:
             self._lock(connection, owner, id_)
+            release(connection, items, _item(owner, id_, item_id))
             if not connection.execute(delete(items).where(_item(owner, id_, item_id))).rowcount:
                 raise UnknownObjectError(item_id)
 
@@ -225,6 +242,7 @@ class ConversationStore:
             for at, each in enumerate(added)
         ]
         connection.execute(insert(items), rows)
+        self._sizes.add(connection, owner, sum([len(each.item) + ROW for each in added]))
         return first
 
 

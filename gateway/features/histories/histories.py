@@ -28,6 +28,7 @@ from gateway.features.histories.records import (
     ItemReader,
     RunEnd,
     StoredResponse,
+    StoreFullError,
     UnknownObjectError,
 )
 from gateway.request.exchange import AnswerTap
@@ -303,6 +304,11 @@ def unavailable(failure: StoreFailed) -> GatewayError:
     return GatewayError(
         503, "state_unavailable", text, retry_after_s=RETRY_S, public="The gateway's store does not answer. Retry."
     )
+
+
+def full(failure: StoreFullError) -> GatewayError:
+    code, status = ("too_many_stored", 413) if failure.of_owner else ("storage_full", 507)
+    return GatewayError(status, code, f"Nothing more can be stored: {failure}. Delete some objects.")
 
 
 def expired_error(expired: ExpiredObjectError, param: str | None = None) -> GatewayError:

@@ -11,20 +11,25 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Select, Table, delete, select, tuple_, update
 
+from gateway.features.histories.sizes import release
 from gateway.features.histories.tables import conversations, items, names, responses
 
 TOMBSTONE_S: Final = 7 * 86_400.0
 _ROWS_PER_STEP: Final = 500
+_EMPTY: Final = b"{}"
 
 
 def emptied(connection: Connection, now: float) -> int:
     """Empties some expired responses and conversations. Returns their number."""
     old = _due(responses, 0, now)
+    release(connection, responses, _key(responses).in_(old), row=0)
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
     count = _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
     old = _due(conversations, 0, now)
+    release(connection, conversations, _key(conversations).in_(old), row=-len(_EMPTY))
+    release(connection, items, tuple_(items.c.owner, items.c.conversation).in_(old))
     connection.execute(delete(items).where(tuple_(items.c.owner, items.c.conversation).in_(old)))
-    return count + _emptied(connection, conversations, old, {"metadata": b"{}"})
+    return count + _emptied(connection, conversations, old, {"metadata": _EMPTY})
 
 
 def delete_emptied(connection: Connection, before: float) -> int:
@@ -33,6 +38,7 @@ def delete_emptied(connection: Connection, before: float) -> int:
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
     count = 0
     for table in (responses, conversations):
+        release(connection, table, _key(table).in_(_due(table, 1, before)))
         made: Any = connection.execute(delete(table).where(_key(table).in_(_due(table, 1, before))))
         count += made.rowcount
     return count

@@ -92,6 +92,15 @@ class HistoryTooLargeError(StoreError):
         self.turns = turns
 
 
+class StoreFullError(StoreError):
+    """The stored objects have reached their maximum of bytes. of_owner: the objects of the owner; else all objects."""
+
+    def __init__(self, max_bytes: int, *, of_owner: bool) -> None:
+        whose = "of one owner" if of_owner else "of all owners"
+        super().__init__(f"the stored objects {whose} have {max_bytes:,} bytes, their maximum (state.max_mb)")
+        self.of_owner = of_owner
+
+
 @dataclass(frozen=True, slots=True)
 class ItemRange:
     """A range of a conversation's items: the first `limit`, after the item `after` if given. descending: from the end."""

@@ -19,7 +19,8 @@ from gateway.features.histories import names
 from gateway.features.histories.conversations import ConversationStore
 from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, emptied
 from gateway.features.histories.records import Charge, HistoryTooLargeError, Item, StoredResponse, UnknownObjectError, free
-from gateway.features.histories.tables import responses
+from gateway.features.histories.sizes import release
+from gateway.features.histories.tables import ROW, responses
 
 MAX_TURNS: Final = 10_000  # in a replayed history
 _RENEWED_SHARE: Final = 0.1
@@ -148,9 +149,12 @@ class HistoryStore(ConversationStore):
                 tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
                 connection.execute(update(responses).where(tree).values(expires_at=expires_at))
         if same:
+            release(connection, responses, _is(response.owner, response.id))
             connection.execute(delete(responses).where(_is(response.owner, response.id)))
             names.remove(connection, response.owner, response.id)
         connection.execute(_INSERT, row)
+        size = len(response.input) + len(response.output) + len(response.response) + ROW
+        self._sizes.add(connection, response.owner, size)
         names.add(connection, response.owner, response.id, response.names)
         return True
 

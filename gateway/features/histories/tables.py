@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table
+from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table, func, literal, select, union_all
 
 from gateway.database.columns import blobs, floats, integers, keys, small_integers, texts, version_table
 from gateway.database.tables import Tables
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 schema: Final = MetaData()
 versions: Final = version_table("warmroute_schema", schema)
@@ -61,8 +61,28 @@ names: Final = Table(
 )
 
 
+# Bytes of the objects of each owner (`sizes.py`).
+sizes: Final = Table("warmroute_sizes", schema, *keys("owner"), *integers("size"))
+ROW: Final = 256  # bytes of a row beside its content
+CONTENTS: Final = {
+    responses: func.length(responses.c.input) + func.length(responses.c.output) + func.length(responses.c.response),
+    conversations: func.length(conversations.c.metadata),
+    items: func.length(items.c.item),
+}
+
+
 def _from_version_1(_connection: Connection) -> None:
     """Version 1 lacks tables only, and missing tables are created afterwards."""
 
 
-TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, {1: _from_version_1})
+def _from_version_2(connection: Connection) -> None:
+    """Counts all objects. O(rows)."""
+    parts = [select(table.c.owner, (size + literal(ROW)).label("size")) for table, size in CONTENTS.items()]
+    every = union_all(*parts).subquery()
+    sums = select(every.c.owner, func.sum(every.c.size)).group_by(every.c.owner)
+    sizes.create(connection, checkfirst=True)
+    connection.execute(sizes.delete())
+    connection.execute(sizes.insert().from_select(["owner", "size"], sums))
+
+
+TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, {1: _from_version_1, 2: _from_version_2})

@@ -54,9 +54,9 @@ class LimitPhases:
                 raise
 
     def enter(self, exchange: Exchange) -> None:
-        """Counts the request. Raises GatewayError 429."""
+        """Counts the request, once. Raises GatewayError 429."""
         keys, grant = self._keys, exchange.caller.grant
-        if not isinstance(grant, Grant) or grant.limits is None:
+        if not isinstance(grant, Grant) or grant.limits is None or RESERVATION.get(exchange.record) is not None:
             return
         try:
             RESERVATION.set(exchange.record, keys.limiter.enter(grant.id, grant.limits, keys.moment()))
@@ -118,4 +118,4 @@ class LimitSettlement:
         uncached = used.usage.prompt - used.cached if used is not None else 0
         output = used.usage.completion if used is not None else 0
         money = bill.total if bill is not None else 0
-        reservation.settle(uncached, output, money, self._keys.moment(), served=request.placement.asked)
+        reservation.settle(uncached, output, money, self._keys.moment(), served=request.placement.asked or request.answer.own)

@@ -21,7 +21,7 @@ from gateway.database.failures import StoreFailed
 from gateway.dialects.responses.ids import MAX_ID_CHARS, is_id
 from gateway.dialects.responses.items import MAX_FIELDS, Paging, page, require_includes
 from gateway.errors import GatewayError, bad_request
-from gateway.features.histories.histories import Histories, expired_error, unavailable
+from gateway.features.histories.histories import Histories, expired_error, full, unavailable
 from gateway.features.histories.records import (
     RUNNING,
     Charge,
@@ -30,6 +30,7 @@ from gateway.features.histories.records import (
     Item,
     ItemRange,
     StoredConversation,
+    StoreFullError,
     UnknownObjectError,
 )
 from gateway.features.responses.background.objects import in_background
@@ -89,6 +90,8 @@ class StateApi:
             raise GatewayError(
                 413, "too_large", f"It has {large.turns:,} parts, {large.size:,} bytes, which is too much for this request."
             ) from None
+        except StoreFullError as failure:
+            raise full(failure) from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
 

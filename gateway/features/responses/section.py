@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from gateway.config.hints import EXPECTED, FALSE, FIXED
-from gateway.config.kinds import ConfigSection, DatabaseUrl, Seconds, about
+from gateway.config.kinds import ConfigSection, DatabaseUrl, Positive, Seconds, about
 from gateway.config.listen import OFF
 from gateway.config.sections import Section
 
@@ -23,6 +23,9 @@ class StateConfig(ConfigSection, frozen=True):
         ),
     ] = "sqlite"
     ttl_s: Annotated[Seconds, about("Seconds after its last use that a response or a conversation is kept.")] = 2_592_000.0
+    max_mb: Annotated[
+        Positive, about("MiB of all that is kept; one owner (a tenant, else a client's credentials) may have a quarter.")
+    ] = 10_240
 
 
 STATE: Final = Section(

@@ -44,6 +44,9 @@ class StoredObjects:
         api, record, subject = exchange.api, exchange.record, exchange.record.subject
         maybe_at_replica = self._find_at_replica(exchange)
         if exchange.dialect.kept_here:
+            record.answer.own = True
+            for enter in lifecycle.extensions.entering:  # limits of its key; a background run enters by itself
+                enter(exchange)
             answer = await self._recall.answer(exchange.request, api, exchange.caller, maybe_at_replica=maybe_at_replica)
         else:
             self._require_allowed(exchange, lifecycle)
@@ -52,6 +55,7 @@ class StoredObjects:
                 exchange.request, api, exchange.caller, lifecycle.run, maybe_at_replica=maybe_at_replica
             )
         if answer is None:
+            record.answer.own = False
             subject.generates = subject.metered = api.metered
             return None
         if isinstance(answer, FollowerStream):

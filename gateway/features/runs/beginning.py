@@ -20,8 +20,8 @@ from gateway.admission.memory import MemoryLease
 from gateway.database.failures import StoreError, StoreFailed
 from gateway.dialects.api_request import ApiRequest
 from gateway.errors import GatewayError, over_budget
-from gateway.features.histories.histories import unavailable
-from gateway.features.histories.records import QUEUED, StoredResponse
+from gateway.features.histories.histories import full, unavailable
+from gateway.features.histories.records import QUEUED, StoredResponse, StoreFullError
 from gateway.features.runs.event_log import Key, Logs
 from gateway.features.runs.places import RunPlaces
 from gateway.features.runs.run import Run
@@ -104,6 +104,8 @@ class RunStarter:
         )
         try:
             await (await self._open_store()).begin(stored, self._runner)
+        except StoreFullError as failure:
+            raise full(failure) from None
         except StoreFailed as failure:
             raise unavailable(failure) from None
         run = Run(stored, client, self._format, self._open_store, self._logs, events)

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, delete, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, tuple_, update
 
 from gateway.database.database import Database
 from gateway.features.histories import names
 from gateway.features.histories.records import CANCELLED, FAILED, IN_PROGRESS, QUEUED, RUNNING, Item, RunEnd, StoredResponse
+from gateway.features.histories.sizes import StoredSizes, change, release
 from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import responses
 from gateway.features.runs.run_format import RESTARTED, RunFailure, RunFormat
@@ -34,8 +35,15 @@ _ENDS_PER_STEP: Final = 100
 class RunStore(HistoryStore):
     """Stores runs. runner: the id of a process. All methods raise StoreFailed."""
 
-    def __init__(self, database: Database, ttl_s: float, clock: Callable[[], float], format_: RunFormat) -> None:
-        super().__init__(database, ttl_s, clock)
+    def __init__(
+        self,
+        database: Database,
+        ttl_s: float,
+        clock: Callable[[], float],
+        format_: RunFormat,
+        sizes: StoredSizes | None = None,
+    ) -> None:
+        super().__init__(database, ttl_s, clock, sizes)
         self._format = format_
 
     async def begin(self, response: StoredResponse, runner: str) -> None:
@@ -72,8 +80,11 @@ class RunStore(HistoryStore):
             values = {"status": end.status, "output": end.output, "response": end.response}
             size = responses.c.size + len(end.output)
             row = and_(_is_response(owner, id_), responses.c.emptied == 0)
+            release(connection, responses, row, row=0)
             changed: Any = connection.execute(update(responses).where(row).values(size=size, **values))
             if changed.rowcount:  # otherwise it has expired in the meantime
+                kept = connection.execute(select(func.length(responses.c.input)).where(row)).scalar_one()
+                change(connection, owner, kept + len(end.output) + len(end.response))
                 names.add(connection, owner, id_, end.names)
             if conversation:
                 self._extend(connection, owner, conversation, added, now)
@@ -97,6 +108,7 @@ class RunStore(HistoryStore):
         def work(connection: Connection) -> bool:
             connection.execute(delete(runs).where(_is_run(owner, id_)))
             condition = and_(_is_response(owner, id_), responses.c.emptied == 0, responses.c.expires_at > now)
+            release(connection, responses, condition)
             if not connection.execute(delete(responses).where(condition)).rowcount:
                 return False
             names.remove(connection, owner, id_)

@@ -18,10 +18,11 @@ from gateway.features.keys.keys import Keys
 from gateway.features.keys.metrics import KeyMetrics
 from tests.gateway.conftest import BODY, eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
-from tests.support.fakes import FakeReplica, answers, dies, hangs, models
+from tests.support.fakes import FakeReplica, answers, dies, hangs, http, models, writes
 from tests.support.fakes import status as refuses
 
 MESSAGES = "/v1/messages"
+RESPONSE = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "model": "m", "output": []}
 MESSAGE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -565,3 +566,29 @@ async def test_a_time_long_ago_is_not_never(tmp_path: Path) -> None:
         assert (await run.post(headers=bearer(key)))[0] == 401
         _, poor = await made(run, budget_usd_day=1e-14)
         assert (await run.post(headers=bearer(poor)))[0] == 200
+
+
+async def test_what_the_gateway_answers_itself_counts(tmp_path: Path) -> None:
+    """Stored objects: those that are there, and those that are not."""
+    state = {"url": f"sqlite:///{tmp_path}/state.sqlite"}
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, state=state) as run:
+        _, key = await made(run, requests_per_minute=3)
+        paths = ["/v1/conversations", "/v1/conversations/conv_x", "/v1/conversations", "/v1/conversations"]
+        statuses = [(await run.post({}, path, headers=bearer(key)))[0] for path in paths]
+        assert statuses == [200, 404, 200, 429]
+        assert (await run.post(headers=bearer(key)))[0] == 429
+
+
+async def test_stored_objects_have_a_bound(tmp_path: Path) -> None:
+    """The owner gets an error; an answer that cannot be stored says so."""
+    state = {"url": f"sqlite:///{tmp_path}/state.sqlite", "max_mb": 1}
+    items = [{"type": "message", "role": "user", "content": "x" * 200_000}]
+    whole = writes(http(200, json.dumps(RESPONSE).encode()))
+    async with FakeReplica([whole]) as replica, keyed(tmp_path, replica, state=state) as run:
+        (_, one), (_, other) = await made(run), await made(run, tenant="other")
+        created = [await run.post({"items": items}, "/v1/conversations", headers=bearer(one)) for _ in range(3)]
+        assert [status for status, _, _ in created] == [200, 413, 413]
+        assert created[1][2]["error"]["code"] == "too_many_stored"
+        ask = {"model": "m", "input": "x" * 100_000}
+        answered = [(await run.post(ask, "/v1/responses", headers=bearer(key)))[2] for key in (one, other)]
+        assert [answer["store"] for answer in answered] == [False, True]
