@@ -3,7 +3,7 @@
     begun ── identify ── parse ── answerers ── preparers ── admit ──────── choose ─────────── attempt ── deliver ── settle
                                                             entering       explainers         fallback   delivered  observers
                                                             upgrading      chosen             forms     answered
-                                                            waited
+                                                            waited                            substitutes
 
 Each list is called in its order, at the one place in `lifecycle.py` or `phases/` that its name stands for. An empty list costs
 a truth test. A GatewayError from one of them ends the request with that answer. A feature keeps its own state in a slot
@@ -26,6 +26,7 @@ from router.native import mypyc_attr
 
 Phase = Callable[[Exchange], None]
 Wanted = Callable[[Exchange], bool]
+Substitute = Callable[[Exchange, GatewayError], ClientReply | None]
 Chosen = Callable[[Exchange, Collection[str], float], None]
 Answered = Callable[[Exchange, Usage | None], None]
 
@@ -103,7 +104,8 @@ class Extensions:
     likewise, for a session (a WebSocket to a replica) only. waited: it has a slot, after a wait. chosen: it is booked, among
     these candidates, at this reading of the clock. forms: asked in turn before each attempt for the form that its replica
     needs; None: another one, or the native form. answered: in a session, an answer has passed, with this usage; None: it was
-    not readable. A GatewayError ends the session. delivered: its answer was sent, complete or not.
+    not readable. A GatewayError ends the session. substitutes: no replica could answer; asked in turn for an answer in place of
+    the error, None: another one, or the error. delivered: its answer was sent, complete or not.
     """
 
     __slots__ = (
@@ -117,6 +119,7 @@ class Extensions:
         "fallback",
         "forms",
         "preparers",
+        "substitutes",
         "upgrading",
         "waited",
     )
@@ -132,5 +135,6 @@ class Extensions:
         self.chosen: list[Chosen] = []
         self.forms: list[FormOf] = []
         self.answered: list[Answered] = []
+        self.substitutes: list[Substitute] = []
         self.delivered: list[Phase] = []
         self.fallback: FallbackRoute | None = None

@@ -127,6 +127,9 @@ class Lifecycle:
                 failed = failure.again()
             exchange.leave_queue()
             if fallback is None or not (target := await fallback.after(exchange, failed)):
+                for substitute in self.extensions.substitutes:
+                    if own := substitute(exchange, failed):
+                        return own
                 answer = self.attempts.final_refusal(exchange, failed)
                 break
         exchange.answered(answer)

@@ -102,6 +102,7 @@ class CountTokens(Messages):
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)
+        api.size = len(api.prompt or b"")  # for an estimate
         api.prompt, api.metered, api.stream, api.harmless = None, False, False, True
         api.prewarm = []
         return api

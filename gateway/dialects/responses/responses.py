@@ -117,6 +117,7 @@ class CountResponseTokens(Responses):
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:
         api = super().parse(raw, most)
+        api.size = len(api.prompt or b"")  # for an estimate
         api.prompt, api.metered, api.stream, api.harmless, api.keeps = None, False, False, True, False
         return api
 

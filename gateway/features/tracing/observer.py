@@ -25,7 +25,7 @@ class Traces(Explainer):
         if trace is not None:
             TRACE.set(record, trace)
             exchange.notes = trace
-            record.fields = {**(record.fields or {}), "trace_id": trace.trace_id}
+            record.fields = {"trace_id": trace.trace_id}
 
     def wants(self, exchange: Exchange, now: float) -> bool:
         return exchange.notes is not None

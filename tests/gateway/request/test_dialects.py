@@ -406,17 +406,22 @@ async def test_counting_tokens_leaves_nothing_in_the_index() -> None:
     "unknown",
     [http(404, b'{"detail":"Not Found"}'), http(404, b"404 page not found", "text/plain"), http(405, b""), http(501, b"")],
 )
-async def test_a_replica_that_cannot_count_tokens_is_told_in_the_clients_words(unknown: bytes) -> None:
+async def test_where_no_replica_can_count_tokens_they_are_estimated(
+    unknown: bytes, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """Claude Code sends a generation in place of each count that is an error."""
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
     async with FakeReplica([writes(unknown)]) as replica, running(replica) as run:
-        async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k") as client:  # with its two retries
-            with pytest.raises(anthropic.NotFoundError, match="not translated") as caught:
-                await client.messages.count_tokens(**body)
-        assert caught.value.type == "not_found_error"
+        async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k") as client:
+            count = (await client.messages.count_tokens(**body)).input_tokens
+        assert len(LONG) / 4 <= count < len(LONG) / 4 + 20
         assert len(replica.requests) == 1
-        code, _, said = await run.post(body, f"{MESSAGES}/count_tokens")
-        assert (code, said["error"]["type"]) == (404, "not_found_error")
+        code, headers, said = await run.post(body, f"{MESSAGES}/count_tokens")
+        assert (code, said, headers["X-Warmroute-Estimated"]) == (200, {"input_tokens": count}, "input_tokens")
         assert len(replica.requests) == 1, "it is remembered"
+        assert request_lines()[-1]["counted"] == "estimate"
+        run.gateway.router.scales.learn("m", 60_000, 30_000)
+        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[2]["input_tokens"] > count, "as the engines count"
         metrics = await run.metrics()
         assert not any(value for name, value in metrics.items() if name.startswith("warmroute_retries_total"))
 
@@ -445,12 +450,12 @@ async def test_what_a_replica_lacks_is_asked_again_after_a_while() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": LONG}]}
     async with FakeReplica([lacks, counts]) as one, running(one) as run:
         (state,) = run.gateway.fleet.pools[0].replicas
-        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 404
+        assert "X-Warmroute-Estimated" in (await run.post(body, f"{MESSAGES}/count_tokens"))[1]
         begun = state.lacks["count_tokens"]
-        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 404
+        assert "X-Warmroute-Estimated" in (await run.post(body, f"{MESSAGES}/count_tokens"))[1]
         assert (state.lacks, len(one.requests)) == ({"count_tokens": begun}, 1), "not asked, and not renewed"
         state.lacks["count_tokens"] = begun - LACKED_S - 1  # it is the only one
-        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 200
+        assert (await run.post(body, f"{MESSAGES}/count_tokens"))[2] == {"input_tokens": 700}
 
 
 async def test_while_the_replica_that_can_count_is_down_clients_retry() -> None:
@@ -486,7 +491,7 @@ async def test_a_missing_path_is_no_reason_for_another_pool() -> None:
         fallback = {"pool": "b", "model": "n"}
         pools = [{"name": "a", "replicas": [one.url], "fallback": fallback}, {"name": "b", "replicas": [two.url]}]
         async with running(pools=pools) as run:
-            assert (await run.post(body, f"{MESSAGES}/count_tokens"))[0] == 404
+            assert "X-Warmroute-Estimated" in (await run.post(body, f"{MESSAGES}/count_tokens"))[1]
             assert not two.requests
 
 
