@@ -19,6 +19,7 @@ RETRY_S: Final = 2  # a Retry-After while replicas are probed
 NAMED: Final = 20  # models, replicas or pools in a text that lists them, of possibly thousands
 
 INSUFFICIENT_QUOTA: Final = "insufficient_quota"  # a spent budget: 429, but repeating the request is useless
+TIMEOUT: Final = "timeout"  # of a replica that is up: 504, but a repetition would take as long
 _PASSING: Final = frozenset([408, 409, 425, 429])  # errors of the client that a repetition may cure
 
 CLIENT_LEFT: Final = 499  # nginx's status of a request whose client disconnected before its answer; never sent
@@ -66,6 +67,8 @@ class GatewayError(Exception):
     @property
     def permanent(self) -> bool:
         """True if the same request would get the same answer again."""
+        if self.code == TIMEOUT:
+            return True
         return self.status < 500 and (self.status not in _PASSING or self.code == INSUFFICIENT_QUOTA)
 
     @property
@@ -186,6 +189,13 @@ class ClientStalled(ConnectionError):
     """
 
 
+def timed_out(replica: str, happened: str) -> GatewayError:
+    """A time limit ended the request at a replica that is up. happened: what, with the limit's key."""
+    why = "The request is not sent to another replica, which would need as long: raise the limit, or send less."
+    text = f"The replica {replica} is up, but {happened}. {why}"
+    return GatewayError(504, TIMEOUT, text, public=f"The model is up, but {happened}. {why}")
+
+
 REFUSED, UNREACHABLE, UNKNOWN_PATH = "refused", "unreachable", "unknown_path"
 LOADING: Final = "loading"  # the engine loads its model: it has just started
 NO_ACCESS, UNFIT = "no_access", "unfit"
@@ -201,12 +211,15 @@ class ReplicaFailure(Exception):
     engine lacks a requested capability).
     reached: number of times that the request was sent, so that a replica may have begun to work on it, and it may have killed
     the replica. blameless: it shows nothing about the replica: a limit of the gateway ended it, or it ended while it was paused
-    for a client that did not read.
+    for a client that did not read. limit: the key of the time limit that ended it, or "".
     """
 
-    def __init__(self, reason: str, message: str, *, reached: int | None = None, blameless: bool = False) -> None:
+    def __init__(
+        self, reason: str, message: str, *, reached: int | None = None, blameless: bool = False, limit: str = ""
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.blameless = blameless
+        self.limit = limit
         self.reached = int(reason not in (REFUSED, UNREACHABLE)) if reached is None else reached

@@ -278,22 +278,22 @@ class HealthConfig(ConfigSection, frozen=True):
 
 
 class TimeoutConfig(ConfigSection, frozen=True):
-    """Time limits of an attempt at a replica. Each replica that is tried has all of the time."""
+    """Time limits of a request at replicas. Every byte of an answer is a sign of life: silence counts from the last one."""
 
     first_byte_s: Annotated[
         Seconds,
         about(
-            "Seconds from the end of the request to the first byte of the answer's body: queue and prefill, and all of the"
-            " generation if it is not streamed."
+            "Longest silence of a replica before the first token: queue and prefill, and all of the generation if it is not"
+            " streamed."
         ),
-    ] = 300.0
+    ] = 600.0
     idle_s: Annotated[
-        Seconds, about("Longest silence after the first byte; also how long a client may leave an answer unread.")
+        Seconds, about("Longest silence after the first token; also how long a client may leave an answer unread.")
     ] = 120.0
     total_s: Annotated[
         float,
         Meta(ge=0, le=MAX_NUMBER, extra={EXPECTED: "0 (no limit) or more"}),
-        about("Seconds from the end of the request to the last byte of the answer; 0: no limit."),
+        about("Seconds from the first attempt to the last byte of the answer, over all attempts; 0: no limit."),
     ] = 0.0
 
 

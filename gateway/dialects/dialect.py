@@ -1,6 +1,6 @@
 """The interface of a dialect, and of the objects that it makes for one answer.
 
-    body ── parse ──► ApiRequest ──► replica ──► a stream:       opening, then a StreamReader, chunk by chunk
+    body ── parse ──► ApiRequest ──► replica ──► a stream:       FirstEvent, then a StreamReader, chunk by chunk
                                             └──► a plain answer: usage_of, or an AnswerTail for a large one
     an error ──► error_body before the answer's first byte, error_event after it
 
@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.diagnosis import Fingerprint
+from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.finished_answer import AnswerAssembler, FinishedAnswer
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit
@@ -34,16 +35,20 @@ from router import Prompt
 class StreamReader:
     """Reads one stream as it passes. Every division into chunks gives the same bytes and the same state.
 
-    usage: as reported so far. done: the stream is complete ([DONE], or the equivalent of its dialect). reported: the engine's
-    failure, whose event the client has: nothing may follow it. within_event: the beginning of an event was passed on without
-    its end, so the next bytes would be read as a part of it. holds: the last event has arrived, but is held back. enough: the
-    rest of the stream is not needed, and its replica need not write it.
+    usage: as reported so far. opened: an event has passed that begins the answer without a token (a role, `message_start`,
+    progress). started: an event with output has passed: a text, a call or reasoning. done: the stream is complete ([DONE], or
+    the equivalent of its dialect). reported: the engine's failure, whose event the client has: nothing may follow it. Before
+    `started`, such an event does not pass: it is `failure`. within_event: the beginning of an event was passed on without its
+    end, so the next bytes would be read as a part of it. holds: the last event has arrived, but is held back. enough: the rest
+    of the stream is not needed, and its replica need not write it.
     """
 
     def __init__(self) -> None:
         self.usage: Usage | None = None
+        self.opened = self.started = False
         self.done = False
         self.reported: ReplicaFailure | None = None
+        self.failure: ReplicaFailure | None = None
         self.within_event = False
         self.holds = False
         self.enough = False
@@ -63,6 +68,11 @@ class StreamReader:
         """True if more than a token has passed after the usage, which then does not cover the whole answer."""
         return False
 
+    @property
+    def finished(self) -> bool:
+        """True if the answer has its finish reason, so that a regular end of the stream completes it without `done`."""
+        return False
+
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes of the stream. Returns the bytes for the client."""
         raise NotImplementedError
@@ -72,7 +82,10 @@ class StreamReader:
         raise NotImplementedError
 
     def raise_failure(self) -> None:
-        """Raises ReplicaFailure if the engine reported its failure within the stream, for readers that look for it."""
+        """Raises ReplicaFailure if the engine has reported its failure by an event that was not passed on."""
+        if failure := self.failure:
+            # A new object: a raised exception refers to the frames that it passed, and they to this reader.
+            raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
 
 
 class OuterReader(StreamReader):
@@ -94,31 +107,17 @@ class OuterReader(StreamReader):
     def late(self) -> bool:
         return self.inner.late
 
+    @property
+    def finished(self) -> bool:
+        return self.inner.finished
+
     def raise_failure(self) -> None:
         self.inner.raise_failure()
 
     def note(self) -> None:
         inner = self.inner
         self.usage, self.done, self.reported, self.enough = inner.usage, inner.done, inner.reported, inner.enough
-
-
-class StreamOpening:
-    """Reads a stream's first bytes until they show that the engine is at work. silent: no byte so far carries data.
-
-    most: maximum bytes of a beginning without data; beyond it the engine is considered to have failed.
-    """
-
-    most: ClassVar[int] = 16 << 10  # a keep-alive each second is 3 kB in five minutes
-
-    def __init__(self) -> None:
-        self.silent = True
-
-    def feed(self, data: bytes) -> bool:
-        """Take the next bytes. True: the stream has begun well; False: more bytes are needed.
-
-        Raises ReplicaFailure if it begins with the engine's failure.
-        """
-        raise NotImplementedError
+        self.opened, self.started = inner.opened, inner.started
 
 
 class AnswerEditor:
@@ -198,8 +197,8 @@ class Answers:
         """A reader for one answer's stream. watchful: an event by which the engine reports its failure does not pass."""
         raise NotImplementedError
 
-    def opening(self, data: bytes) -> StreamOpening | None:
-        """A reader for the first bytes of a stream. None: these bytes already show that it has begun well."""
+    def first_event(self, begin: bytes) -> FirstEvent | None:
+        """A reader of the first event of a stream with this beginning. None: it is no failure of the engine."""
         return None
 
     def usage_of(self, body: bytes) -> Usage | None:
@@ -279,6 +278,12 @@ class Dialect(Answers):
         caches: the engine has a prefix cache, as far as known. diagnoses: the gateway answers `api.diagnosis`.
         """
         return None
+
+    def is_opening(self, event: bytes) -> bool:
+        """True if an event only begins an answer: it confirms the request, or gives the role. If a stream is begun again at
+        another replica, its client has such events already.
+        """
+        return False
 
     def assembler(self) -> AnswerAssembler | None:
         """An assembler for one answer, as the client gets it. None: no model answers on this path."""

@@ -43,7 +43,7 @@ from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Memb
 from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
 from gateway.fleet.refusals import REST_MOST_S
-from gateway.fleet.state import ReplicaState
+from gateway.fleet.state import USAGE_WISH, ReplicaState
 from gateway.telemetry.counters import FirstValues, Instruments
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import UpstreamClient
@@ -318,6 +318,12 @@ class Fleet:
         if dialect not in state.lacks:
             log.info("replica does not speak a dialect", extra={"replica": state.name, "dialect": dialect})
         state.lacks[dialect] = now
+
+    def refuses_usage(self, state: ReplicaState, now: float) -> None:
+        """The replica has refused `stream_options`. For a while it is not asked for the usage of streams."""
+        if USAGE_WISH not in state.lacks:
+            log.info("replica refuses stream_options: the usage of its streams is estimated", extra={"replica": state.name})
+        state.lacks[USAGE_WISH] = now
 
     def zero_hits(self, name: str) -> None:
         """The router has forgotten the cached prefixes of this replica, because the engine reported zero hits repeatedly."""

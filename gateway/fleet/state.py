@@ -19,6 +19,7 @@ DRAINING = "draining"
 BETWEEN_PROCESSES = frozenset([REFUSED, LOADING])  # reasons of a failure that show that a process has ended, or just begun
 LACKS_S = 600.0  # after which a replica is asked again for a dialect that it lacked: it may have been upgraded
 LACKED_S = 10.0  # likewise, if no replica is known to speak the dialect
+USAGE_WISH = "stream_options"  # in `lacks`: the server refuses the gateway's wish for the usage of streams
 EXTRA_PROBES = 3  # at once, beside the regular ones
 
 
@@ -54,7 +55,7 @@ class ReplicaState:
     an operator wants no new requests there. leaving: no source names it, but some of its requests are still running. probed:
     set once its first probe is over, or it has left. closed_after_s: an extra probe is running because it closed a connection
     after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
-    at which it did not know the path of a dialect, by the dialect's name.
+    at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH.
     """
 
     member: Member
@@ -127,7 +128,9 @@ class ReplicaState:
         return self.error if not self.up else DRAINING
 
     def speaks(self, dialect: str, now: float) -> bool:
-        """True if requests of this dialect are sent to it unchanged; else they are translated, or sent to others."""
+        """True if requests of this dialect, or with USAGE_WISH, are sent to it unchanged; else they are translated, or sent to
+        others.
+        """
         at = self.lacks.get(dialect)
         return (at is None or now - at > LACKS_S) and dialect not in self.engine.lacks
 

@@ -8,8 +8,9 @@ Nothing has been sent to the client yet, so it notices none of this. Bounds: eac
 most MAX_REACHED times, because a prompt that kills its engine must not reach the whole fleet (refused connections do not count,
 because the prompt cannot cause them; the silent repetition on a fresh connection does). Retries after refusals, silence and
 garbage are at most a fifth of all requests plus a reserve of 100, so that they do not add to an overload
-(`retries.RetryBudget`). A lost connection needs no budget: the requests of a dead replica move to the others once, however many
-they are. A replica without the endpoint costs neither: it is not asked again for a while.
+(`retries.RetryBudget`). A lost connection needs no budget: the requests of a dead replica move to the others once, however
+many they are. A replica without the endpoint costs neither: it is not asked again for a while. A time limit at a replica that
+is up ends the request (504): another replica would need as long for the same prompt.
 
 If the pool has a fallback (`fallback/`), that pool gets the request next, and the client no refusal of this one. Earlier
 attempts count, but each further pool gets one attempt at least; the budget is the same.
@@ -23,16 +24,19 @@ with the earlier attempts, the request is sent at most MAX_SENT times.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
-from gateway.dialects.dialect import StreamOpening
+from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.excerpt import excerpt
 from gateway.dialects.full_context import MAX_READ, STATUSES, full_context
-from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure
+from gateway.dialects.openai.request import without_usage
+from gateway.errors import NO_ACCESS, REFUSED, UNFIT, UNKNOWN_PATH, UNREACHABLE, GatewayError, ReplicaFailure, timed_out
 from gateway.fleet.directory import Fleet
-from gateway.fleet.state import ReplicaState
+from gateway.fleet.state import USAGE_WISH, ReplicaState
+from gateway.request import usage_refusal
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
 from gateway.request.forms import EVENT_STREAM, NATIVE, Form, collected, not_streamed
@@ -43,12 +47,16 @@ from gateway.request.verdicts import Verdicts, client_hash, is_answer
 from gateway.telemetry.metrics import Metrics
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall, UpstreamClient
 from gateway.upstream.loop_guard import LOOP_DETECTED
+from gateway.upstream.timeouts import FIRST_BYTE, TOTAL
 from router import Candidate
+
+log = logging.getLogger("warmroute.gateway")
 
 MAX_REACHED: Final = 3  # number of times that a request is sent before its answer's first byte
 MAX_SENT: Final = 4  # number of times that it is sent in all, if broken streams are resumed
 MAX_HELD_ANSWER: Final = 1 << 20  # bytes; a plain answer up to this size is read completely before the client gets any of it
 
+SIGN_OF_LIFE_S: Final = 10.0  # a replica is at work if it sent a byte of any answer within this time
 _MAX_ERROR: Final = 64 << 10  # bytes of an error to be translated
 _CANNOT: Final = frozenset([UNKNOWN_PATH, UNFIT])  # no failures: the engine cannot serve the request
 _FREE: Final = _CANNOT | {REFUSED, UNREACHABLE, "reset", NO_ACCESS}  # a retry after these needs no budget and no pause
@@ -80,8 +88,7 @@ class Attempts:
 
     async def first_answer(self, exchange: Exchange) -> ReplicaAnswer:
         """The first answer for the client, else the last refusal. Raises GatewayError if there is neither."""
-        if not exchange.attempts.failed:  # else the request comes from another pool, where it was counted
-            self.budget.request()
+        self._begin(exchange)
         attempts, call = exchange.attempts, exchange.call(exchange.api.body)
         verdicts = Verdicts(self._fleet, self.lone, exchange.request)
         reached, tries = attempts.sent, 0
@@ -99,6 +106,7 @@ class Attempts:
                         _close(refusal)
                         refusal = None
                     reached += failure.reached
+                    attempts.sent = reached
                     self._failed(exchange, candidate, failure)
                 else:
                     _close(refusal)
@@ -129,6 +137,11 @@ class Attempts:
                 verdicts.judge(self._clock())
         raise self._no_answer(exchange)
 
+    def _begin(self, exchange: Exchange) -> None:
+        if not exchange.attempts.failed:  # else the request comes from another pool, where it was counted
+            self.budget.request()
+            exchange.attempts.since = self._clock()
+
     def _last_word(
         self, exchange: Exchange, call: ReplicaCall, verdicts: Verdicts, refusal: ReplicaAnswer | None
     ) -> ReplicaAnswer | None:
@@ -153,6 +166,18 @@ class Attempts:
         failures = "; ".join(f"{attempt['replica']}: {attempt['error']}" for attempt in exchange.attempts.failed)
         text = f"No replica could answer ({failures}). Retry; see /warmroute/replicas."
         return GatewayError(502, "replica_failed", text, public="No replica could answer. Retry.")
+
+    def is_final(self, exchange: Exchange, failure: ReplicaFailure) -> bool:
+        """True if a time limit ended the request and it is sent nowhere else: no time is left, or its replica is up, so that
+        another one would need as long for the same prompt.
+        """
+        return failure.limit == TOTAL or (failure.limit != "" and exchange.target.replicas[exchange.booking.chosen.replica].up)
+
+    def _timed_out(self, exchange: Exchange, failure: ReplicaFailure) -> GatewayError:
+        replica = exchange.booking.chosen.replica
+        about = {"id": exchange.record.id, "replica": replica, "limit": failure.limit, "error": failure.message}
+        log.warning("a time limit ended a request", extra=about)
+        return timed_out(replica, failure.message)
 
     async def rest_of_answer(self, exchange: Exchange, body: bytes) -> ReplicaAnswer | None:
         """The answer of the first other replica that begins to stream the rest of a broken answer, as requested by `body`; or
@@ -224,6 +249,7 @@ class Attempts:
         """The replica failed after its answer's first byte. `judge_broken` must follow. Returns the error for the client."""
         replica, attempts = exchange.booking.chosen.replica, exchange.attempts
         if attempts.trial:
+            self._excuse(failure, attempts.trial[1])
             self._fleet.failed(attempts.trial[1], failure)
             if not (exchange.delivered.done_sent or failure.blameless):
                 attempts.broken += (attempts.trial,)
@@ -231,6 +257,8 @@ class Attempts:
         attempts.note_end(failure.reason, failure.message, self._clock())
         if not failure.blameless:
             self._metrics.broken_responses.add((exchange.record.subject.label, replica))
+        if self.is_final(exchange, failure):
+            return self._timed_out(exchange, failure)
         text = f"The replica {replica} failed while it answered ({failure.message}). Retry the request."
         return GatewayError(502, "replica_failed", text, public="The replica failed while it answered. Retry the request.")
 
@@ -252,9 +280,12 @@ class Attempts:
     # -- one attempt
 
     def _failed(self, exchange: Exchange, candidate: Candidate, failure: ReplicaFailure) -> None:
+        """Record a failed attempt. Raises GatewayError 504 if no other may follow."""
         if failure.reason not in _CANNOT:
             self._fleet.failed(exchange.target.replicas[candidate.replica], failure)
         exchange.attempts.add(candidate.replica, failure.reason, failure.message, self._clock())
+        if self.is_final(exchange, failure):
+            raise self._timed_out(exchange, failure)
 
     async def _next(self, exchange: Exchange, tries: int, verdicts: Verdicts) -> bool:
         """Move the lease to the best replica not tried yet. False if there is none, or no budget."""
@@ -355,6 +386,7 @@ class Attempts:
             exchange.attempts.trial = trial, state
             return answer
         except ReplicaFailure as failure:
+            self._excuse(failure, state)
             verdicts.failure(failure, state, trial, self._clock())
             raise
         except BaseException:
@@ -371,7 +403,12 @@ class Attempts:
         form = self._form(exchange, state, now)
         if form is not NATIVE:
             await form.prepare(exchange)
-        answer = await self._upstream.open(state.url, form.call(exchange, state, call), fresh=fresh)
+        sent = form.call(exchange, state, call)
+        if state.lacks and exchange.wishes_usage and not state.speaks(USAGE_WISH, now):
+            sent = _without_usage(exchange, sent)
+        answer = await self._send(exchange, state, sent, fresh=fresh)
+        if answer.status != 200 and exchange.wishes_usage and usage_refusal.may_be(answer.status):
+            answer = await self._unasked(exchange, state, sent, answer, now)
         if answer.status != 200:
             if answer.status in (401, 403) and state.member.key is not None:
                 answer.close()
@@ -383,6 +420,30 @@ class Attempts:
             if answer.status in STATUSES and exchange.api.metered:
                 _reword_full_context(exchange, state, await _begin_of(answer, MAX_READ + 1))
         return answer
+
+    async def _send(self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool) -> ReplicaAnswer:
+        spent_s = self._clock() - exchange.attempts.since if exchange.attempts.failed else 0.0
+        return await self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)
+
+    async def _unasked(
+        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, refusal: ReplicaAnswer, now: float
+    ) -> ReplicaAnswer:
+        """The answer to the request without the wish for usage, if the refusal may be about it; else the refusal."""
+        if not usage_refusal.is_refusal(await _begin_of(refusal, usage_refusal.MOST_READ), call.body):
+            return refusal
+        plain = _without_usage(exchange, call)
+        if plain is call:
+            return refusal
+        refusal.close()
+        answer = await self._send(exchange, state, plain, fresh=False)
+        if answer.status < 400:
+            self._fleet.refuses_usage(state, now)
+        return answer
+
+    def _excuse(self, failure: ReplicaFailure, state: ReplicaState) -> None:
+        """A replica that answers other requests is not sick because it is silent about a long prompt."""
+        if failure.limit == FIRST_BYTE and self._upstream.silence_s(state.url) < SIGN_OF_LIFE_S:
+            failure.blameless = True
 
     def _form(self, exchange: Exchange, state: ReplicaState, now: float) -> Form:
         for form_of in self._extensions.forms:
@@ -418,10 +479,13 @@ class Attempts:
             return
         if answer.content_type == EVENT_STREAM and exchange.api.stream:
             data = answer.peek()
+            if not data:
+                raise ReplicaFailure("garbage", "the stream is empty")
             if exchange.api.keeps:
                 attempts.object = answers.object_in(data)
-            if opening := answers.opening(data):  # nearly all streams begin with their first data
-                await first_data(answer, opening, data)
+            if first := answers.first_event(data):  # nearly no stream
+                answer.note_prefill(on=True)
+                await require_good_begin(answer, first, data)
             return
         if exchange.api.stream and exchange.dialect.translatable and not exchange.request.any_form:
             # Clients of these dialects would read an object as a stream without events.
@@ -456,6 +520,13 @@ def _reword_full_context(exchange: Exchange, state: ReplicaState, error: bytes) 
     attempts.body = exchange.dialect.full_context_error(full, attempts.body or error, exchange.record.id)
 
 
+def _without_usage(exchange: Exchange, call: ReplicaCall) -> ReplicaCall:
+    """The call without the gateway's wish for usage; the same call if that is not in it."""
+    exchange.charge_copy(call.body)
+    body = without_usage(call.body)
+    return call if len(body) == len(call.body) or call.adapted else call.with_body(body)
+
+
 def _nobody_can(exchange: Exchange) -> bool:
     """True if no tried replica has the endpoint. This is no failure, and no reason to use another pool."""
     return all(attempt["reason"] in _CANNOT for attempt in exchange.attempts.failed)
@@ -483,35 +554,22 @@ async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:
 
 
 class BegunAnswer(Protocol):
-    """The part of a ReplicaAnswer that `first_data` uses."""
+    """The part of a ReplicaAnswer that `require_good_begin` uses."""
 
     @property
     def complete(self) -> bool: ...
     def peek(self, start: int = 0) -> bytes: ...
-    def still_prefill(self) -> None: ...
     async def more(self) -> None: ...
 
 
-async def first_data(answer: BegunAnswer, opening: StreamOpening, data: bytes) -> None:
-    """Waits for the first data of a stream; a comment is no token. Until then the request can go to another replica.
+async def require_good_begin(answer: BegunAnswer, first: FirstEvent, data: bytes) -> None:
+    """Waits for the whole first event of a stream, if it may be the engine's failure, which comes with status 200 too.
 
-    data: received beginning of the stream. Raises ReplicaFailure if there is no data, or if the data is the engine's failure,
-    which comes with status 200 too. Of an error event it awaits no more than a reader would hold. O(bytes), also for small
-    pieces.
+    data: received beginning of the stream. Raises ReplicaFailure if it is one. O(bytes), also for small pieces.
     """
     seen = 0
-    while True:
+    while not first.feed(data) and not answer.complete:
         seen += len(data)
-        if opening.feed(data):
-            return
-        if opening.silent:
-            if seen > opening.most:
-                raise ReplicaFailure("garbage", f"the stream begins with more than {opening.most} bytes of comments")
-            if answer.complete:
-                raise ReplicaFailure("garbage", "the stream is empty")
-            answer.still_prefill()
-        elif answer.complete:
-            return
         await answer.more()
         data = answer.peek(seen)
 

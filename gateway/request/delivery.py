@@ -84,6 +84,7 @@ class Delivery:
         if answer.content_type == EVENT_STREAM and not attempts.body:
             await self._stream(exchange, answer, reply, headers)
         elif attempts.body and attempts.tail is None:
+            exchange.answered(answer)
             exchange.require_room()
             body, attempts.body = attempts.body, b""
             delivered.usage = attempts.usage
@@ -117,24 +118,23 @@ class Delivery:
             headers += b"Cache-Control: no-cache\r\n"
         headers += b"X-Accel-Buffering: no\r\n"  # nginx in front must not hold chunks back
         delivered.last_byte = self._clock()
-        kept, completed = None, False
-        counted = api.metered and answer.status == 200
-        if counted:
-            delivered.first_byte = delivered.last_byte
-            if api.countable or not api.size:  # in a batch, the first token only shows that the first prompt is computed
-                exchange.booking.first_token(delivered.last_byte)
-            kept = SentBytes(exchange.request.lease) if exchange.target.resume_streams else None
-        reader = exchange.answers.reader(api, watchful=kept is not None)
-        if counted:
-            reader = _client_reader(exchange, reader)
+        kept, completed, error = None, False, None
+        counted = delivered.awaits_token = api.metered and answer.status == 200
+        if not counted:
+            exchange.answered(answer)
+        elif exchange.target.resume_streams:
+            kept = SentBytes(exchange.request.lease)
+
+        def reader_of() -> StreamReader:
+            reader = exchange.answers.reader(api, watchful=kept is not None)
+            return _client_reader(exchange, reader) if counted else reader
+
         try:
-            failure = await pump(exchange, answer, reader, kept, self._clock, headers=headers, needs_done=counted)
-            if failure and kept:
+            failure = await pump(exchange, answer, reader_of(), kept, self._clock, headers=headers, needs_done=counted)
+            if failure:
                 reply.feed_from(None)
                 answer.close()
-                error = await self._resumption.resume(exchange, reply, kept, failure)
-            else:
-                error = self._attempts.broke_off(exchange, failure) if failure else None
+                error = await self._elsewhere(exchange, reply, kept, failure, reader_of)
             completed = error is None
             if error:
                 self._break_off(exchange, reply, error, events=True)
@@ -150,12 +150,30 @@ class Delivery:
             if exchange.attempts.broken:
                 self._attempts.judge_broken(exchange, completed=completed)
 
+    async def _elsewhere(
+        self,
+        exchange: Exchange,
+        reply: ClientReply,
+        kept: SentBytes | None,
+        failure: ReplicaFailure,
+        reader_of: Callable[[], StreamReader],
+    ) -> GatewayError | None:
+        """Have another replica complete a stream that broke off. Returns the error for the client if that is not possible."""
+        if exchange.delivered.awaits_token and self._attempts.is_final(exchange, failure):
+            return self._attempts.broke_off(exchange, failure)
+        if kept is not None:
+            return await self._resumption.resume(exchange, reply, kept, failure)
+        if exchange.may_begin_again:
+            return await self._resumption.begin_again(exchange, reply, failure, reader_of)
+        return self._attempts.broke_off(exchange, failure)
+
     async def _copy(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
         """Send any other answer as it arrives: the rest of a large plain answer to a generation, or the answer of another
         endpoint.
         """
         attempts, delivered, clock = exchange.attempts, exchange.delivered, self._clock
         tail = attempts.tail
+        exchange.answered(answer)
         exchange.require_room()
         first, attempts.body = attempts.body or answer.take(), b""
         seen = [len(first)]  # a list, because compiled code would read a variable of this function before it is set

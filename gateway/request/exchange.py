@@ -40,12 +40,13 @@ class AttemptLog:
     """The results of the attempts so far.
 
     failed: replica, reason and error of each failed attempt. sent: number of times that the request may have reached a replica
-    before the answer's first byte. resumptions: attempts to continue a broken stream that may have reached a replica. error:
-    message of a replica's error that the client gets, or "". trial: of the replica that answers now. broken: trials whose
-    answer broke off, until the cause is known. body: of a plain answer, or the beginning of a large one. object: the id of the
-    object that the answer is. usage: in the body. tail: of a large answer. next_target: of another pool, which gets the request
-    after this one failed. refusal: the last replica's answer, open until that pool has the request. Attempts in earlier pools
-    are included in failed and sent. unfit: a requested capability that an engine lacks. notes: notes of attempts, or None.
+    before the answer's first byte. since: reading of the clock at the first attempt. resumptions: attempts to continue a broken
+    stream that may have reached a replica. error: message of a replica's error that the client gets, or "". trial: of the
+    replica that answers now. broken: trials whose answer broke off, until the cause is known. body: of a plain answer, or the
+    beginning of a large one. object: the id of the object that the answer is. usage: in the body. tail: of a large answer.
+    next_target: of another pool, which gets the request after this one failed. refusal: the last replica's answer, open until
+    that pool has the request. Attempts in earlier pools are included in failed, sent and since. unfit: a requested capability
+    that an engine lacks. notes: notes of attempts, or None.
     """
 
     __slots__ = (
@@ -60,6 +61,7 @@ class AttemptLog:
         "refusal",
         "resumptions",
         "sent",
+        "since",
         "tail",
         "trial",
         "unfit",
@@ -69,6 +71,7 @@ class AttemptLog:
     def __init__(self) -> None:
         self.failed: tuple[dict[str, str], ...] = ()  # a tuple, because it mostly stays empty
         self.sent = 0
+        self.since = 0.0
         self.notes: Notes | None = None
         self.asked = False
         self.next_target: Target | None = None
@@ -103,17 +106,19 @@ class AttemptLog:
 class DeliveryLog:
     """The progress of the answer to the client.
 
-    status: 0 before an answer. reply: None before an answer. first_byte, last_byte: readings of the clock. done_sent: the
-    stream's own end was sent: a client that disconnects then has everything. reader: of the stream. resumed: number of times
-    that another replica continued it. passed: tokens of its finished streams. late: more tokens passed after the usage. error:
-    why the answer could not be completed, or "". bill: of a plain answer, made before it was sent.
+    status: 0 before an answer. reply: None before an answer. awaits_token: a stream has no token so far. first_token,
+    last_byte: readings of the clock. done_sent: the stream's own end was sent: a client that disconnects then has everything.
+    reader: of the stream. resumed: number of times that another replica continued it. passed: tokens of its finished streams.
+    late: more tokens passed after the usage. error: why the answer could not be completed, or "". bill: of a plain answer, made
+    before it was sent.
     """
 
     __slots__ = (
+        "awaits_token",
         "bill",
         "done_sent",
         "error",
-        "first_byte",
+        "first_token",
         "last_byte",
         "late",
         "passed",
@@ -127,7 +132,8 @@ class DeliveryLog:
     def __init__(self) -> None:
         self.status = 0
         self.reply: ClientReply | None = None
-        self.first_byte: float | None = None
+        self.awaits_token = False
+        self.first_token: float | None = None
         self.last_byte: float | None = None
         self.done_sent = False
         self.reader: StreamReader | None = None
@@ -229,6 +235,7 @@ class Exchange:
             before, self.attempts = self.attempts, AttemptLog()
             before.drop_refusal()
             self.attempts.failed, self.attempts.sent, self.attempts.asked = before.failed, before.sent, before.asked
+            self.attempts.since = before.since
         self.attempts.notes = self.notes
         self.booking = self.record.booking = booking
         self.booked = True
@@ -322,9 +329,34 @@ class Exchange:
             lease.shrink(len(rewritten.body))
         self._copied, self.rewritten = False, None
 
+    @property
+    def wishes_usage(self) -> bool:
+        """True if the gateway has asked for the usage of a stream that the client has not asked for in these words."""
+        return self.api.strip_usage or (self.api.stream and self.answers.translated)
+
+    @property
+    def may_begin_again(self) -> bool:
+        """True if a stream without a token so far may be begun again at another replica. Features that store the answer need
+        one beginning.
+        """
+        return self.delivered.awaits_token and self.tap is None and self._is_repeatable()
+
+    def note_token(self, answer: ReplicaAnswer) -> None:
+        """The first token of a stream has passed: the replica has computed the prompt. A batch has several prompts, and this
+        shows only that the first one is computed.
+        """
+        delivered = self.delivered
+        assert delivered.last_byte is not None
+        delivered.awaits_token = False
+        delivered.first_token = delivered.first_token or delivered.last_byte
+        if self.api.countable or not self.api.size:
+            self.booking.first_token(delivered.last_byte)
+        answer.note_prefill(on=False)
+        self.answered(answer)
+
     def answered(self, answer: ReplicaAnswer) -> None:
-        """The answer has begun. Unless it is a stream that may have to be resumed, the request will not be repeated: its body
-        is dropped once this answer's request has been sent.
+        """The answer has begun, a stream with its first token. Unless it is a stream that may have to be resumed, the request
+        will not be repeated: its body is dropped once this answer's request has been sent.
         """
         if self.target.resume_streams and self.api.stream:
             return

@@ -132,7 +132,6 @@ class Lifecycle:
                         return own
                 answer = self.attempts.final_refusal(exchange, failed)
                 break
-        exchange.answered(answer)
         try:
             reply = await self.delivery.deliver(exchange, answer)
         finally:

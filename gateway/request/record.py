@@ -108,7 +108,7 @@ class AnswerRecord:
 
     answered = 0
     complete = False
-    first_byte: float | None = None
+    first_token: float | None = None
     last_byte: float | None = None
     ok = False
     own = False

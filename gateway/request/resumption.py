@@ -1,6 +1,7 @@
 """Streams a replica's events to the client, and resumes a stream that its replica broke off.
 
     pump ── complete ────────────────────────────────────────────────────────────────────────────────────────► good
+     ▲ ├─── broken before its first token ──► another replica answers (`begin_again`)
      ▲ └─── broken ── nothing but the end is missing ──► the gateway ends it ────────────────────────────────► good
      │        │ └──── more than a text, too long, no other replica ──► an error event ───────────────────────► impossible
      │        └────── another replica begins to stream the rest (attempts.py) ──┐ none does ──► an error event ► failed
@@ -9,6 +10,9 @@
 If the pool's configuration wants it (`resume_streams`), the sent bytes are kept, and another replica continues the stream. The
 rules are the same as for retries: the lease moves to the best replica left, each replica is tried once, each outcome counts for
 its breaker, and the number of attempts is small, because the request itself may kill its engine.
+
+Before its first token a stream needs no such configuration: the client has comments, pings, a role or `message_start`, and the
+other replica's answer follows them.
 
 A dead replica breaks off all its streams at once. So they are resumed one after the other (`SentEvents`), each in its own turn
 of the event loop.
@@ -23,7 +27,8 @@ from typing import Final
 
 from gateway.admission.memory import LARGE_BODY, MemoryLease
 from gateway.config.live import Live
-from gateway.dialects.dialect import Continuation, StreamReader, ended_without_done
+from gateway.dialects.dialect import Continuation, OuterReader, StreamReader, ended_without_done
+from gateway.dialects.events.sse import events_of
 from gateway.dialects.finished_answer import FinishedAnswer
 from gateway.errors import GatewayError, ReplicaFailure
 from gateway.parser.parsing import Parsing
@@ -94,7 +99,7 @@ async def pump(
     """Streams the events of one replica to the client and ends the reply. Returns the reason if the stream broke off.
 
     kept: collects the sent bytes, if the stream may be resumed. headers: of the reply; None: it has begun. needs_done: without
-    [DONE] the stream is incomplete. Raises ConnectionError if the client has disconnected, or does not read.
+    [DONE] or a finish reason the stream is incomplete. Raises ConnectionError if the client has disconnected, or does not read.
     """
     delivered, reply = exchange.delivered, exchange.delivered.reply
     assert reply is not None
@@ -104,19 +109,21 @@ async def pump(
         out = reader.feed(data)
         reply.write(out)
         delivered.last_byte = clock()
-        _gone(out, reader, kept)
+        _gone(exchange, answer, reader, kept, out)
         if reader.enough:
             raise _EarlyEnd
 
     try:
         if headers is not None:
-            _gone(_begin(answer, reader, reply, headers), reader, kept)
+            _gone(exchange, answer, reader, kept, _begin(answer, reader, reply, headers))
         else:
             with contextlib.suppress(_EarlyEnd):
                 sink(answer.take_turn())
         reply.feed_from(answer)
         await _pump_on(answer, reader, sink)
         last = reader.finish()  # before the check: some engines end with a [DONE] without a blank line after it
+        if delivered.awaits_token:
+            _await_token(exchange, answer, reader)
         _require_good_end(reader, needs_done=needs_done)
         reply.end(last if not reader.holds else last + await _kept(exchange, reader))
     except ReplicaFailure as failure:
@@ -131,11 +138,22 @@ async def pump(
     return None
 
 
-def _gone(out: bytes, reader: StreamReader, kept: SentBytes | None) -> None:
+def _await_token(exchange: Exchange, answer: ReplicaAnswer, reader: StreamReader) -> None:
+    """Handles bytes of a stream without a token so far. Raises ReplicaFailure if the engine has reported its failure."""
+    if reader.started:
+        exchange.note_token(answer)
+    else:
+        answer.note_prefill(on=True)
+        reader.raise_failure()
+
+
+def _gone(exchange: Exchange, answer: ReplicaAnswer, reader: StreamReader, kept: SentBytes | None, out: bytes) -> None:
     """Handles bytes that were sent to the client. Raises ReplicaFailure if the engine has reported its failure."""
     if kept is not None:
         kept.add(out)
         reader.raise_failure()
+    if exchange.delivered.awaits_token:
+        _await_token(exchange, answer, reader)
 
 
 async def _pump_on(answer: ReplicaAnswer, reader: StreamReader, sink: Callable[[bytes], None]) -> None:
@@ -164,7 +182,7 @@ async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:
 def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:
     if reported := reader.reported:
         raise ReplicaFailure(reported.reason, reported.message)  # a new object: the old one refers to its frames
-    if needs_done and not reader.done:
+    if needs_done and not (reader.done or reader.finished):
         raise ended_without_done()
 
 
@@ -224,6 +242,27 @@ class Copy:
         self._lease.shrink(size)
 
 
+class SecondBegin(OuterReader):
+    """Reads a stream for a client that has the beginning of another one: what comes before the first token and repeats it (a
+    role, `message_start`, `response.created`) is removed.
+    """
+
+    def __init__(self, inner: StreamReader, is_opening: Callable[[bytes], bool]) -> None:
+        super().__init__(inner)
+        self._is_opening = is_opening
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self._noted(self.inner.feed(chunk), over=self.started)
+
+    def finish(self) -> bytes:
+        return self._noted(self.inner.finish(), over=self.started)
+
+    def _noted(self, out: bytes, *, over: bool) -> bytes:
+        self.note()
+        self.within_event, self.holds = self.inner.within_event, self.inner.holds
+        return out if over else b"".join(event for event in events_of(out) if not self._is_opening(event))
+
+
 class Resumption:
     """Resumes broken streams (see the module). clock: monotonic seconds."""
 
@@ -245,7 +284,7 @@ class Resumption:
         error = self._note(exchange, failure)
         tried = len(attempts.failed)
         total_s = self._live.config.timeouts.total_s
-        left_s = total_s - (self._clock() - exchange.record.begun) if total_s else None
+        left_s = total_s - (self._clock() - attempts.since) if total_s else None
         error_for_client: GatewayError | None
         try:
             async with asyncio.timeout(left_s):
@@ -261,6 +300,33 @@ class Resumption:
         result = "good" if error_for_client is None else "failed" if attempted else "impossible"
         self._metrics.resumed.add((exchange.record.subject.label, result))
         return error_for_client
+
+    async def begin_again(
+        self, exchange: Exchange, reply: ClientReply, failure: ReplicaFailure, reader_of: Callable[[], StreamReader]
+    ) -> GatewayError | None:
+        """Have another replica answer after a stream that broke off before its first token. reader_of: makes the reader of a
+        stream. Returns the error for the client if that fails.
+        """
+        error = self._note(exchange, failure)
+        reader = exchange.delivered.reader
+        opened = reader is not None and reader.opened
+        while exchange.may_begin_again:
+            try:
+                answer = await self._attempts.rest_of_answer(exchange, exchange.api.body)
+            except GatewayError as ours:
+                return ours.with_traceback(None)  # the traceback refers to this frame
+            if answer is None:
+                break
+            reader = SecondBegin(reader_of(), exchange.dialect.is_opening) if opened else reader_of()
+            try:
+                again = await pump(exchange, answer, reader, None, self._clock, headers=None, needs_done=True)
+            finally:
+                reply.feed_from(None)
+                answer.close()
+            if again is None:
+                return None
+            error, opened = self._note(exchange, again), opened or reader.opened
+        return error
 
     async def _continue(
         self, exchange: Exchange, reply: ClientReply, kept: SentBytes, error: GatewayError
@@ -287,7 +353,7 @@ class Resumption:
                 rest, so_far.parts = None, []  # sent, and not needed from here on
                 answer.when_sent(copy.drop)
                 exchange.delivered.resumed += 1
-                exchange.booking.first_token(self._clock())
+                exchange.delivered.awaits_token = True
                 reader = continuation.reader(so_far, strip_usage=api.strip_usage)
                 if exchange.assembly is not None:
                     reader = AssembledReader(reader, exchange.assembly)

@@ -136,7 +136,7 @@ class RequestMetrics:
 
     def __call__(self, request: SettledRequest) -> None:
         metrics, subject, answer, usage = self._metrics, request.subject, request.answer, request.spent.usage
-        label, endpoint, first = subject.label, subject.endpoint, answer.first_byte
+        label, endpoint, first = subject.label, subject.endpoint, answer.first_token
         metrics.requests.add((label, endpoint, code_label(request.status)))
         metrics.request_seconds.observe((label, endpoint), request.ended - request.begun)
         if first is not None:

@@ -135,9 +135,9 @@ class ReplicaAnswer(PausableSource):
         """The received, untaken bytes of the body from offset `start` on, without taking them. O(their length)."""
         return self._open.peek(start)
 
-    def still_prefill(self) -> None:
-        """The bytes so far are no token (keep-alive comments): the first-byte timeout continues."""
-        self._open.still_prefill()
+    def note_prefill(self, *, on: bool) -> None:
+        """True: the bytes so far are no token (keep-alives, a role, progress); False: the first token is here."""
+        self._open.note_prefill(on=on)
 
     async def more(self) -> None:
         """Wait for more bytes than `peek` returns, or the end. Raises ReplicaFailure if the answer ends too early."""
@@ -324,17 +324,25 @@ class UpstreamClient:
         return asyncio.get_running_loop().time() - upstream.pool.answered_at if upstream else math.inf
 
     async def open(
-        self, base_url: str, call: ReplicaCall, timeout_s: float | None = None, *, fresh: bool = False
+        self,
+        base_url: str,
+        call: ReplicaCall,
+        timeout_s: float | None = None,
+        *,
+        fresh: bool = False,
+        spent_s: float = 0.0,
     ) -> ReplicaAnswer:
         """Send `call` and await the first byte of the answer's body. Raises ReplicaFailure.
 
         A pooled connection that fails before any answer is no failure of the replica (it may just have closed an idle
         connection), so the call is repeated once, on a fresh one. Raises GatewayError 503 where the gateway itself is out of
         resources. timeout_s: replaces every configured timeout. fresh: use no pooled connection, so the call is sent once at
-        most.
+        most. spent_s: time of the request's earlier calls.
         """
         upstream = self._upstreams.get(base_url) or self._add(base_url)
         limits = UpstreamTimeouts(timeout_s, timeout_s, timeout_s, timeout_s) if timeout_s else self._limits_now()
+        if spent_s:
+            limits = limits.after(spent_s)
         if upstream.access is not None:
             await upstream.access.ready(limits.connect_s)
         if upstream.fragile is not None:

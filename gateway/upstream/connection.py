@@ -9,8 +9,9 @@ except for data beyond one turn of the event loop (`turns.py`). A connection is 
 exactly where its framing says, without a byte after it and without an unsent byte of the request, and if nothing was received
 since: a second answer must not be taken for the next call's.
 
-Timeouts: one timer per call, which compares the time of the last byte when it fires, at least once per `idle_s`. Until the
-body begins, received bytes do not reset it: a head sent byte by byte would hold a request for ever.
+Timeouts: one timer per call, which compares the time of the last byte when it fires, at least once per `idle_s`. Every byte of
+the body is a sign of life. Until the body begins, received bytes do not reset it: a head sent byte by byte would hold a request
+for ever. Silence is limited by `first_byte_s` up to the first token, then by `idle_s`.
 
 Back-pressure stays in the kernel, also with TLS: a paused TLS transport of uvloop loses data that it has read when the
 connection ends, so the TCP transport beneath it is paused instead.
@@ -30,7 +31,7 @@ from gateway.turns import AT_ONCE, LARGE, DeferredData, first_turn, turns_of
 from gateway.upstream.backpressure import Backpressure
 from gateway.upstream.http1 import SWITCHING, AnswerParser, FramingError
 from gateway.upstream.sending import RequestWriter
-from gateway.upstream.timeouts import UpstreamTimeouts
+from gateway.upstream.timeouts import FIRST_BYTE, IDLE, TOTAL, UpstreamTimeouts
 
 MAX_UNREAD: Final = 1 << 18  # buffered bytes of an answer beyond which reading is paused
 
@@ -51,6 +52,7 @@ class Connection(asyncio.Protocol):
         "_parts",
         "_paused_by",
         "_poll",
+        "_prefill",
         "_sending",
         "_sent_at",
         "_sink",
@@ -90,6 +92,7 @@ class Connection(asyncio.Protocol):
         self._last_read = self._sent_at = self.idle_since = 0.0
         self.answer: AnswerParser | None = None
         self._flowing = False  # the body has begun
+        self._prefill = False  # its bytes so far are no token
         self.failure: Exception | None = None  # a ReplicaFailure, a ClientStalled, or an exception of the sink
         self.started = False  # any byte of the answer was received
         self.used = 0  # earlier calls
@@ -122,7 +125,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             raise ReplicaFailure("reset", "the connection ended before the request was sent", reached=0)
         self.answer, self.failure, self.started = AnswerParser(to_head=to_head, upgrades=upgrades), None, False
-        self._limits, self._flowing = limits, False
+        self._limits, self._flowing, self._prefill = limits, False, False
         self._backpressure.clear()
         self._last_read = self._sent_at = now = self._loop.time()
         if self._timer is None or self._timer.when() > now + limits.soonest_s:  # a timer that fires too early is set again
@@ -194,11 +197,11 @@ class Connection(asyncio.Protocol):
             self._set_paused(_UNREAD, on=False)
         return data[:size]
 
-    def still_prefill(self) -> None:
-        """The body's bytes so far are no token (keep-alive comments): `first_byte_s` continues."""
-        if self._flowing:
-            self._flowing = False
-            self._check_timeouts()
+    def note_prefill(self, *, on: bool) -> None:
+        """The bytes of the body so far are no token (keep-alives, a role, progress): `first_byte_s` limits silence, else
+        `idle_s`.
+        """
+        self._prefill = on
 
     async def pump(self, sink: Sink) -> None:
         """Stream the rest of the body to `sink`. Raises ReplicaFailure, ClientStalled, and exceptions of `sink`."""
@@ -382,8 +385,9 @@ class Connection(asyncio.Protocol):
         if self.answer is None or self.complete:
             return  # the next call starts the timer again
         limits, now = self._limits, self._loop.time()
-        silence, since = (limits.idle_s, self._last_read) if self._flowing else (limits.first_byte_s, self._sent_at)
-        end = math.inf if limits.total_s is None else self._sent_at + limits.total_s
+        prefill = self._prefill or not self._flowing
+        silence, since = limits.first_byte_s if prefill else limits.idle_s, self._last_read if self._flowing else self._sent_at
+        end = self._sent_at + limits.left_s
         due = min(since + silence, end)
         if now < due:
             self._timer = self._loop.call_at(min(due, now + limits.idle_s), self._check_timeouts)
@@ -392,11 +396,12 @@ class Connection(asyncio.Protocol):
             if self._paused_by & _OWNER and self._backpressure.recent(now):
                 self._fail(ClientStalled(f"{text}, and the client has not read for a while"))
             else:
-                self._fail(ReplicaFailure("timeout", text, blameless=True))
+                self._fail(_late(text, TOTAL, limits, blameless=True))
         elif self._paused_by & _OWNER:
             self._fail(ClientStalled(f"the client has not read for {silence:g} s"))
         else:
-            self._fail(ReplicaFailure("timeout", f"nothing came for {silence:g} s", blameless=self.switched))
+            text = f"nothing came for {silence:g} s"
+            self._fail(_late(text, FIRST_BYTE if prefill else IDLE, limits, blameless=self.switched))
 
     def _fail(self, failure: Exception) -> None:
         self.failure = failure
@@ -423,6 +428,12 @@ class Connection(asyncio.Protocol):
 
     def __repr__(self) -> str:
         return f"<Connection {'up' if self.alive else 'down'}, used {self.used} times, {self.answer!r}>"
+
+
+def _late(text: str, key: str, limits: UpstreamTimeouts, *, blameless: bool) -> ReplicaFailure:
+    if not limits.named:
+        return ReplicaFailure("timeout", text, blameless=blameless)
+    return ReplicaFailure("timeout", f"{text} ({key})", blameless=blameless, limit=key)
 
 
 _OWNER: Final = 1

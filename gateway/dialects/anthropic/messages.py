@@ -15,13 +15,14 @@ from gateway.dialects.anthropic.diagnosis import compared, field_removal, previo
 from gateway.dialects.anthropic.message_answer import MessageAssembler
 from gateway.dialects.anthropic.prompt import head_digests, messages_prompt, runs_tools
 from gateway.dialects.anthropic.sessions import user_session
-from gateway.dialects.anthropic.stream import QUIET, MessageReader
+from gateway.dialects.anthropic.stream import OPENING, MessageReader
 from gateway.dialects.anthropic.usage import parse_usage
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
 from gateway.dialects.body import json_object, model_of, output_limit, salt_of, session_of, wants_stream
 from gateway.dialects.diagnosis import Diagnosis, Fingerprint
-from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
-from gateway.dialects.events.named import NamedOpening
+from gateway.dialects.dialect import AnswerEditor, AnswerTail, Dialect, StreamReader, cannot_count
+from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.events.named import first_event, name_of
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.json_edits import Edit, read_object
@@ -60,14 +61,17 @@ class Messages(Dialect):
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
         return MessageReader()
 
-    def opening(self, data: bytes) -> StreamOpening | None:
-        return NamedOpening(QUIET, errors.failure_of)
+    def first_event(self, begin: bytes) -> FirstEvent | None:
+        return first_event(begin, errors.failure_of)
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def is_opening(self, event: bytes) -> bool:
+        return name_of(event) == OPENING
 
     def assembler(self) -> AnswerAssembler | None:
         return MessageAssembler()

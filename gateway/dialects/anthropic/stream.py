@@ -15,10 +15,13 @@ from typing import Any, Final
 from gateway.dialects.anthropic.errors import failure_of
 from gateway.dialects.anthropic.usage import is_split, merge, usage_from
 from gateway.dialects.events.named import NamedReader, has_name, name_of
-from gateway.dialects.events.reader import has_any
+from gateway.dialects.events.reader import has_any, has_any_but
 from gateway.dialects.events.sse import object_of
+from gateway.errors import ReplicaFailure
 
-QUIET: Final = frozenset(["message_start", "ping"])  # events before the first token
+OPENING: Final = "message_start"
+
+_FORM: Final = frozenset(["id", "type"])  # members of a block or a delta without output
 
 _READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # every event that is parsed has one of them
 _DELTA: Final = b'"content_block_delta"'  # once in an event; within a text the quotes are escaped
@@ -34,7 +37,7 @@ class MessageReader(NamedReader):
         self._counted = 0  # deltas received when the answer's tokens were last counted
 
     def feed(self, chunk: bytes) -> bytes:
-        if self.are_whole(chunk) and not has_any(chunk, _READ):
+        if self.started and self.are_whole(chunk) and not has_any(chunk, _READ):
             self.within_event = False
             self._deltas += chunk.count(_DELTA)
             return chunk  # nearly all chunks of nearly all streams
@@ -48,10 +51,19 @@ class MessageReader(NamedReader):
     def late(self) -> bool:
         return self.usage is not None and self._deltas - self._counted > 1
 
+    def begins(self, event: bytes) -> None:
+        name = name_of(event)
+        part = object_of(event).get({"content_block_start": "content_block", "content_block_delta": "delta"}.get(name, ""))
+        self.started = isinstance(part, dict) and has_any_but(_FORM, part)
+        self.opened = self.opened or name == OPENING
+
+    def failure_in(self, event: bytes) -> ReplicaFailure | None:
+        return failure_of(event)
+
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if unread or self.done:
             return True
-        self._deltas += event.find(_DELTA) >= 0
+        self._deltas += self.started and event.find(_DELTA) >= 0
         name = name_of(event)
         if name == "message_stop":
             self.done = True

@@ -20,7 +20,6 @@ LONGEST_END: Final = 4
 _DATA: Final = b"data:"
 # Comments (keep-alives of an engine that is still in prefill), reconnection times and blank lines carry no data.
 _NO_DATA: Final = re.compile(rb"(?:(?::|retry:)[^\r\n]*+[\r\n]|[\r\n])*+")
-_RETRY: Final = b"retry:"
 
 
 def end_of(data: bytes | bytearray, searched: int = 0) -> int:
@@ -119,15 +118,3 @@ def object_of(event: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def without_data(data: bytes) -> int:
-    """The number of leading bytes of a stream without data (comments, mostly), including an incomplete line of that
-    kind. O(n).
-    """
-    if data.startswith(b"data:"):
-        return 0  # nearly all streams
-    found = _NO_DATA.match(data)
-    end = found.end() if found else 0
-    rest = data[end : end + len(_RETRY)]
-    return len(data) if rest.startswith(b":") or _RETRY.startswith(rest) else end

@@ -26,7 +26,7 @@ from gateway.dialects.json_edits import Edit, Members, read_object
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation_request import continue_body
 from gateway.dialects.openai.request import CHAT
-from gateway.dialects.openai.stream import QUIET, ChunkReader
+from gateway.dialects.openai.stream import ChunkReader, only_role
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 
@@ -112,8 +112,8 @@ def _is_text(kind: str, answer: Mapping[str, Any]) -> bool:
 class SplicedReader(OuterReader):
     """Turns the events of one continuation into events of the first answer. usage: of the whole answer, once it is known."""
 
-    def __init__(self, so_far: TextSoFar, *, strip_usage: bool, quiet: int = QUIET) -> None:
-        super().__init__(ChunkReader(strip_usage=False, watchful=True, quiet=quiet))
+    def __init__(self, so_far: TextSoFar, *, strip_usage: bool) -> None:
+        super().__init__(ChunkReader(strip_usage=False, watchful=True))
         self._so_far = so_far
         self._strip_usage = strip_usage
 
@@ -125,6 +125,7 @@ class SplicedReader(OuterReader):
 
     def _spliced(self, out: bytes) -> bytes:
         self.done, self.within_event = self.inner.done, self.inner.within_event
+        self.opened, self.started = self.inner.opened, self.inner.started
         return b"".join(map(self._event, events_of(out)))
 
     def _event(self, event: bytes) -> bytes:
@@ -137,7 +138,7 @@ class SplicedReader(OuterReader):
             if self._strip_usage and choices == []:
                 return b""
         head = self._so_far.head
-        if head and isinstance(choices, list) and any(map(_only_role, choices)):
+        if head and isinstance(choices, list) and any(map(only_role, choices)):
             return b""
         data = EventData(event)
         members = read_object(data.text)
@@ -154,13 +155,6 @@ class SplicedReader(OuterReader):
         cached = None if part.cached is None else min(part.cached, prompt)
         written = min(part.written, prompt - (cached or 0))
         return Usage(prompt, so_far.tokens + part.completion, cached, written, min(part.hours, written))
-
-
-def _only_role(choice: Any) -> bool:
-    if not isinstance(choice, dict) or choice.get("finish_reason"):
-        return False
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and "role" in delta and not any(value for name, value in delta.items() if name != "role")
 
 
 def _usage_edits(members: Members, counts: Mapping[str, Any], usage: Usage) -> list[Edit]:
@@ -199,7 +193,7 @@ class TextContinuation(Continuation):
 
     def reader(self, so_far: FinishedAnswer, *, strip_usage: bool) -> StreamReader:
         assert isinstance(so_far, TextSoFar)
-        return SplicedReader(so_far, strip_usage=strip_usage, quiet=QUIET if self._kind == CHAT else 0)
+        return SplicedReader(so_far, strip_usage=strip_usage)
 
     def ending(self, so_far: FinishedAnswer, usage: Usage | None) -> bytes:
         assert isinstance(so_far, TextSoFar)

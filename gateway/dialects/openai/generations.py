@@ -6,14 +6,15 @@ from typing import ClassVar
 
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamOpening, StreamReader
+from gateway.dialects.dialect import AnswerTail, Continuation, Dialect, StreamReader
+from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.errors import error_body, full_context_error
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
-from gateway.dialects.openai.stream import QUIET, ChatOpening, ChunkReader, begins_well
+from gateway.dialects.openai.stream import ChunkReader, first_event, is_opening
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
@@ -26,16 +27,19 @@ class GenerationBody(Dialect):
         return parse(self.name, raw, most)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
-        return ChunkReader(strip_usage=api.strip_usage, watchful=watchful, quiet=QUIET if self.name == CHAT else 0)
+        return ChunkReader(strip_usage=api.strip_usage, watchful=watchful)
 
-    def opening(self, data: bytes) -> StreamOpening | None:
-        return None if begins_well(data) else ChatOpening()
+    def first_event(self, begin: bytes) -> FirstEvent | None:
+        return first_event(begin)
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def is_opening(self, event: bytes) -> bool:
+        return is_opening(event)
 
     def assembler(self) -> AnswerAssembler:
         return ChatAssembler()

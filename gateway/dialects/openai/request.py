@@ -88,6 +88,12 @@ def _asks_usage(body: Mapping[str, Any]) -> bool:
     return isinstance(options, dict) and options.get(_WANTED) is True
 
 
+def without_usage(body: bytes) -> bytes:
+    """A body without the gateway's wish for usage; unchanged if the client's own options have it. O(length)."""
+    at = body.rfind(_ASK_USAGE)
+    return body if at < 0 else body[:at] + body[at + len(_ASK_USAGE) :]
+
+
 def usage_edits(raw: bytes, body: Mapping[str, Any]) -> list[Edit]:
     """The edits that make a body ask for usage."""
     if _OPTIONS not in body:

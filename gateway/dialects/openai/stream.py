@@ -1,79 +1,102 @@
-"""The reader of OpenAI's streams: passes events on, notes their usage, and removes the usage event that only the gateway wants.
+"""The reader of OpenAI's streams: passes events on, notes their usage, and removes the usage that only the gateway wants.
 
 Engines report the usage of a stream in one event before its end, if asked (`stream_options.include_usage`). The gateway always
-asks; unless the client did, too, it removes that event (no choices, but usage). Every other event passes unchanged once it is
-complete: so a stream that breaks off within an event ends between two events for the client, where an error event can still
-follow. (Engines write whole events; only a break shows the difference.)
+asks; unless the client did, too, it removes that event (no choices, but usage). Members of that event beside the usage, such as
+llama.cpp's `timings`, are the client's: they pass as an event with an empty choice, because clients that have not asked for
+usage expect a choice in each event. Every other event passes unchanged once it is complete: so a stream that breaks off within
+an event ends between two events for the client, where an error event can still follow. (Engines write whole events; only a
+break shows the difference.)
 
-If a broken stream is to be resumed, the engine's report of its failure must not reach the client: a watchful reader holds it.
+A role, an empty delta and llama.cpp's `prompt_progress` are no tokens. If a broken stream is to be resumed, the engine's report
+of its failure must not reach the client: a watchful reader holds it.
 
 Pure: bytes in, bytes out. Every division of the stream into chunks gives the same bytes and the same state.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from gateway.dialects.dialect import StreamOpening
-from gateway.dialects.events.reader import EventReader
-from gateway.dialects.events.sse import (
-    EVENT_END,
-    LONGEST_END,
-    MAX_PARSED_EVENT,
-    data_of,
-    object_of,
-    without_data,
-)
+import orjson
+
+from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.events.reader import EventReader, has_any_but
+from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of, events_of, object_of
 from gateway.dialects.excerpt import one_line
 from gateway.dialects.openai.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
-QUIET: Final = 1  # events of a chat before its first token: the role
-MAX_ERROR_BYTES: Final = 64 << 10  # a longer error event is not awaited
-
 _ERROR: Final = b'data:{"error"'  # first event, without its spaces, of an engine that failed before its first token
-_DATA: Final = b"data:"
 _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beginnings of nearly all streams
-_RETRY: Final = b"retry:"
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
+_CONTENT: Final = b'"content":"'  # likewise
+_COMMON: Final = frozenset(["choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"])
+_ROLE: Final = frozenset(["role"])
+_NO_TEXT: Final = {"index": 0, "text": "", "finish_reason": None}
+_NO_DELTA: Final = {"index": 0, "delta": {}, "finish_reason": None}
 
 
 class ChunkReader(EventReader):
     """Reads one stream. strip_usage: remove the usage event. watchful: stop at an event by which the engine reports its
-    failure; `failure` is that report. quiet: events before the first token.
+    failure, also after the first token; `failure` is that report.
     """
 
-    def __init__(self, *, strip_usage: bool, watchful: bool = False, quiet: int = 0) -> None:
+    def __init__(self, *, strip_usage: bool, watchful: bool = False) -> None:
         super().__init__()
         self.strip_usage = strip_usage
-        self._events = -quiet
+        self._events = 0  # with choices, from the first token on
         self._counted = 0  # events received when the usage came
-        self.failure: ReplicaFailure | None = None
+        self._last = b""  # the last event with choices, and maybe others before it
         self._watchful = watchful
 
     def feed(self, chunk: bytes) -> bytes:
         if self._watchful and (self.failure or chunk.find(b'"error"') >= 0):
             return self.read(chunk)
         # `find`, because `in` creates an exception object before each search.
-        if self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
+        if self.started and self.are_whole(chunk) and chunk.find(b'"usage"') < 0 and chunk.find(b"[DONE]") < 0:
             self.within_event = False
-            self._events += chunk.count(_CHOICES)
+            if events := chunk.count(_CHOICES):
+                self._events += events
+                self._last = chunk
             return chunk  # whole events without usage or end: nearly all chunks of nearly all streams
         return self.read(chunk)
 
     @property
     def passed(self) -> int:
-        """One token for each event with choices, as engines write them; the first event of a chat has only the role."""
-        return max(0, self._events)
+        """One token for each event with choices from the first token on, as engines write them."""
+        return self._events
 
     @property
     def late(self) -> bool:
         return self.usage is not None and self._events - self._counted > 1
 
-    def raise_failure(self) -> None:
-        if failure := self.failure:
-            # A new object: a raised exception refers to the frames that it passed, and they to this reader.
-            raise ReplicaFailure(failure.reason, failure.message, reached=failure.reached)
+    @property
+    def finished(self) -> bool:
+        """True if the last event with choices has a finish reason. O(length of its chunk), at the end of a stream."""
+        for event in reversed(list(events_of(self._last))):
+            if choices := _choices_of(event):
+                return all(choice.get("finish_reason") for choice in choices)
+        return False
+
+    def begins(self, event: bytes) -> None:
+        at = event.find(_CONTENT)
+        if at >= 0 and not event.startswith(b'"', at + len(_CONTENT)):
+            self.started = True  # the first token of nearly all streams
+            return
+        data = data_of(event).strip()
+        if not data or data == b"[DONE]":
+            return
+        choices = _choices_of(event)
+        if choices is None:
+            self.started = event.find(_CHOICES) >= 0 and not object_of(event)  # unreadable, and so maybe a token
+        else:
+            self.opened = True
+            for choice in choices:
+                self.started = self.started or _is_output(choice)
+
+    def failure_in(self, event: bytes) -> ReplicaFailure | None:
+        return failure_of(event) if event.find(b'"error"') >= 0 else None
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if self._watchful and (self.failure or event.find(b'"error"') >= 0):
@@ -82,61 +105,77 @@ class ChunkReader(EventReader):
                 return False
         if unread:
             return True
-        self._events += event.find(_CHOICES) >= 0
         if len(event) <= MAX_PARSED_EVENT and event.find(b"[DONE]") >= 0 and data_of(event).strip() == b"[DONE]":
             self.done = True
         if event.find(b'"usage"') < 0:
+            self._count(event)
             return True
         answer = object_of(event)
+        no_text = answer.get("choices") == []
+        if not no_text:
+            self._count(event)
         usage = parse_usage(answer)
         if usage is None:
             return True
-        no_text = answer.get("choices") == []
-        self._events -= no_text
         self.usage, self._counted = usage, self._events
-        return not (self.strip_usage and no_text)
-
-
-class ChatOpening(StreamOpening):
-    """Reads the beginning of a stream up to its first data, or to the end of its first event if that may be an error.
-    O(bytes).
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._line = b""  # beginning of the unfinished line without data; ":" for any comment
-        self._event = bytearray()  # received part of the first event
-
-    def feed(self, data: bytes) -> bool:
-        if self.silent:
-            data = self._line + data
-            at = without_data(data)
-            if at == len(data):
-                line = data[max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 :]
-                self._line = b":" if line.startswith((b":", _RETRY)) else line
-                return False
-            self.silent, data = False, data[at:]
-        searched = len(self._event)
-        self._event += data
-        if not _may_be_error(self._event):
+        if not (self.strip_usage and no_text):
             return True
-        end = EVENT_END.search(self._event, max(0, searched - LONGEST_END + 1))
-        if end is None:
-            return False
-        if failure := failure_of(bytes(self._event[: end.end()])):
-            raise failure
-        return True
+        self.instead = _without_usage(answer)
+        return False
+
+    def _count(self, event: bytes) -> None:
+        if event.find(_CHOICES) >= 0:
+            self._last = event
+            self._events += self.started
 
 
-def _may_be_error(data: bytes | bytearray) -> bool:
-    """True if the first event of a stream with this beginning may be an engine's error. O(1)."""
-    head = data[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
-    return len(data) <= MAX_ERROR_BYTES and _ERROR.startswith(head)
+def first_event(begin: bytes) -> FirstEvent | None:
+    """A reader of the first event. None: it is no error, as in nearly all streams. O(1)."""
+    return None if begin.startswith(_USUAL) or not _may_fail(begin) else FirstEvent(_may_fail, failure_of)
 
 
-def begins_well(data: bytes) -> bool:
-    """True if a stream begins with data that is no error, as nearly all streams do. O(1)."""
-    return data.startswith(_USUAL) or (data.startswith(_DATA) and not _may_be_error(data))
+def _may_fail(begin: bytes) -> bool:
+    """True if an event with this beginning may be an engine's error. O(1)."""
+    head = begin[: 2 * len(_ERROR)].replace(b" ", b"")[: len(_ERROR)]
+    return _ERROR.startswith(head)
+
+
+def _choices_of(event: bytes) -> list[dict[str, Any]] | None:
+    """The choices of an event that has any; None if it has none."""
+    choices = object_of(event).get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) and choices else None
+
+
+def _is_output(choice: Mapping[str, Any]) -> bool:
+    """True if a choice has a text, a call, reasoning or the ids of tokens."""
+    for name in ("delta", "message"):  # some engines stream one chunk, which is written like a whole answer
+        part = choice.get(name)
+        if isinstance(part, dict) and has_any_but(_ROLE, part):
+            return True
+    return bool(choice.get("text") or choice.get("token_ids"))
+
+
+def only_role(choice: Any) -> bool:
+    """True if a choice has nothing but the role."""
+    if not isinstance(choice, dict) or choice.get("finish_reason"):
+        return False
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and "role" in delta and not has_any_but(_ROLE, delta)
+
+
+def is_opening(event: bytes) -> bool:
+    """True if an event has choices, and nothing but the role in them."""
+    choices = object_of(event).get("choices")
+    return isinstance(choices, list) and bool(choices) and all(map(only_role, choices))
+
+
+def _without_usage(answer: Mapping[str, Any]) -> bytes:
+    """The usage event without the usage, with an empty choice; b"" if it has nothing else for the client."""
+    if not has_any_but(_COMMON, answer):
+        return b""
+    choice = _NO_TEXT if answer.get("object") == "text_completion" else _NO_DELTA
+    rest = {name: value for name, value in answer.items() if name != "usage"}
+    return b"data: " + orjson.dumps({**rest, "choices": [choice]}) + b"\n\n"
 
 
 def failure_of(event: bytes) -> ReplicaFailure | None:

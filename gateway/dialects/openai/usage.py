@@ -1,21 +1,27 @@
-"""The usage of OpenAI's chat and completions: `prompt_tokens` includes the cached ones."""
+"""The usage of OpenAI's chat and completions: `prompt_tokens` includes the cached ones.
+
+It is the member `usage` of the answer, or of its first choice (Moonshot). Cached tokens: `prompt_tokens_details.cached_tokens`
+(OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens` (DeepSeek), `cached_tokens` (Moonshot), `cache_read_input_tokens`
+(LiteLLM).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gateway.dialects.usage import Usage, token_count, written_tokens
+
+_CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")  # beside the details
 
 
 def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     """The usage of an OpenAI-shaped answer or last chunk; None if it is missing or malformed.
 
-    Cached tokens: `prompt_tokens_details.cached_tokens` (OpenAI, vLLM, SGLang, llama.cpp), `prompt_cache_hit_tokens`
-    (DeepSeek). A count larger than the prompt is cut to it. Malformed: a count that is no integer or beyond MAX_TOKENS, and a
+    A cached count larger than the prompt is cut to it. Malformed: a count that is no integer or beyond MAX_TOKENS, and a
     missing count of completion tokens in an answer with choices (embeddings have none).
     """
-    usage = answer.get("usage")
+    usage = usage_in(answer)
     if not isinstance(usage, dict):
         return None
     prompt = token_count(usage.get("prompt_tokens"))
@@ -24,7 +30,16 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    if cached is None:
-        cached = token_count(usage.get("prompt_cache_hit_tokens"))
+    for name in _CACHED:
+        if cached is None:
+            cached = token_count(usage.get(name))
     cached = None if cached is None else min(cached, prompt)
     return Usage(prompt, completion, cached, written_tokens(details, prompt, cached))
+
+
+def usage_in(answer: Mapping[str, Any]) -> Any:
+    """The usage as the engine wrote it, unchecked; None if there is none."""
+    usage, choices = answer.get("usage"), answer.get("choices")
+    if usage is None and isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return choices[0].get("usage")
+    return usage

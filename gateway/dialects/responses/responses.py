@@ -10,8 +10,9 @@ import orjson
 from gateway.dialects.answer import UsageTail, usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.body import json_object, model_of, output_limit, salt_of, session_of, wants_stream
-from gateway.dialects.dialect import AnswerTail, Dialect, StreamOpening, StreamReader, cannot_count
-from gateway.dialects.events.named import NamedOpening
+from gateway.dialects.dialect import AnswerTail, Dialect, StreamReader, cannot_count
+from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.events.named import first_event, name_of
 from gateway.dialects.finished_answer import AnswerAssembler
 from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.errors import error_body, error_of, full_context_error
@@ -58,14 +59,17 @@ class Responses(Dialect):
     def object_in(self, begin: bytes) -> str:
         return id_in(begin)
 
-    def opening(self, data: bytes) -> StreamOpening | None:
-        return NamedOpening(QUIET, failure_of)
+    def first_event(self, begin: bytes) -> FirstEvent | None:
+        return first_event(begin, failure_of)
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)
 
     def answer_tail(self, begin: bytes) -> AnswerTail | None:
         return UsageTail(begin, parse_usage)
+
+    def is_opening(self, event: bytes) -> bool:
+        return name_of(event) in QUIET
 
     def assembler(self) -> AnswerAssembler | None:
         return ResponseAssembler() if self.makes_objects else None

@@ -49,17 +49,27 @@ class ResponseReader(NamedReader):
             self._tail += chunk[-TAIL:]
             del self._tail[: -2 * TAIL]
         out = chunk
-        if self.are_whole(chunk) and not has_any(chunk, _READ):
+        if self.started and self.are_whole(chunk) and not has_any(chunk, _READ):
             self.within_event = False
         else:
             out = self.read(chunk)
         self._number = number_in(out, self._number)
-        self._deltas += out.count(_DELTA)
+        if self.started:
+            self._deltas += out.count(_DELTA)
         return out
 
     @property
     def passed(self) -> int:
         return self._deltas
+
+    def begins(self, event: bytes) -> None:
+        name, data = name_of(event), object_of(event)
+        item = data.get("item")
+        self.started = bool(data.get("delta")) or name.endswith(".done") or (isinstance(item, dict) and bool(item.get("name")))
+        self.opened = self.opened or name in QUIET
+
+    def failure_in(self, event: bytes) -> ReplicaFailure | None:
+        return failure_of(event)
 
     def begun(self, head: bytes) -> None:
         self._ending = name_of(head) in _COMPLETE

@@ -65,6 +65,6 @@ class DoctorObserver:
                 available_tokens=decision.available_tokens,
                 reason=decision.reason,
                 live_replicas=tuple([state.name for state in self._fleet.replicas if state.live]),
-                first_byte=request.answer.first_byte,
+                first_byte=request.answer.first_token,
             )
         )

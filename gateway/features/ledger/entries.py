@@ -18,7 +18,7 @@ class LedgerEntries:
     def __call__(self, request: SettledRequest) -> None:
         sender, subject, placement = request.sender, request.subject, request.placement
         answer, spent = request.answer, request.spent
-        begun, first = request.begun, answer.first_byte
+        begun, first = request.begun, answer.first_token
         model, alias, error = subject.model[:MAX_CHARS], subject.alias[:MAX_CHARS], request.error[:MAX_CHARS]
         self._buffer.add(
             (

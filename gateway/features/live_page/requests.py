@@ -141,7 +141,7 @@ def _row(request: SettledRequest, since: float) -> Row:
 
 def _ended(request: SettledRequest, since: float) -> Row:
     placement, answer, spent = request.placement, request.answer, request.spent
-    used, bill, first = spent.consumed, spent.bill, answer.first_byte
+    used, bill, first = spent.consumed, spent.bill, answer.first_token
     attempts = [
         {key: name(str(value)) for key, value in attempt.items()} for attempt in placement.failed_attempts[:MAX_ATTEMPTS]
     ]

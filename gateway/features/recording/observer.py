@@ -31,7 +31,7 @@ class RecordTraffic:
         prompt = booking.prompt
         if not recording.wants(prompt.session_key):
             return
-        first = answer.first_byte if subject.stream else None
+        first = answer.first_token if subject.stream else None
         row = (
             request.begun,
             None if first is None else first - request.begun,

@@ -109,8 +109,8 @@ def _generation(request: SettledRequest, trace: Trace, operation: str) -> dict[s
     }
     if request.subject.alias:
         found["warmroute.model_alias"] = request.subject.alias[:MAX_CHARS]
-    if request.answer.first_byte is not None:
-        found["gen_ai.response.time_to_first_chunk"] = request.answer.first_byte - request.begun
+    if request.answer.first_token is not None:
+        found["gen_ai.response.time_to_first_chunk"] = request.answer.first_token - request.begun
     if usage := request.spent.usage:
         found["gen_ai.usage.input_tokens"] = usage.prompt
         found["gen_ai.usage.output_tokens"] = usage.completion

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gateway.dialects.answer import usage_of
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Answers, StreamOpening, StreamReader
-from gateway.dialects.openai.stream import ChatOpening, begins_well
+from gateway.dialects.dialect import Answers, StreamReader
+from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.openai.stream import first_event
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.features.translation.translation import Translation
@@ -26,8 +27,8 @@ class TranslatedAnswers(Answers):
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
         return self._translation.reader(self._echo, self._seed, self._estimate)
 
-    def opening(self, data: bytes) -> StreamOpening | None:
-        return None if begins_well(data) else ChatOpening()
+    def first_event(self, begin: bytes) -> FirstEvent | None:
+        return first_event(begin)
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)

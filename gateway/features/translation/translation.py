@@ -33,8 +33,8 @@ from gateway.dialects.openai.chat_answer import (
     message_in,
     stop_text,
 )
-from gateway.dialects.openai.stream import QUIET, failure_of
-from gateway.dialects.openai.usage import parse_usage
+from gateway.dialects.openai.stream import failure_of
+from gateway.dialects.openai.usage import parse_usage, usage_in
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -133,12 +133,12 @@ class TranslatingReader(StreamReader):
         self._begun = False
         self._messages = ChatPieceReader()
         self._reason = ""
-        self._deltas = 0
+        self._deltas = 0  # from the first token on
         self._counted = 0  # deltas that had come when the usage came
 
     @property
     def passed(self) -> int:
-        return max(0, self._deltas - QUIET)
+        return self._deltas
 
     @property
     def late(self) -> bool:
@@ -159,26 +159,24 @@ class TranslatingReader(StreamReader):
 
     def finish(self) -> bytes:
         rest = self._splitter.finish()
-        return self._event(rest) if rest else b""
+        out = self._event(rest) if rest else b""
+        return out + self._end() if self._reason and not (self.done or self.reported) else out
 
     def _event(self, event: bytes) -> bytes:
-        if self.done or self.reported:
+        if self.done or self.reported or self.failure:
             return b""
+        if event.startswith(b":") and event.find(b"data:") < 0:
+            return event  # a comment keeps the client's connection alive
         if data_of(event).strip() == b"[DONE]":
             if not self._reason:
                 raise ReplicaFailure("garbage", "the stream ends without a finish_reason")
-            out = self.writer.end(self._reason, self.usage)
-            self.done = True  # not before: `end` may find that something is missing
-            return out
+            return self._end()
         chunk = _chunk_of(event)
         error = chunk.get("error")
         if not error and (chunk.get("object") == "error" or event.startswith(_ERROR_NAME)):
             error = chunk
         if error:
-            self.reported = failure_of(event)
-            self.done = self.reported is None  # the client's own fault, which it reads in the event
-            message = error.get("message") if isinstance(error, dict) else error
-            return self.writer.failed(message if isinstance(message, str) else "The engine has failed.")
+            return self._error(error, failure_of(event))
         self._count(chunk)
         choices = chunk.get("choices")
         if not isinstance(choices, list):
@@ -187,8 +185,10 @@ class TranslatingReader(StreamReader):
         choice = first_choice(chunk)
         if choice and is_first(choice):
             if message := message_in(choice):
-                self._deltas += 1
-                out += self.writer.delta(self._messages.read(message))
+                piece = self._messages.read(message)
+                self.started = self.started or bool(piece.text or piece.reasoning or piece.calls or piece.refusal)
+                self._deltas += self.started
+                out += self.writer.delta(piece)
             if reason := text_in(choice, "finish_reason"):
                 require_finished(reason)
                 self._reason = reason
@@ -196,17 +196,31 @@ class TranslatingReader(StreamReader):
                     self.writer.stopped(stop)
         return out
 
+    def _error(self, error: Any, failure: ReplicaFailure | None) -> bytes:
+        if failure and not self.started:
+            self.failure = failure
+            return b""
+        self.reported = failure
+        self.done = failure is None  # the client's own fault, which it reads in the event
+        message = error.get("message") if isinstance(error, dict) else error
+        return self.writer.failed(message if isinstance(message, str) else "The engine has failed.")
+
     def _count(self, chunk: dict[str, Any]) -> None:
         usage = parse_usage(chunk)
         if usage:
             self.usage, self._counted = usage, self._deltas
-            self.writer.counted(chunk["usage"])
+            self.writer.counted(usage_in(chunk))
 
     def _opened(self, chunk: dict[str, Any]) -> bytes:
         if self._begun:
             return b""
-        self._begun = True
+        self._begun = self.opened = True
         return self.writer.begin(chunk)
+
+    def _end(self) -> bytes:
+        out = self.writer.end(self._reason, self.usage)
+        self.done = True  # not before: `end` may find that something is missing
+        return out
 
 
 class WholeChat:

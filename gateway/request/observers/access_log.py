@@ -64,7 +64,7 @@ def _line(request: SettledRequest) -> dict[str, Any]:
         "reason": placement.reason,
         "status": request.status,
         "stream": subject.stream,
-        "ttft_s": None if answer.first_byte is None else _microseconds(answer.first_byte - request.begun),
+        "ttft_s": None if answer.first_token is None else _microseconds(answer.first_token - request.begun),
         "seconds": _microseconds(request.ended - request.begun),
         "prompt_tokens": usage.prompt if usage else None,
         "estimated_prompt_tokens": placement.estimated_prompt_tokens,

@@ -106,7 +106,7 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     placement.failed_attempts = attempts.failed
     placement.asked = placement.asked or attempts.asked
     answer.answered = delivered.status
-    answer.first_byte, answer.last_byte = delivered.first_byte, delivered.last_byte
+    answer.first_token, answer.last_byte = delivered.first_token, delivered.last_byte
     spent.usage, answer.resumed, spent.bill = exchange.usage, delivered.resumed, delivered.bill
     if answer.answered == SWITCHING and delivered.reply:
         spent.usage, answer.unread = delivered.reply.usage, delivered.reply.unread

@@ -373,11 +373,13 @@ def test_an_engines_word_of_its_failure_does_not_pass(count: int, where: list[in
     ],
 )
 def test_whose_fault_an_error_event_is(error: Any, own: bool) -> None:
-    tap = ChunkReader(strip_usage=True, watchful=True)
-    event = line({"error": error})
+    tap, other = ChunkReader(strip_usage=True, watchful=True), ChunkReader(strip_usage=True)
+    event, token = line({"error": error}), chunk_of(delta={"content": "a"})
+    for reader in (tap, other):
+        assert reader.feed(token) == token
     assert tap.feed(event) == (b"" if own else event)
     assert (tap.failure is not None) is own
-    assert ChunkReader(strip_usage=True).feed(event) == event, "to one who does not look closely it is an event like any other"
+    assert other.feed(event) == event, "to one who does not look closely it is an event like any other"
 
 
 def test_an_answer_that_talks_of_errors_is_no_error() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.dialects.events import reader as stream_module
-from gateway.dialects.events.sse import without_data
-from gateway.dialects.openai.stream import MAX_ERROR_BYTES, ChatOpening, ChunkReader, begins_well, failure_of
+from gateway.dialects.events.first_event import MAX_FIRST
+from gateway.dialects.events.sse import EVENT_END
+from gateway.dialects.openai.stream import ChunkReader, failure_of, first_event, is_opening
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from tests.support.fakes import DONE, event, usage
@@ -74,7 +77,8 @@ def test_what_went_out_ends_between_two_events(data: bytes, where: list[int], st
     reader, out = ChunkReader(strip_usage=strip), b""
     for chunk in cut(data, where):
         out += reader.feed(chunk)
-        assert out == b"" or out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n"))
+        last = max(out.rfind(b"data:"), out.rfind(b"event:"))  # comments and blank lines pass at once
+        assert last < 0 or EVENT_END.search(out, last)
 
 
 @pytest.mark.parametrize(
@@ -155,75 +159,136 @@ def test_nonsense_passes_unharmed(bad: bytes) -> None:
 ERROR = b'data: {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}\n\n'
 
 
+def begins_well(pieces: Sequence[bytes]) -> bool:
+    """Whether the stream has begun by the end of the last piece."""
+    first = first_event(pieces[0])
+    return first is None or any(map(first.feed, pieces))
+
+
 @pytest.mark.parametrize("error", [ERROR, ERROR.replace(b" ", b""), ERROR.replace(b"\n", b"\r\n")])
 def test_a_first_event_that_is_an_error_is_known_by_its_first_bytes(error: bytes) -> None:
-    for end in range(len(error)):
-        assert not begins_well(error[:end])
-        assert ChatOpening().feed(error[:end]) is False
+    assert not any(begins_well([error[:end]]) for end in range(len(error)))
     assert failure_of(error)
-    for whole in (error, error + DONE):
-        assert not begins_well(whole)
+    for pieces in ([error], [error + DONE], [error[:9], error[9:]]):
         with pytest.raises(ReplicaFailure, match=r"out ?of ?memory"):
-            ChatOpening().feed(whole)
-    assert begins_well(error[:-2] + b"x" * MAX_ERROR_BYTES)
-    assert ChatOpening().feed(error[:-2] + b"x" * MAX_ERROR_BYTES)
+            begins_well(pieces)
+    assert begins_well([error[:-2] + b"x" * MAX_FIRST])
 
 
-@pytest.mark.parametrize("begin", [event("a"), b"event: x\n", b'data: {"id": "error"', DONE, b'"error"'])
-def test_nothing_else_is_waited_for(begin: bytes) -> None:
-    assert ChatOpening().feed(begin)
-    assert begins_well(begin) == begin.startswith(b"data:")
-
-
-LINES = [b": ping\n\n", b":\r\n", b"\n", b"\r", b"retry: 3000\n", b': data: {"error"\r']
-SILENT = st.lists(st.sampled_from(LINES)).map(b"".join)
-
-
-@given(SILENT, st.sampled_from([event("a"), DONE, b"event: x\ndata: y\n\n", b"id: 1\n"]), st.integers(0, 200))
-def test_lines_without_data_are_separated_from_the_first_data(silent: bytes, data: bytes, end: int) -> None:
-    assert without_data(silent + data) == len(silent)
-    part = silent[:end]
-    assert without_data(part) == len(part)
-
-
-@pytest.mark.parametrize("begin", [b":", b": pi", b"re", b"retry:", b"retry: 3", b": ping\n:"])
-def test_the_begin_of_a_line_without_data_is_none_either(begin: bytes) -> None:
-    assert without_data(begin) == len(begin)
-
-
-def opened(data: bytes) -> bool | str:
-    """The oracle of Opening: all the bytes at once."""
-    rest = data[without_data(data) :]
-    if not rest:
-        return False
-    head = rest.replace(b" ", b"")[:14]
-    if not b'data:{"error"'.startswith(head[:13]):
-        return True
-    ends = [rest.find(end) + len(end) for end in (b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n") if end in rest]
-    if not ends:
-        return False
-    failure = failure_of(rest[: min(ends)])
-    return failure.message if failure else True
-
-
-@given(
-    SILENT,
-    st.sampled_from([ERROR, ERROR[:-1], ERROR[:20], b'data: {"error": 1}\r\n\r\n', event("a"), DONE, b"retr", b":", b""]),
-    st.lists(st.integers(0, 500), max_size=30),
+@pytest.mark.parametrize(
+    "begin",
+    [
+        event("a"),
+        b"event: x\n",
+        b'data: {"id": "error"',
+        DONE,
+        b'"error"',
+        COMMENT,
+        b":",
+        b"\n",
+        b"\r\n",
+        b"retry: 5\n",
+        b"id: 1\n",
+    ],
 )
-def test_the_begin_of_a_stream_is_the_same_however_it_is_cut(silent: bytes, data: bytes, where: list[int]) -> None:
-    opening, so_far = ChatOpening(), b""
-    for piece in cut(silent + data, where):
-        so_far += piece
-        found: bool | str
-        try:
-            found = opening.feed(piece)
-        except ReplicaFailure as failure:
-            found = failure.message
-        assert found == opened(so_far)
-        assert opening.silent == (without_data(so_far) == len(so_far))
-        if found is not False:
-            return
+def test_nothing_else_is_waited_for(begin: bytes) -> None:
+    assert first_event(begin) is None
+
+
+def chat(delta: Any = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, **more}
+    return b"data: " + json.dumps({"choices": [choice], "prompt_progress": {"processed": 3}}).encode() + b"\n\n"
+
+
+TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+SILENT = [
+    COMMENT,
+    b": ping\n",
+    b"\n",
+    b"event: ping\ndata: {}\n\n",
+    chat({"role": "assistant", "content": ""}),
+    chat({"role": "assistant", "content": None, "tool_calls": [], "reasoning_content": None}),
+    chat({}),
+    chat(text=""),
+    chat({"content": ""}, logprobs={"content": [{"token": "x"}]}),
+    b'data: {"choices": [], "prompt_filter_results": [1]}\n\n',
+]
+TOKENS = [
+    TEXT,
+    chat({"content": "x"}),
+    chat({"role": "assistant", "content": "x"}),
+    chat({"reasoning_content": "x"}),
+    chat({"reasoning": "x"}),
+    chat({"tool_calls": [{"index": 0, "function": {"name": "f"}}]}),
+    chat({"function_call": {"name": "f"}}),
+    chat({"refusal": "x"}),
+    chat(message={"content": "x"}),
+    chat(text="x"),
+    chat({"content": ""}, token_ids=[5]),
+    chat({"content": "x"})[:-5] + b", half of it\n\n",
+]
+
+
+@given(st.lists(st.sampled_from(SILENT)), st.sampled_from(TOKENS), places)
+def test_a_stream_starts_with_its_first_token(silent: list[bytes], token: bytes, where: list[int]) -> None:
+    """What comes before is passed on at once, and is no token."""
+    reader = ChunkReader(strip_usage=True)
+    before = b"".join(silent)
+    assert b"".join([reader.feed(chunk) for chunk in cut(before, where)]) == before
+    assert (reader.started, reader.passed) == (False, 0)
+    assert reader.feed(token) == token
+    assert (reader.started, reader.passed) == (True, 1)
+
+
+@given(st.lists(st.sampled_from(SILENT)), places)
+def test_a_failure_before_the_first_token_does_not_pass(silent: list[bytes], where: list[int]) -> None:
+    reader = ChunkReader(strip_usage=False)
+    before = b"".join(silent)
+    assert b"".join([reader.feed(chunk) for chunk in cut(before + ERROR + DONE, where)]) == before
+    with pytest.raises(ReplicaFailure, match="out of memory"):
+        reader.raise_failure()
+    assert not reader.done
+
+
+def test_what_a_second_stream_repeats_is_known() -> None:
+    assert [event for event in (*SILENT, *TOKENS, event("", "stop"), DONE) if is_opening(event)] == SILENT[4:6]
+
+
+ENDS = [
+    event("x", "stop"),
+    event("x") + event("", "stop") + USAGE,
+    event("x", "stop") + COMMENT,
+    event("x", "stop") + USAGE.replace(b'"usage"', b'"timings": {"n": 1}, "usage"'),
+]
+
+
+@given(st.sampled_from(ENDS), places, st.booleans())
+def test_a_stream_without_done_is_finished_by_its_finish_reason(data: bytes, where: list[int], strip: bool) -> None:
+    reader = ChunkReader(strip_usage=strip)
+    for chunk in cut(event("a") + event("b"), where):
+        reader.feed(chunk)
+    assert not reader.finished
+    for chunk in cut(data, where):
+        reader.feed(chunk)
+    reader.finish()
+    assert (reader.finished, reader.done) == (True, False)
+
+
+@given(places)
+def test_what_stands_beside_the_usage_is_the_clients(where: list[int]) -> None:
+    """It has not asked for usage, and so it expects a choice in each event."""
+    timed = event(usage=usage(100, 5, 64), timings={"predicted_per_second": 44.25})
+    reader = ChunkReader(strip_usage=True)
+    out = b"".join([reader.feed(chunk) for chunk in cut(event("a", "stop") + timed + DONE, where)]) + reader.finish()
+    assert out.startswith(event("a", "stop"))
+    assert out.endswith(DONE)
+    last = json.loads(out.split(b"\n\n")[1].removeprefix(b"data: "))
+    assert last["choices"] == [{"index": 0, "delta": {}, "finish_reason": None}]
+    assert last["timings"] == {"predicted_per_second": 44.25}
+    assert "usage" not in last
+    assert (reader.usage, reader.passed) == (FOUND, 1)
+    completion = timed.replace(b"chat.completion.chunk", b"text_completion")
+    assert b'"choices":[{"index":0,"text":"","finish_reason":null}]' in ChunkReader(strip_usage=True).feed(completion)
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -238,10 +303,11 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def begins(start: bytes, size: int) -> None:
-    opening = ChatOpening()
-    opening.feed(start)
+    first = first_event(start)
+    assert first
+    first.feed(start)
     for _ in range(size):
-        assert opening.feed(b"a") is False
+        assert first.feed(b"a") is False
 
 
 def taps(start: bytes, size: int) -> None:
@@ -253,8 +319,8 @@ def taps(start: bytes, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("drip", "start", "size"),
-    [(begins, b":", 4_000), (begins, b'data: {"error": "', 4_000), (taps, b"data: ", 40_000)],
-    ids=["comment", "error", "event"],
+    [(begins, b'data: {"error": "', 4_000), (taps, b":", 40_000), (taps, b"data: ", 40_000)],
+    ids=["error", "comment", "event"],
 )
 def test_what_comes_byte_by_byte_is_read_in_linear_time(drip: Callable[[bytes, int], None], start: bytes, size: int) -> None:
     """Sixteen times as much takes sixteen times as long, not 256 times."""

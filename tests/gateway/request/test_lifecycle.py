@@ -392,16 +392,14 @@ async def test_a_client_that_leaves_after_the_usage_is_metered(request_lines: Ca
         assert (await run.metrics())[f'warmroute_completion_tokens_total{{model="m",replica="{replica.name}"}}'] == 1
 
 
-async def test_a_silent_replica_is_given_up(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
+async def test_a_silent_replica_that_is_down_is_given_up(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
     never = asyncio.Event()
-    async with (
-        FakeReplica([hangs(never)]) as silent,
-        FakeReplica() as good,
-        running(silent, good, timeouts={"first_byte_s": 0.2}, **TURNS) as run,
-    ):
-        for _ in range(3):
-            assert (await run.post())[1]["X-Warmroute-Replica"] == good.name
-        assert silent.requests
+    config = {"timeouts": {"first_byte_s": 1}, "health": {"interval_s": 0.05}, **TURNS}
+    async with FakeReplica([hangs(never)]) as silent, FakeReplica() as good, running(silent, good, **config) as run:
+        answers = [asyncio.create_task(run.post()) for _ in range(2)]
+        await eventually(lambda: silent.requests)
+        silent.listing = status(500)
+        assert {(await answer)[1]["X-Warmroute-Replica"] for answer in answers} == {good.name}
         failed = [attempt for line in request_lines() for attempt in line.get("failed_attempts", [])]
         assert {attempt["reason"] for attempt in failed} == {"timeout"}
 

@@ -298,7 +298,7 @@ async def test_a_late_answer_goes_to_nobody() -> None:
 
     async with FakeReplica([late, answers()]) as replica, running(replica, timeouts={"first_byte_s": 0.5}) as run:
         status, _, body = await run.post(RAW)
-        assert (status, body["error"]["code"]) == (502, "replica_failed")
+        assert (status, body["error"]["code"]) == (504, "timeout")
         given_up.set()
         await served(run)
 
@@ -326,7 +326,7 @@ async def test_signs_of_life_are_no_answer(data: bytes) -> None:
     async with FakeReplica([behave, answers()]) as replica, running(replica, timeouts={"first_byte_s": 0.2}) as run:
         async with asyncio.timeout(30):  # less than the drips take
             status, _, body = await run.post(RAW)
-        assert (status, body["error"]["code"]) == (502, "replica_failed")
+        assert (status, body["error"]["code"]) == (504, "timeout")
         await served(run)
 
 
@@ -383,33 +383,127 @@ async def test_a_comment_is_no_first_token(request_lines: Callable[[], list[dict
         assert run.gateway.router.ledger.of(replica.name).rate.value < 8000
 
 
+ROLE = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}\n\n'
+OOM = b'data: {"error": {"code": 500, "message": "oom"}}\n\n'
+
+
+def breaks_off(*before: bytes) -> Behaviour:
+    """Keep-alives and events, then the connection ends."""
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + b"".join(map(chunk, before)))
+        await writer.drain()
+        writer.write_eof()
+
+    return behave
+
+
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (pings(3), "the stream is empty"),
-        (pings(1, b": ping\n\n" * 3000), "comments"),
-        (pings(1, b'data: {"error": {"code": 500, "message": "oom"}}\n\n'), "oom"),
-        (pings(1000, pause_s=0.01), "nothing came for 0.3 s"),
+        (pings(3), "without its last event"),
+        (pings(1, b": ping\n\n" * 3000), "without its last event"),
+        (pings(1, OOM), "oom"),
+        (pings(0, ROLE, b": ping\n\n", OOM), "oom"),
+        (pings(0, ROLE + OOM), "oom"),
+        (breaks_off(b": ping\n\n"), "within the answer"),
+        (breaks_off(ROLE, b"\n", b"data: {"), "within the answer"),
     ],
 )
-async def test_a_stream_that_fails_behind_its_comments_goes_to_another_replica(
+async def test_a_stream_that_fails_before_its_first_token_goes_to_another_replica(
     bad: Behaviour, why: str, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    """Nothing that the client wants has gone out yet. Comments without an end neither hold the request nor fill the memory."""
-    good = streams("a", "b")
+    """The client has signs of life only, and one role."""
+    good = pings(0, ROLE, event("a"), event("b", "stop"), DONE)
     async with (
         FakeReplica([bad, good]) as replica,
         FakeReplica([good]) as other,
-        running(replica, other, timeouts={"first_byte_s": 0.3}, **TURNS) as run,
+        running(replica, other, **TURNS) as run,
     ):
         for _ in range(2):
             async with dial(run) as (reader, writer):
                 writer.write(post(STREAM))
                 status, _, body = await read_answer(reader)
-                assert (status, body.count(b"ping"), body.count(b"[DONE]"), b"error" in body) == (200, 0, 1, False)
+                found = status, body.count(ROLE), body.count(b'"content": "a"'), body.count(b"[DONE]"), b"error" in body
+                assert found == (200, 1, 1, 1, False)
         (failed,) = [attempt for line in request_lines() for attempt in line.get("failed_attempts", ())]
         assert why in failed["error"]
         await settled(run)
+
+
+@pytest.mark.parametrize(
+    ("alive", "pause"),
+    [(b": ping\n\n", b""), (b":\n", b""), (b"\n", b""), (ROLE, b""), (b"data: ", b'{"choices": []}\n\n')],
+    ids=["comment", "line", "blank", "role", "half an event"],
+)
+async def test_every_byte_is_a_sign_of_life(alive: bytes, pause: bytes) -> None:
+    """A prefill takes several times as long as the longest silence."""
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(8):
+            for part in (alive, pause):
+                if part:
+                    writer.write(chunk(part))
+                    await writer.drain()
+                    await asyncio.sleep(0.15)
+        writer.write(chunk(event("a", "stop")) + chunk(DONE) + b"0\r\n\r\n")
+
+    async with (
+        FakeReplica([behave]) as replica,
+        FakeReplica([behave]) as other,
+        running(replica, other, timeouts={"first_byte_s": 0.6, "idle_s": 0.1}, **TURNS) as run,
+    ):
+        async with dial(run) as (reader, writer):
+            writer.write(post(STREAM))
+            status, _, body = await read_answer(reader)
+        assert (status, body.count(b"[DONE]"), b"error" in body) == (200, 1, False)
+        assert len(replica.requests) + len(other.requests) == 1
+
+
+async def test_signs_of_life_pass_at_once() -> None:
+    """The client, and the proxies before it, have their own limits for silence."""
+    go_on = asyncio.Event()
+
+    async def behave(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(b": ping\n\n"))
+        await writer.drain()
+        await go_on.wait()
+        writer.write(chunk(event("a", "stop")) + chunk(DONE) + b"0\r\n\r\n")
+
+    async with FakeReplica([behave]) as replica, running(replica) as run, dial(run) as (reader, writer):
+        writer.write(post(STREAM))
+        assert b": ping\n\n" in await reader.readuntil(b": ping\n\n")
+        go_on.set()
+        assert (await reader.readuntil(b"0\r\n\r\n")).count(b"[DONE]") == 1
+
+
+@pytest.mark.parametrize("began", [b"", b": ping\n\n", ROLE], ids=["nothing", "comment", "role"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_silence_at_a_live_replica_ends_the_request(
+    began: bytes, stream: bool, request_lines: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another replica would compute the same prompt for as long."""
+
+    async def silent(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        if stream and began:
+            writer.write(STREAM_HEAD + chunk(began))
+        await asyncio.Event().wait()
+
+    async with FakeReplica([silent]) as one, FakeReplica([silent]) as two:
+        pools = [{"replicas": [one.url, two.url], "resume_streams": True}]
+        async with running(pools=pools, timeouts={"first_byte_s": 0.2, "idle_s": 0.1}, **TURNS) as run:
+            async with dial(run) as (reader, writer):
+                writer.write(post(STREAM if stream else RAW))
+                status, _, body = await read_answer(reader)
+            assert status == (200 if stream and began else 504)
+            assert b"timeouts.first_byte_s" in body
+            assert len(one.requests) + len(two.requests) == 1
+            (line,) = request_lines()
+            assert len(line["failed_attempts"] if status == 504 else [line]) == 1
+            assert "nothing came for 0.2 s (timeouts.first_byte_s)" in line["error"]
+            assert "a time limit ended a request" in caplog.text
+            await settled(run)
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]", b"data: [DONE]\n", b"data: [DONE]\r\n"])
@@ -539,7 +633,7 @@ async def test_other_expectations_are_refused() -> None:
             async with dial(run) as (reader, writer):
                 writer.write(post(RAW, b"Expect: " + value) + post())
                 status, _, body = await read_answer(reader)
-                assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+                assert (status, json.loads(body)["error"]["code"]) == (417, "invalid_http")
                 assert await reader.read() == b""
         assert not replica.requests
         await served(run)

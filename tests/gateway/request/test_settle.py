@@ -24,7 +24,7 @@ def test_durations_are_logged_in_whole_microseconds() -> None:
     log = AccessLog(RequestLog(output, logging.INFO))
     for first_byte, ended in times:
         request = SettledRequest("wr-1", "/v1/chat/completions", 0.0)
-        request.answer.first_byte, request.ended = first_byte, ended
+        request.answer.first_token, request.ended = first_byte, ended
         log(request)
     assert output.flush()
     output.close()

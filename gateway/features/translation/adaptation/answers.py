@@ -18,10 +18,11 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.dialect import Answers, OuterReader, StreamOpening, StreamReader
+from gateway.dialects.dialect import Answers, OuterReader, StreamReader
+from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
-from gateway.dialects.openai.stream import ChatOpening, ChunkReader, begins_well
+from gateway.dialects.openai.stream import ChunkReader, first_event
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from gateway.features.translation.adaptation.request import PlainChat
@@ -57,7 +58,9 @@ class ChatPieces:
 
     def finish(self) -> str:
         """Ends the stream; the last event may be incomplete."""
-        return self._event(self._splitter.finish())
+        text = self._event(self._splitter.finish())
+        self.over = self.over or self.reason != ""
+        return text
 
     def _event(self, event: bytes) -> str:
         data = data_of(event).strip()
@@ -155,8 +158,8 @@ class AdaptedAnswers(Answers):
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
         return AdaptedReader(self.chat, self.inner.reader(api, watchful=watchful), self._id)
 
-    def opening(self, data: bytes) -> StreamOpening | None:
-        return None if begins_well(data) else ChatOpening()
+    def first_event(self, begin: bytes) -> FirstEvent | None:
+        return first_event(begin)
 
     def usage_of(self, body: bytes) -> Usage | None:
         return None

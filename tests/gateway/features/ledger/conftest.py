@@ -42,7 +42,7 @@ def record(**values: Any) -> SettledRequest:
         "tenant": "t",
         "status": 200,
         "answered": 200,
-        "first_byte": 10.25,
+        "first_token": 10.25,
         "ended": 11.5,
         "predicted_cached_tokens": 700,
         "available_cached_tokens": 750,

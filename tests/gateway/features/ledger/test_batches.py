@@ -49,7 +49,7 @@ def test_a_row_has_what_the_record_has() -> None:
 
 
 def test_a_request_that_consumed_nothing_has_zeros() -> None:
-    row = row_of(record(consumed=None, bill=None, first_byte=None, status=503, error="no replica"))
+    row = row_of(record(consumed=None, bill=None, first_token=None, status=503, error="no replica"))
     assert row[10:] == (*(503, 1, 0, 0, 0, 0, "no replica"), *(1500, -1, 700, 750, 0, 0, ""), *[0] * 12)
 
 

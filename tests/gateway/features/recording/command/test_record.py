@@ -99,8 +99,8 @@ async def test_what_is_recorded_is_what_was_sent(tmp_path: Path) -> None:
         assert secret not in raw
 
 
-async def test_streams_have_the_time_to_their_first_byte(tmp_path: Path) -> None:
-    async with FakeReplica([streams()]) as one, running(one) as run:
+async def test_streams_have_the_time_to_their_first_token(tmp_path: Path) -> None:
+    async with FakeReplica([streams("a")]) as one, running(one) as run:
         async with recording(run.admin_url, tmp_path / "a.jsonl"):
             answer = await run.session.post(run.url + "/v1/chat/completions", json=chat(TEXTS[0], stream=True))
             await answer.read()

@@ -94,7 +94,11 @@ def test_an_answer_of_as_many_pieces_as_tokens_were_allowed_was_cut() -> None:
     assert read(stream("a", "bc"), [], max_tokens=3) == ("abc", "stop", True), "two tokens in a piece: nobody can know"
 
 
-@pytest.mark.parametrize("data", [stream("a", done=b""), stream("a", reason="", done=b""), b""])
+def test_a_stream_with_its_reason_needs_no_done() -> None:
+    assert read(stream("a", done=b""), []) == ("a", "stop", True)
+
+
+@pytest.mark.parametrize("data", [stream("a", reason="", done=b""), b""])
 def test_half_a_stream_is_not_complete(data: bytes) -> None:
     assert not read(data, [])[2]
     with pytest.raises(ReplicaFailure, match="without its last event"):

@@ -213,11 +213,33 @@ def test_a_stream_that_does_not_say_why_it_ends_has_no_end(stream: list[bytes]) 
 
 def test_the_engines_error_is_raised_by_the_client() -> None:
     error = b'data: {"error": {"message": "boom", "type": "server_error", "code": 500}}\n\n'
-    for before in (b"", FIRST + chunk({"content": "x"})):
+    out, reader = translated([FIRST + chunk({"content": "x"}), error, DONE])
+    assert reader.reported
+    with pytest.raises(anthropic.APIStatusError, match="boom"):
+        accumulated(out)
+
+
+def test_the_engines_error_before_its_first_token_is_not_the_clients() -> None:
+    error = b'data: {"error": {"message": "boom", "type": "server_error", "code": 500}}\n\n'
+    for before in (b"", FIRST):
         out, reader = translated([before, error, DONE])
-        assert reader.reported
-        with pytest.raises(anthropic.APIStatusError, match="boom"):
-            accumulated(out)
+        assert b"boom" not in out
+        assert not reader.done
+        assert not reader.reported
+        with pytest.raises(ReplicaFailure, match="boom"):
+            reader.raise_failure()
+
+
+def test_a_stream_with_its_reason_needs_no_done() -> None:
+    out, reader = translated([FIRST, chunk({"content": "x"}, "stop")])
+    assert reader.done
+    assert accumulated(out).stop_reason == "end_turn"
+
+
+def test_comments_keep_the_clients_connection_alive() -> None:
+    out, _ = translated([b": ping\n\n", FIRST, b": ping\n\n", chunk({"content": "x"}, "stop"), DONE])
+    assert out.count(b": ping\n\n") == 2
+    assert accumulated(out).stop_reason == "end_turn"
 
 
 def test_a_stream_that_breaks_off_has_no_end() -> None:
@@ -286,7 +308,8 @@ def test_any_cutting_and_any_deltas_give_valid_events(stream: bytes, end: bytes,
     stream = b": keep-alive\n\n" + stream
     out = written([stream])
     assert in_order(events(out or b""))
-    assert written(cut(stream.replace(b"\n", end), places)) == out
+    again = written(cut(stream.replace(b"\n", end), places))
+    assert (again or b"").replace(b"\r\n", b"\n") == (out or b"")
 
 
 @given(STREAMS)
