@@ -7,8 +7,8 @@ with a digest of each, shows the first one.
     Today is 2026-11-27, run 8f3ab2.     ->     Today is <time>, run <nonce>.
 
 Only tokens with a digit (or names of weekdays) count, so words are never masked. Kinds: a TIME is a date, a time of day or
-seconds since 1970; an ID is a UUID, a number, or a token behind a word such as `id` or `session`; any other token is a NONCE. A
-false mark does no harm: it counts only if two texts differ there. Pure. O(length): about 20 ms a MiB of plain text.
+seconds since 1970; a PATH is a token of a file's path; an ID is a UUID, a number, or a token behind a word such as `id` or
+`session`; any other token is a NONCE. A false mark does no harm: it counts only if two texts differ there. Pure. O(length): about 20 ms a MiB of plain text.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import xxhash
 TIME: Final = "time"
 ID: Final = "id"
 NONCE: Final = "nonce"
+PATH: Final = "path"
 
 MAX_MASKED: Final = 256 << 10  # bytes of a text that are masked; the rest stays as it is
 MAX_LISTED: Final = 64  # listed volatile texts of a text; all are masked
@@ -52,10 +53,11 @@ _NAMES_ID: Final = re.compile(
     rb"[\"'>)\]]{0,2}(?: is)?[ \t]?[:=#-]?[ \t]?[\"'<(\[#]{0,2}\Z",
     re.IGNORECASE,
 )
+_IN_PATH: Final = re.compile(rb"[/\\][\w.-]{0,32}\Z")
 
 
 class VolatileText(NamedTuple):
-    """A volatile text. kind: TIME, ID or NONCE. at: its offset in bytes."""
+    """A volatile text. kind: TIME, ID, NONCE or PATH. at: its offset in bytes."""
 
     kind: str
     at: int
@@ -83,6 +85,8 @@ def _kind(match: re.Match[bytes], text: bytes, start: int) -> str:
     name = match.lastgroup
     if name == "time":
         return TIME
+    if match[0].startswith(b"/") or _IN_PATH.search(text, max(0, start - _CONTEXT), start):
+        return PATH
     if name == "uuid" or match[0].isdigit() or _NAMES_ID.search(text, max(0, start - _CONTEXT), start):
         return ID
     return NONCE

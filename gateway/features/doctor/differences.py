@@ -10,7 +10,7 @@ import xxhash
 
 from gateway.dialects.body import parts_of_salt
 from gateway.dialects.prompt.segments import Segment
-from gateway.dialects.prompt.volatile import ID, TIME
+from gateway.dialects.prompt.volatile import ID, PATH, TIME
 from gateway.features.doctor.causes import (
     ADAPTER_CHANGED,
     HISTORY_REWRITTEN,
@@ -34,7 +34,7 @@ _SIZE: Final = re.compile(r"[\d.x]+[bBmM](?:-.*)?|latest")  # a model's size or 
 class Difference(NamedTuple):
     """cause: the probable cause. where: the part of the prompt, in words. at: its offset in the prompt as far as known, in
     bytes. before, now: digests of the part in the earlier and in this prompt, "" if missing. turn: its index among all turns;
-    -1: before the turns. volatile: the difference is in a time, an id, or a random token.
+    -1: before the turns. volatile: the difference is in a time, an id, or a random token. in_path: in a file's path.
     """
 
     cause: str
@@ -44,6 +44,7 @@ class Difference(NamedTuple):
     now: str
     turn: int
     volatile: bool
+    in_path: bool = False
 
 
 def first_difference(now: ObservedRequest, before: ObservedRequest) -> Difference | None:
@@ -157,5 +158,6 @@ def _volatile_difference(now: Segment, before: Segment, where: str, at: int, tur
             if one.kind != other.kind:  # 12345678 in one request, 8f3ab2c1 in the next one
                 cause = NONCE if TIME not in (one.kind, other.kind) else TIMESTAMP
             digests = f"{other.digest:016x}"[:8], f"{one.digest:016x}"[:8]
-            return Difference(cause, where, at + one.at, *digests, turn, volatile=True)
+            path = one.kind == other.kind == PATH
+            return Difference(cause, where, at + one.at, *digests, turn, volatile=True, in_path=path)
     return Difference(NONCE, where, at, _shown(before), _shown(now), turn, volatile=True)

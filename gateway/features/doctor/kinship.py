@@ -4,7 +4,8 @@ A difference alone is not a broken prefix: different conversations share a head,
 user edits the last message and asks again. A break needs evidence that the earlier prompt's cache would have been useful: *a
 part after the difference is equal in both*:
 
-    a volatile text in the head             the rest of the head is equal; the conversation may be another one
+    a volatile text in the head             the rest of the head is equal; the conversation may be another one, unless the text is
+                                            in a file's path: other users have other home folders
     tools in another order                  the same set
     a volatile text in a later turn         at least one later turn is equal
     model, adapter, salt, tools, system     the turns of the earlier prompt begin this one: it is the same conversation
@@ -70,6 +71,8 @@ def compare(now: ObservedRequest, before: ObservedRequest) -> Break | None:
     if found.turn >= 0 and not found.volatile and found.cause == HISTORY_REWRITTEN:
         return _in_history(now, before, found)
     loose, same = _common_turns(now, before), _same_conversation(now, before)
+    if found.in_path and not same:
+        return None
     if found.volatile or found.cause == TOOLS_REORDERED:
         if found.turn >= max(now.lead, before.lead):
             behind = sum([each.size for each in now.turns[found.turn + 1 : loose]])

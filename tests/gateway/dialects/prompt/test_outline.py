@@ -13,7 +13,7 @@ from bench.agents.dialogues import Assistant, Dialogue, Shape, head, words
 from bench.agents.kinds import KINDS
 from gateway.dialects.prompt.outline import MAX_SEGMENTS, Outliner, pieces
 from gateway.dialects.prompt.segments import TOOL, TURNS, packed, unpacked
-from gateway.dialects.prompt.volatile import ID, MAX_LISTED, NONCE, TIME, masked
+from gateway.dialects.prompt.volatile import ID, MAX_LISTED, NONCE, PATH, TIME, masked
 from gateway.dialects.table import DIALECTS
 
 MARKS = st.sampled_from(
@@ -68,6 +68,10 @@ def test_one_conversation_has_one_outline_in_all_dialects() -> None:
         ("Customer 4711 asks", "Customer 4712 asks", ID),
         ("x 8f3ab2c1e9", "x 77ab21c0ff", NONCE),
         ("v=2.1; cch=36ee5;", "v=2.1; cch=9a0b1;", NONCE),
+        ("in /home/dev1/project", "in /home/dev2/project", PATH),
+        ("in /tmp/tmp8f3ab2/home/", "in /tmp/tmp77ab21/home/", PATH),
+        (r"in C:\Users\dev-1", r"in C:\Users\dev-2", PATH),
+        ("log /var/2026-11-27", "log /var/2026-11-28", TIME),
         ("nonce Zk-abC4_ddDdke92kq", "nonce 9k-abC4_xxDdke92kq-77", NONCE),
     ],
 )

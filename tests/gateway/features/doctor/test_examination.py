@@ -208,6 +208,23 @@ def test_different_conversations_that_share_a_head_or_a_document_break_nothing(d
     assert found(doctor(requests)) == {}
 
 
+@pytest.mark.parametrize(("where", "session", "expected"), [("{}", "{}", {}), ("{}", "s", {"nonce": 1}), ("1", "s", {})])
+def test_two_home_folders_are_two_users_and_no_nonce(
+    doctor: Doctor, where: str, session: str, expected: dict[str, int]
+) -> None:
+    """Within a conversation a path that changes breaks the prefix."""
+    requests = list[Line]()
+    for number in range(2):
+        rest = words(random.Random("system"), 5000)
+        system = {"role": "system", "content": f"Your memory is at /home/dev{where.format(number)}/memory. {rest}"}
+        turns = [{"role": "user", "content": "Begin. " + words(random.Random("begin"), 2000)}]
+        if number:
+            turns += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Go on."}]
+        body = {"model": "m", "messages": [system, *turns]}
+        requests.append({"body": body, "headers": {"X-Session-Id": session.format(number)}})
+    assert found(doctor(requests)) == expected
+
+
 def test_tenants_are_not_compared(doctor: Doctor) -> None:
     requests = list(stream(KINDS[0], causes.TIMESTAMP, conversations=1))
     for number, line in enumerate(requests):
