@@ -35,7 +35,12 @@ LISTENER: Final = (
 
 
 class OperatorError(Exception):
-    """A gateway does not execute a command; the text is the reason."""
+    """A gateway does not execute a command; the text is the reason. It may quote a server's answer, so it has no control
+    characters, which a terminal would obey.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(shown(text))
 
 
 class OperatorRow(Struct, frozen=True):
@@ -294,7 +299,7 @@ def _state(row: OperatorRow) -> str:
 
 
 def failure(error: OperatorError) -> str:
-    return shown(f"warmroute: {error}")
+    return f"warmroute: {error}"
 
 
 def failed(error: OperatorError) -> int:

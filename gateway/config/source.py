@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gateway.config.checks import clashes
 from gateway.config.hints import SOURCES
@@ -101,6 +101,7 @@ def _located(problem: Problem, file: YamlFile | None, replaced: Collection[str])
 # -- the file of a running gateway
 
 FileState = tuple[int, ...] | None
+MOST_CHANGING: Final = 3  # polls that wait for the end of a change
 _NEVER_READ: FileState = (-1,)  # differs from every state of a file
 
 
@@ -117,6 +118,7 @@ class ConfigSource(Generic[T]):
         self.poll_s = poll_s
         self._path = path
         self._seen = self._read = self._state()
+        self._changing = 0  # polls in a row that found another state
         self._timer: asyncio.TimerHandle | None = None  # of the next poll
 
     async def next(self) -> T:
@@ -165,13 +167,20 @@ class ConfigSource(Generic[T]):
             gc.enable()
 
     def differs(self) -> bool:
-        """True if the file differs from the last `taken`, and has not changed since the last call of `differs`."""
+        """True if the file differs from the last `taken`, and has not changed since the last call of `differs`, or changes all
+        the time: a removed key must not stay valid.
+        """
         seen, self._seen = self._seen, self._state()
-        return self._seen == seen != self._read
+        if self._seen == self._read:
+            self._changing = 0
+            return False
+        self._changing += 1
+        return self._seen == seen or self._changing > MOST_CHANGING
 
     def taken(self) -> None:
         """Note the state of the file, which is about to be read."""
         self._read = self._seen = self._state()
+        self._changing = 0
 
     def _state(self) -> FileState:
         """Identifies a version of the file; None: it cannot be read."""

@@ -330,3 +330,9 @@ def test_odd_values_in_fields_that_are_not_read(more: bytes, capsys: Capture) ->
     with odd_server(b'{"replicas": [], "sources": [], "more": ' + more + b"}") as admin:
         assert main(["status", "--json", "--admin", admin]) == 1
     assert f"{admin} is no admin listener of a gateway of this release" in capsys.readouterr().err
+
+
+def test_a_servers_text_is_nothing_that_a_terminal_obeys() -> None:
+    """Each command prints these errors."""
+    hostile = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\r\nwarmroute: all is well"
+    assert str(OperatorError(hostile)).isprintable()

@@ -31,9 +31,10 @@ bodies = st.fixed_dictionaries(
 def stripped(content: Any) -> Any:
     """What is to remain of a content, found the plain way."""
     if isinstance(content, str):
-        return content.partition("\n")[2] if content.startswith(PREFIX) else content
+        first, _, rest = content.partition("\n")
+        return rest if first == LINE else content
     kept = [(block, stripped(block["text"])) for block in content]
-    return [{**block, "text": text} for block, text in kept if text or not block["text"].startswith(PREFIX)]
+    return [{**block, "text": text} for block, text in kept if text or text == block["text"]]
 
 
 def expected(body: dict[str, Any]) -> dict[str, Any]:
@@ -94,10 +95,23 @@ def test_a_text_keeps_its_escapes() -> None:
         b'{"model": "m", "system": "Of x-anthropic-billing-header: nothing", "messages": [{"role": "user", "content": "x"}]}',
         b'{"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f", "input_schema": {"system":'
         b' [{"text": "x-anthropic-billing-header: x"}]}}]}',
+        b'{"model": "m", "system": "x-anthropic-billing-header: a; You are a pirate.", "messages": []}',
+        b'{"model": "m", "system": "x-anthropic-billing-header: cch=1; You are a pirate.", "messages": []}',
+        b'{"model": "m", "system": "x-anthropic-billing-header: cch=1;\\rBe kind.", "messages": []}',
+        b'{"model": "m", "messages": [{"role": "system", "content": "x-anthropic-billing-header: Rules: 1, 2"}]}',
     ],
 )
 def test_what_is_none_stays(raw: bytes) -> None:
     assert billing_edits(raw, json.loads(raw)) == []
+
+
+def test_a_schema_is_not_cut_in_the_place_of_system() -> None:
+    """The line in `system` is written with an escape; the same block stands in a tool."""
+    block = b'{"type": "text", "text": "' + LINE.encode() + b'"}'
+    tool = b'{"name": "t", "input_schema": {"default": {"system": [' + block + b"]}}}"
+    raw = b'{"tools": [' + tool + b'], "system": [' + block.replace(b"x-a", b"\\u0078-a") + b'], "messages": []}'
+    cut = json.loads(apply(raw, billing_edits(raw, json.loads(raw))))
+    assert cut == {**json.loads(raw), "system": []}
 
 
 def test_of_two_systems_the_last_counts() -> None:
