@@ -8,7 +8,7 @@ from typing import Final
 from gateway.admission.pool_queue import Permit
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
-from gateway.dialects.table import BATCHES, OTHER_ENDPOINT
+from gateway.dialects.table import BATCHES, OTHER_ENDPOINT, generates
 from gateway.errors import GatewayError, named_model
 from gateway.fleet.directory import Fleet, Target
 from gateway.request.exchange import Exchange
@@ -20,6 +20,7 @@ from gateway.telemetry.metrics import Metrics
 
 PRIORITY_HEADER: Final = "X-Priority"
 NOT_FOUND: Final = 404
+_UNLISTED: Final = BATCHES | {OTHER_ENDPOINT}
 
 
 class AdmitPhase:
@@ -39,9 +40,11 @@ class AdmitPhase:
             exchange.notes.enter(ADMIT, self._clock())
         record.subject.model = api.model
         if grant is not None and further is None:
-            # A replica's own run in the background (`stores`) has no usage yet; what a session has used is counted at its end.
-            metered = (api.metered and not api.stores) or not record.subject.generates or exchange.request.upgrades
-            listed = record.subject.endpoint != OTHER_ENDPOINT and record.subject.endpoint not in BATCHES
+            # A replica's own run in the background (`stores`) has no usage yet; the answers of a session are counted as they
+            # pass. An engine may compute answers to any method. A path that is still encoded may be another one to it.
+            computes = generates(record.subject.endpoint, has_prompt=api.has_prompt)
+            metered = (api.metered and not api.stores) or not computes or exchange.request.upgrades
+            listed = record.subject.endpoint not in _UNLISTED and "%" not in record.path
             grant.require_endpoint(record.path, listed=listed, metered=metered)
             grant.require_model(api.model)
         target = exchange.target = self._fleet.renewed(further) if further else self._target(api, grant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway.admission.cors import require_origin
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
@@ -13,7 +14,7 @@ from gateway.errors import GatewayError
 from gateway.parser.naming import find_outside
 from gateway.parser.parsing import Parsing
 from gateway.request.callers import Callers
-from gateway.request.client import Caller
+from gateway.request.client import Caller, Headers
 from gateway.request.exchange import Exchange
 from gateway.request.notes import PARSE, RECEIVE
 from gateway.request.phases.objects import ReplicaObjects
@@ -23,6 +24,7 @@ from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
 _TWICE: Final = "/v1/v1/"  # from clients that add /v1 to a base URL with /v1: Anthropic's do, OpenAI's do not
+_JSON: Final = "application/json"
 _SOCKET_PATH: Final = "/v1/responses"
 
 
@@ -51,12 +53,14 @@ class ReadPhases:
         self.identify(exchange)
 
     def identify(self, exchange: Exchange) -> None:
-        """Set the caller, and check the path. Raises GatewayError 400, 401, 404, 405, 503 or 508."""
+        """Set the caller, and check the path. Raises GatewayError 400, 401, 403, 404, 405, 503 or 508."""
         request, record = exchange.request, exchange.record
         exchange.caller = caller = self._callers.of(request)
         record.sender.tenant = tenant_label(caller.tenant)
         if caller.grant is not None:
             record.sender.key = caller.grant.id
+        elif request.method == "POST" and (origin := request.headers.get("Origin")) and _is_unasked(request.headers, origin):
+            require_origin(self._live.cors_origins, origin)
         self._loops.require_no_loop(request.headers.get(VIA_HEADER))
         if record.path == _MODELS_PATH:  # the application answers GET and HEAD
             raise GatewayError(405, "method_not_allowed", f"{record.path} takes GET, HEAD.")
@@ -109,6 +113,15 @@ class ReadPhases:
         if exchange.notes is not None:
             exchange.notes.enter(PARSE, self._clock())
         return raw
+
+
+def _is_unasked(headers: Headers, origin: str) -> bool:
+    """True if a browser sends such a POST for any web page that its user visits, without asking the gateway first. For JSON it
+    asks, and a page of the gateway's own host is none of others.
+    """
+    if (headers.get("Content-Type") or "").lower().startswith(_JSON) or headers.get("Sec-Fetch-Site") == "same-origin":
+        return False
+    return origin.partition("://")[2] != headers.get("Host")
 
 
 def _describe(exchange: Exchange) -> None:

@@ -143,3 +143,25 @@ def test_what_is_no_origin_is_refused(origin: Any) -> None:
         load(None, {"pools": pools, "cors_origins": [origin]}, env={})
     with pytest.raises(ConfigError, match="at most 100 are possible, got 101"):
         load(None, {"pools": pools, "cors_origins": [f"https://a{number}" for number in range(101)]}, env={})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 403),
+        ({"Content-Type": "multipart/form-data; boundary=B"}, 403),
+        ({"Content-Type": "text/plain", "Origin": "null"}, 403),
+        ({"Content-Type": "text/plain", "Origin": "https://good.example"}, 200),
+        ({"Content-Type": "text/plain", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Content-Type": "text/plain", "Origin": "https://here", "Host": "here"}, 200),
+        ({"Content-Type": "application/json"}, 200),
+    ],
+    ids=str,
+)
+async def test_a_web_page_cannot_post_without_asking(headers: dict[str, str], status: int) -> None:
+    """A browser sends text and forms for any page; for JSON it asks first."""
+    async with FakeReplica([answers()]) as replica, running(replica, cors_origins=["https://good.example"]) as run:
+        sent = {"Origin": "https://evil.example", **headers}
+        body = json.dumps(BODY).encode()
+        assert (await run.post(body, headers=sent))[0] == status
+        assert len(replica.requests) == (status == 200)

@@ -13,6 +13,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from yarl import URL
 
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.metrics import KeyMetrics
@@ -592,3 +593,26 @@ async def test_stored_objects_have_a_bound(tmp_path: Path) -> None:
         ask = {"model": "m", "input": "x" * 100_000}
         answered = [(await run.post(ask, "/v1/responses", headers=bearer(key)))[2] for key in (one, other)]
         assert [answer["store"] for answer in answered] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/embeddings"),
+        ("PUT", "/v1/rerank"),
+        ("GET", "/pooling"),
+        ("GET", "/v1/realtime"),
+        ("POST", "/v1/files/%252e%252e%252fchat%252fcompletions"),
+    ],
+)
+async def test_a_budget_holds_for_any_method_and_spelling(tmp_path: Path, method: str, path: str) -> None:
+    """An engine may compute what its gateway does not count."""
+    async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        (_, poor), (_, free) = await made(run, budget_usd_day=1.0), await made(run)
+        statuses = list[int]()
+        for key in (poor, free):
+            url = URL(run.url + path, encoded=True)
+            async with run.session.request(method, url, json=BODY, headers=bearer(key)) as answer:
+                statuses.append(answer.status)
+        assert statuses == [403, 200]
+        assert len(replica.requests) == 1
