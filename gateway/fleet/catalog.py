@@ -8,7 +8,9 @@ The list is built in one step, and replicas choose the length of theirs, so all 
 a long list of one pool leaves at least half of the room to the others. Models beyond the bounds are served although they are
 not shown.
 
-A replica whose models all belong to other pools is most likely misconfigured: `warn_of_misfits`.
+A replica whose models all belong to other pools is most likely misconfigured: `warn_of_misfits`. If the replicas of two pools
+without prefixes list one model, the first pool serves it, and so may get requests that were meant for the other one:
+`warn_of_rivals`.
 """
 
 from __future__ import annotations
@@ -121,6 +123,27 @@ def warn_of_misfits(states: Container[ReplicaState], pools: Sequence[Pool], by_p
                 warnings -= 1
                 if warnings == 0:
                     return
+
+
+def warn_of_rivals(state: ReplicaState, pools: Sequence[Pool], by_prefix: Callable[[str], Pool | None]) -> None:
+    """Logs the models of a replica that another pool lists, too, if no prefix decides between them. O(all replicas)."""
+    own = next((pool for pool in pools if state in pool.replicas), None)
+    others = [pool for pool in pools if pool is not own and not pool.models]
+    if own is None or own.models or not others:
+        return
+    comparisons = _MAX_COMPARED
+    for other in others:
+        models = list[str]()
+        for rival in other.replicas:
+            comparisons -= len(state.models)
+            if comparisons < 0:
+                return
+            models += [model for model in state.models if model in rival.models and by_prefix(model) is None]
+        if models:
+            first = min(own, other, key=pools.index)
+            about = {"replica": state.name, **first_of("models", list(dict.fromkeys(models)), _MAX_LOGGED)}
+            text = "the replica lists models of another pool, and the first pool serves them: name the models in pools[].models"
+            log.warning(text, extra={**about, "other_pool": other.name, "first_pool": first.name})
 
 
 def _fits(pool: Pool, named: Pool | None) -> bool:

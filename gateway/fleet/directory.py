@@ -38,7 +38,7 @@ from gateway.errors import (
 )
 from gateway.fleet.breaker import CLOSED, Breaker
 from gateway.fleet.candidates import any_well, eligible
-from gateway.fleet.catalog import Catalog, warn_of_misfits
+from gateway.fleet.catalog import Catalog, warn_of_misfits, warn_of_rivals
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, listed_by, succeed
 from gateway.fleet.prober import Prober, ProbeResult
@@ -537,6 +537,7 @@ class Fleet:
         self._changed(state)
         if state.up and state.models:  # mostly False for a joining replica; comparing all others takes a while
             warn_of_misfits((state,), self.pools, self._by_prefix)
+            warn_of_rivals(state, self.pools, self._by_prefix)
 
     # -- probing
 

@@ -299,3 +299,15 @@ OF_POOLS = ("inflight", "slots_taken", "inflight_limit", "replicas", "replicas_l
 def of_pool(page: dict[str, float], name: str) -> list[float]:
     """The gauge of the pools a and b."""
     return [page[f'warmroute_pool_{name}{{pool="{each}"}}'] for each in "ab"]
+
+
+async def test_a_replica_that_lists_another_pools_model_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The first pool gets the model's requests. A prefix decides instead of the lists."""
+    one, two = FakeReplica(listing=models("public", "secret")), FakeReplica(listing=models("secret"))
+    async with one, two:
+        for prefixes in ((), ("secret",)):
+            caplog.clear()
+            async with running(pools=[pool(one), pool(two, models=prefixes)]):
+                found = [record for record in caplog.records if "lists models of another pool" in record.getMessage()]
+                assert all(record.models == ["secret"] for record in found)  # type: ignore[attr-defined]
+                assert bool(found) == (not prefixes)
