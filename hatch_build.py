@@ -125,6 +125,7 @@ HOT = (
     "gateway/features/keys/grant.py",
     "gateway/features/keys/ring.py",
     "gateway/parser/parsing.py",
+    "gateway/parser/shares.py",
     "gateway/request/answer_assembly.py",
     "gateway/request/attempts.py",
     "gateway/features/runs/following.py",

@@ -4,8 +4,9 @@ The cost of a body depends on its number of values more than on its length. A bo
 have too many values (UNCOUNTED_BYTES: 0.5 ms; 10 to 20 ms if it is all brackets), or if it has at most INLINE_BYTES and
 INLINE_STRUCTURE values. Counting takes 0.5 ms/MiB, parsing 1 to 3 ms/MiB of text, and 15 to 40 ms for the worst of such bodies
 (an object with 131,000 different names, 64,000 nested objects). If many bodies arrive at once, `Turns` spreads them over turns
-of the loop. Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are read: a
-body with more parts costs little more than its parsing.
+of the loop, and a client that takes more than its share of the loop has its bodies above SMALL_BYTES parsed elsewhere
+(`shares.py`). Building the prompt is bounded by MAX_PARTS, checked before the fields of a message or a list of parts are read:
+a body with more parts costs little more than its parsing.
 
 Any other body is parsed by `process.py` while the loop runs, with a bound on its structure, and comes back as an ApiRequest
 with its block keys. Measurements: bench/gateway/parsing.py.
@@ -32,8 +33,10 @@ from gateway.dialects.responses.create_message import CreateMessage, created
 from gateway.dialects.responses.references import Reference, references_in
 from gateway.parser import wire
 from gateway.parser.process import ParserProcess
+from gateway.parser.shares import LoopShares
 from gateway.turns import Turns, turns_of
 
+SMALL_BYTES: Final = 16 << 10
 UNCOUNTED_BYTES: Final = 256 << 10
 INLINE_BYTES: Final = 2 << 20
 # Values: `{`, `[` and `,`, as `json_structure.signs` counts them, `{` twice, because objects cost the most.
@@ -51,6 +54,7 @@ class Parsing:
     def __init__(self, process: ParserProcess, block_bytes: int, block_tokens: int) -> None:
         self.process = process
         self.outliner = Outliner()
+        self.shares = LoopShares()
         self._block_bytes = block_bytes
         self._block_tokens = block_tokens
         self._turns: Turns | None = None
@@ -62,19 +66,26 @@ class Parsing:
             self._turns = turns_of(asyncio.get_running_loop())
         return self._turns
 
-    def at_once(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
+    def at_once(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None, client: str = "") -> ApiRequest | None:
         """The request, if the event loop can parse it; None: await `parse`. Raises GatewayError. Call it only if `turns` is
-        free, else await `in_turn`. aliases: of models; the request gets the model's own name.
+        free, else await `in_turn`. aliases: of models; the request gets the model's own name. client: whose share of the loop
+        it takes.
         """
         begin = time.perf_counter()
+        if len(raw) > SMALL_BYTES and self.shares.is_used_up(client, begin) and not dialect.is_opaque(raw):
+            return None
         try:
             return _in_loop(dialect, raw, aliases, self.outliner)
         finally:
-            self.turns.spent(time.perf_counter() - begin)
+            end = time.perf_counter()
+            self.turns.spent(end - begin)
+            self.shares.spent(client, end - begin, end)
 
-    async def in_turn(self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None) -> ApiRequest | None:
+    async def in_turn(
+        self, dialect: Dialect, raw: bytes, aliases: Aliases | None = None, client: str = ""
+    ) -> ApiRequest | None:
         """`at_once`, in this body's turn."""
-        return await self.turns.take(partial(_in_loop, dialect, raw, aliases, self.outliner))
+        return await self.turns.take(partial(self.at_once, dialect, raw, aliases, client))
 
     async def parse(
         self,

@@ -186,10 +186,14 @@ class Recall:
 
     async def _parse(self, request: ClientRequest, dialect: Dialect, body: bytes, scope: tuple[str, ...]) -> ApiRequest:
         free = self._parsing.turns.free
-        api = self._parsing.at_once(dialect, body) if free else await self._parsing.in_turn(dialect, body)
+        client = request.lease.account.client
+        if free:
+            api = self._parsing.at_once(dialect, body, client=client)
+        else:
+            api = await self._parsing.in_turn(dialect, body, client=client)
         if api is None:
             with parsing(request.lease, len(body)):
-                api = await self._parsing.parse(dialect, body, scope, request.lease.account.client)
+                api = await self._parsing.parse(dialect, body, scope, client)
         return api
 
 

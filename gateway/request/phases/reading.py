@@ -88,11 +88,11 @@ class ReadPhases:
         if exchange.notes is not None:
             exchange.notes.enter(PARSE if request.here else RECEIVE, self._clock())
         raw = request.take() if request.here else await self._read(exchange)
-        now, aliases = self._parsing.turns.free, self._live.aliases
-        api = self._parsing.at_once(dialect, raw, aliases) if now else await self._parsing.in_turn(dialect, raw, aliases)
+        parsing_, aliases, client = self._parsing, self._live.aliases, request.lease.account.client
+        now = parsing_.turns.free
+        api = parsing_.at_once(dialect, raw, aliases, client) if now else await parsing_.in_turn(dialect, raw, aliases, client)
         if api is None:
             with parsing(request.lease, len(raw)):
-                client = request.lease.account.client
                 api = await self._parsing.parse(dialect, raw, scope_of(self._live, exchange.caller), client, aliases)
         exchange.api, exchange.parsed = api, True
         if not dialect.strict:

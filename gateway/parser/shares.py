@@ -1,0 +1,45 @@
+"""Time of the event loop that parsing takes for each client.
+
+A client that has taken more than SHARE of the time, after BURST_S at once, has its next large bodies parsed in the parser
+process, where clients take turns: otherwise bodies just below its bounds would fill the loop. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SHARE: Final = 0.1
+BURST_S: Final = 0.1
+COUNTED_S: Final = 0.001  # shorter work is not counted
+MAX_CLIENTS: Final = 1024
+
+
+class LoopShares:
+    """The clients that have taken time recently. O(1) mostly."""
+
+    __slots__ = ("_debts",)
+
+    def __init__(self) -> None:
+        self._debts: dict[str, tuple[float, float]] = {}  # seconds taken beyond the share, at a time
+
+    def is_used_up(self, client: str, now: float) -> bool:
+        found = self._debts.get(client)
+        return found is not None and _left(found, now) > BURST_S
+
+    def spent(self, client: str, seconds: float, now: float) -> None:
+        """Counts the work of `seconds` that ends now."""
+        if seconds < COUNTED_S:
+            return
+        found = self._debts.get(client)
+        self._debts[client] = (seconds if found is None else _left(found, now) + seconds, now)
+        if len(self._debts) > MAX_CLIENTS:
+            self._debts = {each: debt for each, debt in self._debts.items() if _left(debt, now) > 0}
+            if len(self._debts) > MAX_CLIENTS:
+                del self._debts[next(iter(self._debts))]
+
+    def __repr__(self) -> str:
+        return f"<LoopShares of {len(self._debts)} clients>"
+
+
+def _left(debt: tuple[float, float], now: float) -> float:
+    return max(0.0, debt[0] - SHARE * (now - debt[1]))
