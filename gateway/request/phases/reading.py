@@ -24,7 +24,7 @@ from gateway.upstream.loop_guard import VIA_HEADER, LoopGuard
 
 _MODELS_PATH: Final = "/v1/models"
 _TWICE: Final = "/v1/v1/"  # from clients that add /v1 to a base URL with /v1: Anthropic's do, OpenAI's do not
-_JSON: Final = "application/json"
+_UNASKED: Final = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _SOCKET_PATH: Final = "/v1/responses"
 
 
@@ -116,10 +116,11 @@ class ReadPhases:
 
 
 def _is_unasked(headers: Headers, origin: str) -> bool:
-    """True if a browser sends such a POST for any web page that its user visits, without asking the gateway first. For JSON it
-    asks, and a page of the gateway's own host is none of others.
+    """True if a browser sends such a POST for any web page that its user visits, without asking the gateway first (Fetch,
+    section 2.2.2), and the page is not of the gateway's own host.
     """
-    if (headers.get("Content-Type") or "").lower().startswith(_JSON) or headers.get("Sec-Fetch-Site") == "same-origin":
+    kind = (headers.get("Content-Type") or "").lower()
+    if (kind and not kind.startswith(_UNASKED)) or headers.get("Sec-Fetch-Site") == "same-origin":
         return False
     return origin.partition("://")[2] != headers.get("Host")
 
