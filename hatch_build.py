@@ -74,6 +74,7 @@ HOT = (
     "gateway/dialects/body.py",
     "gateway/dialects/dialect.py",
     "gateway/dialects/events/named.py",
+    "gateway/dialects/events/passed_tokens.py",
     "gateway/dialects/events/reader.py",
     "gateway/dialects/events/splitter.py",
     "gateway/dialects/events/sse.py",

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gateway.dialects.anthropic.errors import failure_of
 from gateway.dialects.anthropic.usage import is_split, merge, usage_from
 from gateway.dialects.events.named import NamedReader, has_name, name_of
+from gateway.dialects.events.passed_tokens import EventSamples, texts_in
 from gateway.dialects.events.reader import has_any, has_any_but
 from gateway.dialects.events.sse import object_of
 from gateway.errors import ReplicaFailure
@@ -24,6 +25,7 @@ OPENING: Final = "message_start"
 _FORM: Final = frozenset(["id", "type"])  # members of a block or a delta without output
 
 _READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # every event that is parsed has one of them
+_TEXTS: Final = texts_in("text", "thinking", "partial_json")
 _DELTA: Final = b'"content_block_delta"'  # once in an event; within a text the quotes are escaped
 
 
@@ -34,18 +36,23 @@ class MessageReader(NamedReader):
         super().__init__()
         self._counts = dict[str, Any]()
         self._deltas = 0
+        self._samples = EventSamples()
         self._counted = 0  # deltas received when the answer's tokens were last counted
 
     def feed(self, chunk: bytes) -> bytes:
         if self.started and self.are_whole(chunk) and not has_any(chunk, _READ):
             self.within_event = False
             self._deltas += chunk.count(_DELTA)
+            if self._deltas >= self._samples.next:
+                self._samples.add(self._deltas, chunk)
             return chunk  # nearly all chunks of nearly all streams
         return self.read(chunk)
 
     @property
     def passed(self) -> int:
-        return self._deltas
+        if self.done and self.usage is not None:
+            return self._deltas
+        return self._samples.tokens(self._deltas, _DELTA, _TEXTS)
 
     @property
     def late(self) -> bool:
@@ -63,7 +70,10 @@ class MessageReader(NamedReader):
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if unread or self.done:
             return True
-        self._deltas += self.started and event.find(_DELTA) >= 0
+        if self.started and event.find(_DELTA) >= 0:
+            self._deltas += 1
+            if self._deltas >= self._samples.next:
+                self._samples.add(self._deltas, event)
         name = name_of(event)
         if name == "message_stop":
             self.done = True

@@ -21,6 +21,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.events.first_event import FirstEvent
+from gateway.dialects.events.passed_tokens import EventSamples, texts_in
 from gateway.dialects.events.reader import EventReader, has_any_but
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of, events_of, object_of
 from gateway.dialects.excerpt import one_line
@@ -30,6 +31,7 @@ from gateway.errors import ReplicaFailure
 _ERROR: Final = b'data:{"error"'  # first event, without its spaces, of an engine that failed before its first token
 _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beginnings of nearly all streams
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
+_TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "text", "arguments", "refusal")
 _CONTENT: Final = b'"content":"'  # likewise
 _COMMON: Final = frozenset(["choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"])
 _ROLE: Final = frozenset(["role"])
@@ -46,6 +48,7 @@ class ChunkReader(EventReader):
         super().__init__()
         self.strip_usage = strip_usage
         self._events = 0  # with choices, from the first token on
+        self._samples = EventSamples()
         self._counted = 0  # events received when the usage came
         self._last = b""  # the last event with choices, and maybe others before it
         self._watchful = watchful
@@ -59,13 +62,17 @@ class ChunkReader(EventReader):
             if events := chunk.count(_CHOICES):
                 self._events += events
                 self._last = chunk
+                if self._events >= self._samples.next:
+                    self._samples.add(self._events, chunk)
             return chunk  # whole events without usage or end: nearly all chunks of nearly all streams
         return self.read(chunk)
 
     @property
     def passed(self) -> int:
-        """One token for each event with choices from the first token on, as engines write them."""
-        return self._events
+        """One token for each event with choices from the first token on, as most engines write them, or more."""
+        if self.done and self.usage is not None:
+            return self._events
+        return self._samples.tokens(self._events, _CHOICES, _TEXTS)
 
     @property
     def late(self) -> bool:
@@ -127,6 +134,8 @@ class ChunkReader(EventReader):
         if event.find(_CHOICES) >= 0:
             self._last = event
             self._events += self.started
+            if self.started and self._events >= self._samples.next:
+                self._samples.add(self._events, event)
 
 
 def first_event(begin: bytes) -> FirstEvent | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.dialects.answer import TAIL, usage_in
 from gateway.dialects.events.named import ERRORS, NamedReader, name_of
+from gateway.dialects.events.passed_tokens import EventSamples, texts_in
 from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, object_of
 from gateway.dialects.excerpt import one_line
@@ -26,6 +27,7 @@ _READ: Final = (b"response.completed", b"response.incomplete", b"response.failed
 # Codes and types of errors that the client caused.
 _CLIENTS: Final = frozenset(["invalid_prompt", "rate_limit_exceeded", "invalid_request_error", "context_length_exceeded"])
 _DELTA: Final = b'.delta"'  # the end of an event's type; within a text the quotes are escaped
+_TEXTS: Final = texts_in("delta")
 _NUMBER_NAME: Final = b'"sequence_number"'
 _NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
@@ -37,6 +39,7 @@ class ResponseReader(NamedReader):
         super().__init__()
         self._number = -1
         self._deltas = 0
+        self._samples = EventSamples()
         self._ending = False  # the last event is too long to be held, and passes unread
         self._tail = bytearray()  # its last bytes
 
@@ -56,11 +59,15 @@ class ResponseReader(NamedReader):
         self._number = number_in(out, self._number)
         if self.started:
             self._deltas += out.count(_DELTA)
+        if self._deltas >= self._samples.next:
+            self._samples.add(self._deltas, out)
         return out
 
     @property
     def passed(self) -> int:
-        return self._deltas
+        if self.done and self.usage is not None:
+            return self._deltas
+        return self._samples.tokens(self._deltas, _DELTA, _TEXTS)
 
     def begins(self, event: bytes) -> None:
         name, data = name_of(event), object_of(event)

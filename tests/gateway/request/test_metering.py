@@ -10,7 +10,21 @@ import pytest
 
 from tests.gateway.conftest import BODY, Running, eventually, running
 from tests.gateway.request.test_dialects import events
-from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, dies, event, hangs, http, status, streams, writes
+from tests.support.fakes import (
+    STREAM_HEAD,
+    Behaviour,
+    FakeReplica,
+    FakeRequest,
+    answers,
+    chunk,
+    dies,
+    event,
+    hangs,
+    http,
+    status,
+    streams,
+    writes,
+)
 
 Lines = Callable[[], list[dict[str, Any]]]
 
@@ -206,3 +220,24 @@ async def test_what_the_engine_says_of_costs_does_not_pass() -> None:
     async with FakeReplica([writes(spoofed)]) as one, running(one, prices=PRICES) as run:
         _, headers, _ = await run.post(BODY)
         assert headers.getall("X-Warmroute-Cost-Usd") == ["0.000012"]
+
+
+async def test_who_leaves_a_stream_early_pays_for_its_texts(request_lines: Lines) -> None:
+    """An engine that writes ten tokens in an event."""
+    never, text = asyncio.Event(), " several words of a text, some ten"
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(20):
+            writer.write(chunk(event(text)))
+        await writer.drain()
+        await never.wait()
+
+    async with FakeReplica([behave]) as one, running(one, prices=PRICES) as run:
+        async with run.session.post(f"{run.url}/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+            seen = b""
+            while seen.count(text.encode()) < 20:
+                seen += await answer.content.readany()
+        found = await line(run, request_lines)
+        assert 7 * 20 <= found["completion_tokens"] <= 10 * 20
+        never.set()
