@@ -18,6 +18,7 @@ from typing import Self
 from replica.cache.prefix import Prefix
 from replica.engine import EngineRequest, FinishReason
 from replica.sim import text as sim_text
+from replica.sim.example import example_of
 
 LOOKAHEAD = 1024  # tokens; drawing them takes a millisecond
 
@@ -25,7 +26,8 @@ LOOKAHEAD = 1024  # tokens; drawing them takes a millisecond
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Task:
     """The values that all answers to one prompt share. `request`: the request of one of them. `prefix`: the prompt's blocks.
-    `call`: the tokens of the call that the prompt asks for, empty for an ordinary answer. `stops`: the stop tokens that an
+    `call`: the tokens of the call that the prompt asks for, or of a JSON text that its grammar wants; empty for an ordinary
+    answer. `stops`: the stop tokens that an
     answer can contain.
     """
 
@@ -38,7 +40,12 @@ class Task:
     def of(cls, request: EngineRequest, block_size: int) -> Self:
         """The task of a request. O(prompt)."""
         grammar = request.grammar
-        call = sim_text.forced_call(grammar.text) if grammar else sim_text.requested_calls(request.prompt)
+        if grammar is None:
+            call = sim_text.requested_calls(request.prompt)
+        elif grammar.kind == "calls":
+            call = sim_text.forced_call(grammar.text)
+        else:
+            call = sim_text.spelled(grammar.compiled or example_of(grammar.text))
         possible = frozenset(call) if call else sim_text.DRAWN
         return cls(request, request.prefix(block_size), array("I", call), possible.intersection(request.stop_tokens))
 

@@ -48,6 +48,7 @@ from replica.engine import (
 from replica.sim import text as sim_text
 from replica.sim.answer import Answer, Task
 from replica.sim.cost import SimConfig, StepWork
+from replica.sim.example import NoExample, example_of
 from replica.sim.faults import BREAK, ERROR, Fault, no_faults
 
 TURN = 1024  # tokens, or blocks that are taken, become cached or are released: a few milliseconds
@@ -181,6 +182,12 @@ class SimEngine:
         return [sim_text.decode([token]) for token in tokens]
 
     def grammar_error(self, grammar: Grammar) -> str | None:
+        if grammar.kind == "json":
+            try:
+                grammar.compiled = example_of(grammar.text)
+            except NoExample as error:
+                return f"{error}."
+            return None
         return None if grammar.kind == "calls" else "the simulated engine has no token scores to constrain."
 
     def failure(self) -> str | None:

@@ -4,8 +4,8 @@ A difference alone is not a broken prefix: different conversations share a head,
 user edits the last message and asks again. A break needs evidence that the earlier prompt's cache would have been useful: *a
 part after the difference is equal in both*:
 
-    a volatile text in the head             the rest of the head is equal; the conversation may be another one, unless the text is
-                                            in a file's path: other users have other home folders
+    a volatile text in the head             the rest of the head is equal; the conversation may be another one, unless the
+                                            text is in a file's path: other users have other home folders
     tools in another order                  the same set
     a volatile text in a later turn         at least one later turn is equal
     model, adapter, salt, tools, system     the turns of the earlier prompt begin this one: it is the same conversation

@@ -26,6 +26,9 @@ MANY = "x y " * 6000
 LARK = 'start: "a"'
 
 
+PATTERN = {"name": "x", "schema": {"type": "string", "pattern": "x"}}  # the simulated engine does not follow it
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -39,11 +42,11 @@ LARK = 'start: "a"'
         (CHAT, {"messages": HI, "max_completion_tokens": 9000}, "max_completion_tokens"),
         (COMPLETION, {"prompt": "Hi", "max_tokens": 9000}, "max_tokens"),
         (RESPONSES, {"input": "Hi", "max_output_tokens": 9000}, "max_output_tokens"),
-        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": HI, "response_format": {"type": "json_schema", "json_schema": PATTERN}}, "response_format"),
         (CHAT, {"messages": HI, "guided_grammar": LARK}, "guided_grammar"),
         (CHAT, {"messages": HI, "guided_grammar": "a" * 40_000}, "guided_grammar"),
         (COMPLETION, {"prompt": "Hi", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
-        (RESPONSES, {"input": "Hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        (RESPONSES, {"input": "Hi", "text": {"format": {"type": "json_schema", **PATTERN}}}, "text.format"),
     ],
 )
 async def test_an_error_names_the_field_that_was_sent(replica: Replica, path: str, body: dict[str, Any], param: str) -> None:

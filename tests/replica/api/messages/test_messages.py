@@ -1,6 +1,7 @@
 """Anthropic's own client against a replica: it puts streams together with its own types, and raises for errors."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -194,6 +195,26 @@ async def test_the_last_turn_may_be_the_beginning_of_the_answer(client: anthropi
     assert head + rest.content[0].text == whole.content[0].text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_simulated_engine_follows_a_schema(client: anthropic.AsyncAnthropic, stream: bool) -> None:
+    """Claude Code asks for the titles of its sessions so."""
+    schema = {
+        "type": "object",
+        "properties": {"title": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}}},
+        "required": ["title"],
+    }
+    body = asked("Hi", output_config={"format": {"type": "json_schema", "schema": schema}})
+    if stream:
+        async with client.messages.stream(**body) as events:
+            message = await events.get_final_message()
+    else:
+        message = await client.messages.create(**body)
+    (block,) = message.content
+    assert block.type == "text"
+    assert json.loads(block.text) == {"title": "warm", "tags": ["a"]}
+    assert message.stop_reason == "end_turn"
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
@@ -203,7 +224,11 @@ async def test_the_last_turn_may_be_the_beginning_of_the_answer(client: anthropi
         ({"max_tokens": 9000}, anthropic.BadRequestError, r"exceed context limit: \d+ \+ 9000 > 8000, decrease input length"),
         ({"system": "x y " * 6000}, anthropic.BadRequestError, r"prompt is too long: \d+ tokens > 7999 maximum"),
         ({"system": "x" * 200_000}, anthropic.ContentTooLargeError, "A body may have 100,000 bytes at most"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, anthropic.BadRequestError, "no token scores"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "string", "pattern": "x"}}}},
+            anthropic.BadRequestError,
+            "does not follow 'pattern'",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

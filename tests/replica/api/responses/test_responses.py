@@ -153,7 +153,7 @@ async def test_stored_responses_are_not_here(client: openai.AsyncOpenAI) -> None
         ({"max_output_tokens": 9000}, "ask for at most"),
         ({"input": "x y " * 6000}, "Shorten it"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "reads text only"),
-        ({"text": {"format": {"type": "json_object"}}}, "no token scores"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"format": "date"}}}}, "does not follow 'format'"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
