@@ -1,0 +1,1 @@
+"""Workflows: graphs of model calls in one request."""

@@ -1,0 +1,76 @@
+"""From plain values to a `Workflow`: the whole check of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from gateway.features.workflows.language.completing import completed
+from gateway.features.workflows.language.faults import DocumentFaults, suggestion
+from gateway.features.workflows.language.fields import OUTPUT_NAME, WORKFLOW_NAME, FieldReader
+from gateway.features.workflows.language.graph import StepGraph
+from gateway.features.workflows.language.inputs import read_declarations
+from gateway.features.workflows.language.reading import check_plain, member
+from gateway.features.workflows.language.scopes import check_outputs, check_scopes
+from gateway.features.workflows.language.steps import MAX_STEPS, SAMPLING, StepDefaults, StepReader, read_sampling
+from gateway.features.workflows.language.templates import ValueTemplate
+from gateway.features.workflows.language.workflow import RunLimits, Workflow
+
+VERSION: Final = 1
+_KEYS: Final = ("workflow", "name", "description", "inputs", "defaults", "steps", "outputs", "primary", "limits")
+
+
+def compile_document(source: Any) -> Workflow:
+    """A workflow from the plain values of its document. Raises DocumentError with up to 20 errors."""
+    check_plain(source)
+    faults = DocumentFaults()
+    reader = FieldReader(faults)
+    fields = reader.fields(source, "", _KEYS)
+    if fields.members.get("workflow") != VERSION or fields.members["workflow"] is True:
+        fields.fault("workflow", f"the version of the language is expected: workflow: {VERSION}")
+    for key in ("name", "steps"):
+        if key not in fields:
+            fields.fault(key, "this key is missing")
+    name, description = fields.name("name", WORKFLOW_NAME) or "", fields.text("description") or ""
+    inputs = read_declarations(fields.members.get("inputs", {}), reader)
+    defaults = _defaults(reader, fields.members.get("defaults", {}))
+    step_reader = StepReader(reader, defaults)
+    steps = step_reader.block(fields.members["steps"], "steps") if "steps" in fields else {}
+    steps = completed(steps, defaults.model, inputs, faults)
+    outputs = _outputs(reader, fields.members["outputs"]) if "outputs" in fields else None
+    limits = _limits(reader, fields.members.get("limits", {}))
+    graph = StepGraph(steps)
+    check_scopes(graph, inputs, step_reader.paths, faults)
+    yields = check_outputs(graph, inputs, outputs or {}, step_reader.paths, faults)
+    primary = _primary(fields.members.get("primary"), {*yields, *(outputs or {})}, faults)
+    faults.require_none()
+    return Workflow(name, description, inputs, steps, outputs, primary, limits, graph, source)
+
+
+def _defaults(reader: FieldReader, value: Any) -> StepDefaults:
+    fields = reader.fields(value, "defaults", ("model", "max_tokens", *SAMPLING))
+    return StepDefaults(
+        fields.text("model", 256) or "", fields.number("max_tokens", 1, 1 << 20, whole=True), read_sampling(fields)
+    )
+
+
+def _outputs(reader: FieldReader, value: Any) -> Mapping[str, ValueTemplate]:
+    named = reader.named(value, "outputs", OUTPUT_NAME, MAX_STEPS)
+    return {name: reader.template(each, member("outputs", name)) for name, each in named.items()}
+
+
+def _limits(reader: FieldReader, value: Any) -> RunLimits:
+    fields = reader.fields(value, "limits", ("calls", "output_tokens", "seconds", "cost_usd"))
+    whole = [fields.number(key, 1, 1 << 31, whole=True) for key in ("calls", "output_tokens")]
+    return RunLimits(*whole, *(fields.number(key, 0, 1e9) for key in ("seconds", "cost_usd")))
+
+
+def _primary(value: Any, names: Iterable[str], faults: DocumentFaults) -> str | None:
+    """The given one; else the only output."""
+    known = sorted(names)
+    if value is None:
+        return known[0] if len(known) == 1 else None
+    if value in known:
+        return str(value)
+    faults.add("primary", f"there is no output {value!r:.80}; {suggestion(str(value), known)}")
+    return None

@@ -1,0 +1,83 @@
+"""Values of documents and runs: JSON, bounded in size and depth, so that every operation on them is bounded.
+
+null, booleans, numbers (finite, whole ones of 64 bits), texts that UTF-8 can encode, lists, objects with texts as keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import orjson
+
+from gateway.features.workflows.language.results import StepResult
+
+MAX_VALUE_BYTES: Final = 1 << 20
+_STRICT: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+class EvaluationError(Exception):
+    """A step fails: an expression met a value of the wrong type, or its result is too large."""
+
+
+class ValueTooLargeError(EvaluationError):
+    """A value of more than MAX_VALUE_BYTES, or nested too deeply."""
+
+
+def bytes_of(value: object, most: int = MAX_VALUE_BYTES) -> int:
+    """The size of a value as JSON. O(size). Raises EvaluationError if it is no JSON, or larger than `most`."""
+    if isinstance(value, str) and value.isascii():
+        size = len(value)
+    elif value is None or isinstance(value, bool):
+        return 1
+    else:
+        size = len(_dumped(value))
+    if size > most:
+        raise ValueTooLargeError(f"a value has {size:,} bytes, more than {most:,}")
+    return size
+
+
+def _dumped(value: object) -> bytes:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise EvaluationError("a number is too large, or no number")
+    if isinstance(value, StepResult):
+        raise EvaluationError("the result of a step needs a member, such as .value")
+    try:
+        return orjson.dumps(value, option=_STRICT)
+    except TypeError as error:  # more than 64 bits, half of a surrogate pair, too deep, no JSON
+        raise EvaluationError(f"it is no JSON: {error}") from None
+
+
+def text_of(value: object) -> str:
+    """The value within a longer text: texts as they are, all others as JSON."""
+    return value if isinstance(value, str) else json_of(value)
+
+
+def json_of(value: object) -> str:
+    return _dumped(value).decode()
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text; null if it is not JSON."""
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return None
+    bytes_of(value)
+    return value
+
+
+def type_name(value: object) -> str:
+    """The type of a value in messages."""
+    if value is None:
+        return "null"
+    for kinds, name in (
+        (bool, "a boolean"),
+        ((int, float), "a number"),
+        (str, "a text"),
+        (list, "a list"),
+        (dict, "an object"),
+    ):
+        if isinstance(value, kinds):
+            return name
+    return f"a {type(value).__name__}"
