@@ -38,6 +38,7 @@ NAMES: Final = [
     "responses",
     "websocket",
     "discovery",
+    "workflows",
 ]
 """In the order of installation."""
 

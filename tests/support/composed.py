@@ -39,6 +39,7 @@ SECTIONS = {
     "snapshots": {"snapshot": {"file": "auto"}},
     "tracing": {"tracing": {"sample": 1}},
     "workers": {"workers": 2},
+    "workflows": {"workflows": {"max_calls": 2}},
 }
 METRICS = {
     "discovery": "discovery_",
@@ -52,7 +53,7 @@ METRICS = {
     "tracing": "spans_",
     "workers": "worker_restarts",
 }
-COMMANDS = {"doctor": "doctor", "keys": "keys", "ledger": "usage", "recording": "record"}
+COMMANDS = {"doctor": "doctor", "keys": "keys", "ledger": "usage", "recording": "record", "workflows": "workflow"}
 
 
 def answer(request: bytes) -> bytes:
