@@ -1,4 +1,4 @@
-"""`warmroute keys`: creates, lists, shows, rotates and revokes API keys in the configured database.
+"""`warmroute keys`: creates, lists, shows, rotates, credits and revokes API keys in the configured database.
 
 Running gateways follow within a second or two; none has to run. stdout has only the new key, so that it can be redirected into
 a secret's file (`warmroute keys create ... > key`); messages go to stderr. A key is never an argument, because other users of
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gateway.features.keys.store import KeyStore
 
 DESCRIPTION: Final = (
-    "Create, list, show, rotate and revoke API keys in the database of the configuration's `keys.url`. Running gateways follow"
-    " within a second or two. With a file of keys, `create` prints the entry to add to it."
+    "Create, list, show, rotate, credit and revoke API keys in the database of the configuration's `keys.url`. Running gateways"
+    " follow within a second or two. With a file of keys, `create` prints the entry to add to it."
 )
 _GRACE: Final = "24h"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -59,10 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text, run in (
         ("show", "show what a key may do, as JSON", _show),
         ("rotate", "make a new secret for a key and print it to stdout, once", _rotate),
+        ("credit", "raise today's budget of a key (UTC), and so that of the month", _credit),
         ("revoke", "refuse a key from now on; running requests finish", _revoke),
     ):
         one = add(name, text, run)
         one.add_argument("id", metavar="ID", help="id of the key: the 8 characters after `wr-`")
+        if name == "credit":
+            one.add_argument("usd", metavar="USD", type=float, help="amount")
         if name == "rotate":
             grace = "validity of the old secret, such as 30m, 24h or 7d, at most 30d; 0s: none (default: %(default)s)"
             one.add_argument("--grace", metavar="TIME", type=_seconds, default=_GRACE, help=grace)
@@ -223,6 +226,15 @@ def _undo(what: str, done: str, url: str, work: Callable[[KeyStore], Awaitable[o
 def _revoke(options: argparse.Namespace) -> int:
     key = _with_store(_database(options), lambda store: store.revoke(options.id))
     print(f"warmroute: the key {key.id} of {key.settings.tenant} is revoked", file=sys.stderr)
+    return 0
+
+
+def _credit(options: argparse.Namespace) -> int:
+    from gateway.features.keys.record import Credit
+
+    usd, day = convert(Credit, {"usd": options.usd}).usd, time.strftime("%Y-%m-%d", time.gmtime())
+    key = _with_store(_database(options), lambda store: store.credit(options.id, day, usd))
+    print(f"warmroute: the budget of the key {key.id} for {day} is raised by {usd:g} USD", file=sys.stderr)
     return 0
 
 

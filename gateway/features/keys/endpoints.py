@@ -1,5 +1,5 @@
-"""Operator endpoints that create, list, rotate and revoke keys. Only the answers to a creation and a rotation contain the
-secret.
+"""Operator endpoints that create, list, rotate, credit and revoke keys. Only the answers to a creation and a rotation contain
+the secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from gateway.config.parse import ConfigError, convert
 from gateway.database.failures import StoreFailed
 from gateway.errors import GatewayError, bad_request
 from gateway.features.keys.keys import POLL_S, TOPIC, Keys
-from gateway.features.keys.record import MAX_GRACE_S, KeyNotFoundError, KeyRefusedError, KeySettings
+from gateway.features.keys.limits.calendar import day_text
+from gateway.features.keys.record import MAX_GRACE_S, Credit, KeyNotFoundError, KeyRefusedError, KeySettings
 from gateway.features.keys.usage import usage_of
 from gateway.server.http.request import HttpRequest
 from gateway.server.operator import Operator
@@ -43,6 +44,7 @@ class KeyEndpoints:
             get("/warmroute/keys", self.list),
             post("/warmroute/keys", self.create),
             post("/warmroute/keys/{id}/rotate", self.rotate),
+            post("/warmroute/keys/{id}/credit", self.credit),
             delete("/warmroute/keys/{id}", self.revoke),
         ]
 
@@ -77,6 +79,17 @@ class KeyEndpoints:
             raise bad_request(f"'grace_s' must be a number of seconds from 0 to {MAX_GRACE_S:.0f}.", "grace_s")
         key, secret = await self._with_store(lambda store: store.rotate(request.parameters["id"], float(grace_s)))
         return _json({"key": secret, **key.shown(), **await self._warning()})
+
+    async def credit(self, request: HttpRequest) -> Response:
+        """Body: {"usd"}, by which today's budget (UTC) is raised, and so that of the month."""
+        body = await self._operator.body(request)
+        try:
+            usd = convert(Credit, body).usd
+        except ConfigError as error:
+            raise bad_request(str(error)) from error
+        today = day_text(self._keys.moment().day) if self._keys is not None else ""
+        key = await self._with_store(lambda store: store.credit(request.parameters["id"], today, usd))
+        return _json({**key.shown(), **await self._warning()})
 
     async def revoke(self, request: HttpRequest) -> Response:
         """After an answer of 200, no worker of this gateway accepts the key."""

@@ -6,22 +6,25 @@ Every text is bounded in length and limited to characters that are safe in logs,
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from gateway.config.addresses import shown
 from gateway.config.hints import EXPECTED, READ
 from gateway.config.kinds import Dollars, Positive, unix_time
 from gateway.features.keys.grant import Grant
-from gateway.features.keys.limits.account import KeyLimits
+from gateway.features.keys.limits.account import Day, KeyLimits
+from gateway.features.keys.limits.calendar import day_of_text
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import DIGEST, ID
 from gateway.features.keys.section import MAX_GRANTED, Granted, GrantedPool, OidcConfig
 from gateway.request.record import NO_TENANT
 
+MAX_CREDITS: Final = 62  # days
 MAX_GRACE_S: Final = 30 * 86_400.0  # longest validity of an old secret after a rotation
 DOLLAR: Final = 10**12  # picodollars; equal to `accounting/money.py`, which this layer must not import
 _NAME: Final = re.compile(r"[!#-&(-~]([ !#-&(-~]{0,62}[!#-&(-~])?")  # printable ASCII except quotes
@@ -107,6 +110,12 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     expires_at: Time = ""
 
 
+class Credit(Struct, frozen=True, forbid_unknown_fields=True):
+    """An operator's wish to raise the budget of a key for today."""
+
+    usd: Dollars
+
+
 class FileKey(KeySettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the keys file."""
 
@@ -122,7 +131,7 @@ class KeysFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 class Key(Struct, frozen=True):
     """A stored key. digests: pairs of a SHA-256 digest and the Unix time at which it stops being valid (0: never). Other times
-    are Unix seconds, 0: never.
+    are Unix seconds, 0: never. credits: days (YYYY-MM-DD) and the picodollars by which their budgets were raised.
     """
 
     id: str
@@ -131,6 +140,7 @@ class Key(Struct, frozen=True):
     created_at: float = 0.0
     revoked_at: float = 0.0
     revision: int = field(default=0)
+    credits: tuple[tuple[str, int], ...] = ()
 
     @property
     def expires_at(self) -> float:
@@ -146,7 +156,7 @@ class Key(Struct, frozen=True):
             settings.pools,
             priority=settings.priority,
             expires_at=self.expires_at,
-            limits=limits_of(settings),
+            limits=limits_of(settings, [(day_of_text(day), amount) for day, amount in self.credits]),
         )
         made.revoked = self.revoked_at > 0
         return made
@@ -159,18 +169,29 @@ class Key(Struct, frozen=True):
             "created_at": stamp(self.created_at),
             "revoked_at": stamp(self.revoked_at),
             "rotated_until": stamp(max((until for _, until in self.digests), default=0.0)),
+            "credits_usd": {day: amount / DOLLAR for day, amount in self.credits},
         }
 
 
-def limits_of(settings: KeySettings | OidcConfig) -> KeyLimits | None:
+def limits_of(settings: KeySettings | OidcConfig, raised: Sequence[tuple[Day, int]] = ()) -> KeyLimits | None:
     """The limits in the settings of a key, or of an issuer for each of its tenants. None: unlimited."""
     made = KeyLimits(
         requests=settings.requests_per_minute or 0,
         tokens=settings.uncached_tokens_per_minute or 0,
         day=_pico(settings.budget_usd_day),
         month=_pico(settings.budget_usd_month),
+        credited=raised,
     )
     return made if made.any else None
+
+
+def credited(key: Key, day: str, usd: float) -> Key:
+    """The key with a larger budget of a day. Raises KeyRefusedError."""
+    if key.settings.budget_usd_day is None and key.settings.budget_usd_month is None:
+        raise KeyRefusedError(f"The key {key.id} has no budget.")
+    raised = dict(key.credits)
+    raised[day] = raised.get(day, 0) + _pico(usd)
+    return replace(key, credits=tuple(sorted(raised.items())[-MAX_CREDITS:]))
 
 
 def _pico(amount: float | None) -> int:

@@ -17,7 +17,7 @@ from gateway.database.database import Database
 from gateway.database.driver import SQLITE, insert_each
 from gateway.features.keys.limits.account import Day, Total
 from gateway.features.keys.limits.calendar import day_of_text, day_text
-from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, KeySettings, no_key
+from gateway.features.keys.record import MAX_GRACE_S, Key, KeyRefusedError, KeySettings, credited, no_key
 from gateway.features.keys.ring import MAX_KEYS
 from gateway.features.keys.secret import digest_of, new_id, new_key
 from gateway.features.keys.tables import TABLES, keys, revisions, spent
@@ -94,6 +94,21 @@ class KeyStore:
             _next_revision(connection)
             key = _get(connection, id_)
             return key if key.revoked_at else _save(connection, msgspec.structs.replace(key, revoked_at=self._now()))
+
+        return await self._database.write(work)
+
+    async def credit(self, id_: str, day: str, usd: float) -> Key:
+        """Raises the budget of a key for a day (YYYY-MM-DD). Raises StoreFailed, KeyNotFoundError, KeyRefusedError."""
+        made: Key | None = None
+
+        def work(connection: Connection) -> Key:
+            nonlocal made
+            _next_revision(connection)
+            key = _get(connection, id_)
+            if made is not None and key.credits == made.credits:
+                return key  # a retried transaction had succeeded
+            made = credited(key, day, usd)
+            return _save(connection, made)
 
         return await self._database.write(work)
 

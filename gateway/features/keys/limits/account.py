@@ -6,7 +6,7 @@ and processes are bounded: the processes with the oldest news are folded into on
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Final
 
 from gateway.features.keys.limits.rate import Rate
@@ -24,15 +24,28 @@ Total = tuple[str, int, int, int, tuple[tuple[Day, int], ...]]
 
 
 class KeyLimits:
-    """requests, tokens: per minute. day, month: picodollars. 0: unlimited."""
+    """requests, tokens: per minute. day, month: picodollars. 0: unlimited. credits: picodollars by which an operator has raised
+    the budget of a day, and so of its month.
+    """
 
-    __slots__ = ("day", "month", "requests", "tokens")
+    __slots__ = ("credits", "day", "month", "requests", "tokens")
 
-    def __init__(self, requests: int = 0, tokens: int = 0, day: int = 0, month: int = 0) -> None:
+    def __init__(
+        self, requests: int = 0, tokens: int = 0, day: int = 0, month: int = 0, credited: Sequence[tuple[Day, int]] = ()
+    ) -> None:
         self.requests = requests
         self.tokens = tokens
         self.day = day
         self.month = month
+        self.credits = tuple(credited)
+
+    def of_day(self, day: Day) -> int:
+        """The budget of this day. O(credits)."""
+        return self.day + sum([amount for credited, amount in self.credits if credited == day])
+
+    def of_month(self, day: Day) -> int:
+        """The budget of the month of this day. O(credits)."""
+        return self.month + sum([amount for credited, amount in self.credits if credited // 31 == day // 31])
 
     @property
     def any(self) -> bool:

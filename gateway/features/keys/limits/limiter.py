@@ -224,9 +224,10 @@ class Limiter:
         """money: to be reserved; 0: only check that some budget remains. Raises GatewayError 429."""
         limits = account.limits
         if limits.day:
-            self._require(account, limits.day - account.spent(moment.day), money, "day", moment.to_day_s)
+            self._require(account, limits.of_day(moment.day) - account.spent(moment.day), money, "day", moment.to_day_s)
         if limits.month:
-            self._require(account, limits.month - account.spent_in_month(moment.day), money, "month", moment.to_month_s)
+            remaining = limits.of_month(moment.day) - account.spent_in_month(moment.day)
+            self._require(account, remaining, money, "month", moment.to_month_s)
 
     def _require(self, account: KeyAccount, remaining: int, money: int, period: str, ends_s: float) -> None:
         """remaining: of the budget. A single request is admitted to any remaining budget, however small."""

@@ -50,6 +50,9 @@ async def test_what_a_command_changes_a_running_gateway_follows(tmp_path: Path) 
         assert [(await run.post(headers=bearer(each)))[0] for each in (key, other)] == [401, 200]
         shown = json.loads(command("show", id_))
         assert (shown["tenant"], shown["models"], shown["revoked_at"]) == ("acme", ["m", "n-*"], None)
+        poor = command("create", "--tenant", "acme", "--budget-usd-day", "1").split("-")[1]
+        command("credit", poor, "0.5")
+        assert list(json.loads(command("show", poor))["credits_usd"].values()) == [0.5]
         command("revoke", id_)
         await eventually(lambda: (found := keys.ring.find(digest_of(other), 0)) and found.revoked)
         assert (await run.post(headers=bearer(other)))[0] == 401

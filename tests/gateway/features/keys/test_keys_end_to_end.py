@@ -616,3 +616,16 @@ async def test_a_budget_holds_for_any_method_and_spelling(tmp_path: Path, method
                 statuses.append(answer.status)
         assert statuses == [403, 200]
         assert len(replica.requests) == 1
+
+
+async def test_an_operator_credits_a_key(tmp_path: Path) -> None:
+    async with FakeReplica([answers(prompt=100_000, cached=0)]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        (id_, key), (free, _) = await made(run, budget_usd_day=0.05, budget_usd_month=0.05), await made(run)
+        assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
+        for _ in range(2):
+            status, _, shown = await run.post({"usd": 0.05}, f"/warmroute/keys/{id_}/credit")
+        assert (status, list(shown["credits_usd"].values())) == (200, [0.1])
+        assert [(await run.post(headers=bearer(key)))[0] for _ in range(2)] == [200, 429]
+        assert (await run.post({"usd": 1}, f"/warmroute/keys/{free}/credit"))[0] == 409, "it has no budget"
+        assert (await run.post({"usd": -1}, f"/warmroute/keys/{id_}/credit"))[0] == 400
+        assert (await run.post({"usd": 1}, "/warmroute/keys/aaaaaaaa/credit"))[0] == 404

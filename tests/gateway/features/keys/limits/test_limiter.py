@@ -509,3 +509,15 @@ def test_what_nobody_takes_is_bounded() -> None:
         for number in range(10):
             limiter.enter(str(number), limits, at()).settle(0, 0, 1, at())
     assert limiter.dropped == 980
+
+
+def test_a_credit_raises_the_budget_of_its_day_and_month() -> None:
+    limits = KeyLimits(day=100, month=150, credited=[(DAY, 60), (DAY, 5), (DAY + 1, 7), (DAY - 31, 1000)])
+    assert [limits.of_day(day) for day in (DAY, DAY + 1, DAY + 2)] == [165, 107, 100]
+    assert limits.of_month(DAY) == 150 + 72
+    limiter = Limiter()
+    limiter.enter("k", limits, at()).settle(1, 1, 164, at())
+    limiter.enter("k", limits, at()).settle(1, 1, 1, at())
+    with pytest.raises(GatewayError, match="day is spent"):
+        limiter.require("k", limits, at())
+    limiter.require("k", limits, at(day=DAY + 2))
