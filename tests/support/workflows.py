@@ -47,7 +47,7 @@ def prose(count: int, seed: str) -> str:
 def workflow_of(steps: Mapping[str, Any], **more: Any) -> Workflow:
     """A workflow with an input `messages`, and these steps."""
     inputs = {"messages": {"type": "messages"}}
-    return compile_document({"workflow": 1, "name": "w", "inputs": inputs, "defaults": {"model": "m"}, "steps": steps, **more})
+    return compile_document({"workflow": 1, "name": "w", "inputs": inputs, "defaults": {"model": "m"}, "steps": steps} | more)
 
 
 @dataclass
@@ -151,7 +151,7 @@ class TinyRun:
                     self._kill(self._copy(name, suffix))
                 self._enter(taken.steps if taken else {}, self._entered[copy][1], suffix)
             case EachItem() as each:
-                for at, item in enumerate(each.items.fill(scope)):
+                for at, item in enumerate(each.items_for(scope)):
                     self._enter(each.steps, {**self._entered[copy][1], each.variable: item}, f"{suffix}[{at}]")
 
     def _answered(self, copy: str) -> None:
@@ -176,7 +176,7 @@ class TinyRun:
         if any(self.results[each].status not in ENDED for each in self._inner(step, suffix)):
             return False
         if isinstance(step.work, EachItem):
-            count = len(step.work.items.fill(self.scope(copy)))
+            count = len(step.work.items_for(self.scope(copy)))
             scopes = [self._item_scope(copy, at) for at in range(count)]
             values = [step.work.value.fill(scope) for scope in scopes]
             self._done(copy, StepResult(DONE, value=values, values=values))

@@ -122,7 +122,7 @@ def _checked(path: Path, allowance: RunAllowance) -> _CheckedFile:
         workflow = _workflow(_read(path))
         return _CheckedFile(path, (), workflow, plan_of(workflow, allowance))
     except DocumentError as error:
-        return _CheckedFile(path, error.faults)
+        return _CheckedFile(path, sorted(error.faults, key=lambda fault: fault.line))
 
 
 def _print_faults(checked: _CheckedFile) -> None:

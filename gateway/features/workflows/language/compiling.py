@@ -50,7 +50,7 @@ def compile_document(source: Any) -> Workflow:
 def _defaults(reader: FieldReader, value: Any) -> StepDefaults:
     fields = reader.fields(value, "defaults", ("model", "max_tokens", *SAMPLING))
     return StepDefaults(
-        fields.text("model", 256) or "", fields.number("max_tokens", 1, 1 << 20, whole=True), read_sampling(fields)
+        fields.constant_text("model", 256), fields.number("max_tokens", 1, 1 << 20, whole=True), read_sampling(fields)
     )
 
 
@@ -72,5 +72,6 @@ def _primary(value: Any, names: Iterable[str], faults: DocumentFaults) -> str | 
         return known[0] if len(known) == 1 else None
     if value in known:
         return str(value)
-    faults.add("primary", f"there is no output {value!r:.80}; {suggestion(str(value), known)}")
+    text = f"there is no output {value!r:.80}; outputs are the names that steps yield; {suggestion(str(value), known)}"
+    faults.add("primary", text)
     return None

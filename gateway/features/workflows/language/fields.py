@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from gateway.features.workflows.language.expressions import ExpressionError
 from gateway.features.workflows.language.faults import TOO_LARGE, DocumentFaults, refused, shown, suggestion
+from gateway.features.workflows.language.operations import ExpressionError
 from gateway.features.workflows.language.reading import member
 from gateway.features.workflows.language.templates import MAX_EXPRESSIONS, TextTemplate, ValueTemplate, parse_text, templates_in
 
@@ -41,7 +41,7 @@ class FieldReader:
                 self.faults.add(member(path, key), f"unknown key; {suggestion(key, known)}")
         else:
             self.faults.add(path, f"an object with the keys {', '.join(known)} is expected, got {shown(value)}")
-        return Fields(members, path, self)
+        return Fields(members, path, self, given=isinstance(value, dict))
 
     def named(self, value: object, path: str, form: re.Pattern[str], most: int) -> dict[str, Any]:
         """An object whose keys are names that the document chooses."""
@@ -89,10 +89,13 @@ class FieldReader:
 
 
 class Fields:
-    """The known members of one object. Each read names the place of an error; a missing member is None."""
+    """The known members of one object. Each read names the place of an error; a missing member is None.
 
-    def __init__(self, members: Mapping[str, Any], path: str, reader: FieldReader) -> None:
-        self.members, self.path, self.reader = members, path, reader
+    given: False: the value is no object, which is an error already.
+    """
+
+    def __init__(self, members: Mapping[str, Any], path: str, reader: FieldReader, *, given: bool) -> None:
+        self.members, self.path, self.reader, self.given = members, path, reader, given
 
     def __contains__(self, key: str) -> bool:
         return key in self.members
@@ -123,7 +126,11 @@ class Fields:
         if key in self.members and not (isinstance(value, str) and 0 < len(value) <= most):
             self.expected(key, f"a text of 1 to {most:,} characters")
             return None
-        return self.without_expressions(key, value)
+        return value
+
+    def constant_text(self, key: str, most: int) -> str:
+        """A text without expressions; "" if it is missing."""
+        return self.without_expressions(key, self.text(key, most)) or ""
 
     def without_expressions(self, key: str, *texts: str | None) -> str | None:
         """The first of the texts. An expression in a constant would never be evaluated."""
@@ -153,12 +160,8 @@ class Fields:
     def expression(self, key: str) -> ValueTemplate | None:
         """A text that is one expression."""
         made = self.template(key)
-        if made is not None and made.expression is None:
-            if not self.reader.faults.found or not isinstance(self.members[key], str) or "${" not in self.members[key]:
-                self.expected(key, 'an expression such as "${...}"')
-            return None
-        return made
-
-
-def is_text_template(value: object) -> bool:
-    return isinstance(value, str | TextTemplate)
+        if made is None or made.expression is not None:
+            return made
+        if made.value or not self.members[key]:  # else it could not be parsed, which is an error already
+            self.expected(key, 'an expression such as "${...}"')
+        return None

@@ -36,7 +36,8 @@ _WITH_LENGTH: Final = (MESSAGES, "string", "list")
 def read_declarations(raw: Any, reader: FieldReader) -> dict[str, InputDeclaration]:
     """The member `inputs` of a document."""
     named = reader.named(raw, "inputs", VARIABLE_NAME, MAX_INPUTS)
-    return {name: _declaration(reader.fields(each, member("inputs", name), _KEYS)) for name, each in named.items()}
+    read = {name: reader.fields(each, member("inputs", name), _KEYS) for name, each in named.items()}
+    return {name: _declaration(fields) if fields.given else InputDeclaration("object") for name, fields in read.items()}
 
 
 def _declaration(fields: Fields) -> InputDeclaration:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.features.workflows.language.document import ModelCall
-from gateway.features.workflows.language.expressions import Scope
 from gateway.features.workflows.language.functions import is_number
 from gateway.features.workflows.language.inputs import is_messages
+from gateway.features.workflows.language.operations import Scope
 from gateway.features.workflows.language.results import CHAT, StepResult
 from gateway.features.workflows.language.values import EvaluationError, bytes_of, type_name
 

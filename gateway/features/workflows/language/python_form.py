@@ -12,32 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.features.workflows.language.expressions import ExpressionError, parsed_python
+from gateway.features.workflows.language.expressions import parsed_python
 from gateway.features.workflows.language.faults import PROGRAM_INVALID, TOO_LARGE, DocumentFaults, refused
-from gateway.features.workflows.language.inputs import MESSAGES
+from gateway.features.workflows.language.operations import ExpressionError
+from gateway.features.workflows.language.python_calls import read_arguments, read_call, read_settings
 from gateway.features.workflows.language.python_values import NameBinding, ProgramFault, ProgramNames
 from gateway.features.workflows.language.reading import SourceValue
 from gateway.features.workflows.language.results import CALL, CHAT, EACH, LET, SWITCH, TEXT
-from gateway.features.workflows.language.steps import MAX_STEPS, SAMPLING
-from gateway.features.workflows.language.values import EvaluationError, bytes_of
+from gateway.features.workflows.language.steps import MAX_STEPS
 
 MAX_PROGRAM_BYTES: Final = 64 << 10
 MAX_PROGRAM_NODES: Final = 8192
 MAX_PROGRAM_LINES: Final = 4096
-_INPUT_TYPES: Final = {
-    "Messages": MESSAGES,
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "list": "list",
-    "dict": "object",
-}
-_OUTPUT_TYPES: Final = {**_INPUT_TYPES, "Messages": ""}
 _CALLS: Final = {"chat": CHAT, "llm_chat": CHAT, "text": TEXT, "call": CALL}
-_CALL_FIELDS: Final = ("model", "max_tokens", *SAMPLING, "choices", "output", "tools", "tool_choice", "extra")
-_STEP_FIELDS: Final = ("timeout_s", "retry", "on_error")
-_SETTINGS: Final = ("description", "primary", "limits")
 _STREAMS: Final = {"deltas": "delta", "snapshots": "snapshot"}
 _NOT_HERE: Final = (
     "is not part of the language; statements: NAME = ..., yield {...}, with job():, if, for, wait(...), wait_any(...),"
@@ -94,7 +81,6 @@ class _ProgramCompiler:
         self._blocks = 0
         self._lines: dict[str, int] = {}
         self._broken = set[str]()  # names set by statements with errors
-        self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, Any] | None = None
 
     def document(self, tree: ast.AST) -> dict[str, Any]:
@@ -104,8 +90,9 @@ class _ProgramCompiler:
             other = next((each for each in body if not isinstance(each, ast.FunctionDef)), tree)
             raise ProgramFault(other, "a program is one function with the decorator @workflow(...), and nothing else")
         function = functions[0]
-        names = ProgramNames(self._read_inputs(function.args))
-        made: dict[str, Any] = {"workflow": 1, "name": function.name, "inputs": self._inputs, **self._settings(function, names)}
+        inputs = read_arguments(function.args)
+        names = ProgramNames({name: NameBinding("input", type=each["type"]) for name, each in inputs.items()})
+        made: dict[str, Any] = {"workflow": 1, "name": function.name, "inputs": inputs, **read_settings(function, names)}
         statements = function.body[1:] if _is_docstring(function.body[0]) else function.body
         block = self._block({}, names, top=True)
         self._run(statements, block)
@@ -126,36 +113,6 @@ class _ProgramCompiler:
                     visit(step[EACH]["steps"], f"{place}.each.steps")
 
         visit(document["steps"], "steps")
-        return found
-
-    # -- the head of the function
-
-    def _settings(self, function: ast.FunctionDef, names: ProgramNames) -> dict[str, Any]:
-        match function.decorator_list:
-            case [ast.Call(func=ast.Name(id="workflow"), args=[], keywords=keywords)]:
-                pass
-            case _:
-                raise ProgramFault(function, 'one decorator is expected: @workflow(model="...", max_tokens=...)')
-        given = {each.arg or "": names.constant(each.value, f"{each.arg} of @workflow") for each in keywords}
-        known = (*_SETTINGS, "model", "max_tokens", *SAMPLING)
-        for name in given.keys() - known:
-            raise ProgramFault(function, f"@workflow has no {name or '**'}; it has {', '.join(known)}")
-        settings: dict[str, Any] = {name: given.pop(name) for name in _SETTINGS if name in given}
-        return {**settings, "defaults": given}
-
-    def _read_inputs(self, arguments: ast.arguments) -> dict[str, NameBinding]:
-        if arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
-            raise ProgramFault(arguments.args[0] if arguments.args else arguments, "the function has plain arguments only")
-        required = len(arguments.args) - len(arguments.defaults)
-        found: dict[str, NameBinding] = {}
-        for at, argument in enumerate(arguments.args):
-            declared = _input_type(argument, argument.annotation)
-            if at < required:
-                declared["required"] = True
-            else:
-                declared["default"] = ProgramNames().constant(arguments.defaults[at - required], "a default")
-            self._inputs[argument.arg] = declared
-            found[argument.arg] = NameBinding("input", type=declared["type"])
         return found
 
     # -- blocks and statements
@@ -241,7 +198,7 @@ class _ProgramCompiler:
             if known.step:
                 raise ProgramFault(target, f"{name} is set twice; each step has a name of its own")
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _CALLS:
-            step, parts = self._call(value, value.func.id, block.names)
+            step, parts = read_call(value, value.func.id, block.names)
             self._add(target, name, step, block, parts)
         elif isinstance(value, ast.List) and not value.elts:
             block.names.names[name] = NameBinding("list", block=block.number)
@@ -251,58 +208,6 @@ class _ProgramCompiler:
             block.names.names[name] = NameBinding("messages", parts=messages, block=block.number)
         else:
             self._add(target, name, {LET: block.names.value(value)}, block)
-
-    def _call(self, node: ast.Call, function: str, names: ProgramNames) -> tuple[dict[str, Any], Any]:
-        """(step, its messages) of chat, llm_chat, text or call."""
-        arguments = list(node.args)
-        if any(each.arg is None for each in node.keywords) or any(isinstance(each, ast.Starred) for each in arguments):
-            raise ProgramFault(node, "stars cannot be used in a call")
-        fields = {str(each.arg): each.value for each in node.keywords}
-        wanted = 2 if function == "llm_chat" else 1
-        if len(arguments) != wanted:
-            what = {"llm_chat": "a model and messages", "chat": "messages", "text": "a text", "call": "a connector"}[function]
-            raise ProgramFault(node, f"{function} has {what} first, and then NAME=value; got {len(arguments)} before")
-        if function == "call":
-            use = names.constant(arguments[0], "the name of a connector")
-            return {CALL: {"use": use, "with": {key: names.value(each) for key, each in fields.items()}}}, ()
-        made: dict[str, Any] = {}
-        if function == "llm_chat":
-            made["model"] = names.constant(arguments.pop(0), "the model")
-            fields = {{"result_value": "choices", "result_type": "output"}.get(key, key): each for key, each in fields.items()}
-        step: dict[str, Any] = {}
-        for key, each in fields.items():
-            if key not in (*_CALL_FIELDS, *_STEP_FIELDS):
-                raise ProgramFault(each, f"{function} has no {key}; it has {', '.join((*_CALL_FIELDS, *_STEP_FIELDS))}")
-            (step if key in _STEP_FIELDS else made)[key] = (
-                _output(each) if _is_type(key, each) else self._field(key, each, names)
-            )
-        if function == "text":
-            return {TEXT: {**self._prompt(arguments[0], names), **made}, **step}, ()
-        parts = names.messages(arguments[0])
-        if parts is None:
-            raise ProgramFault(
-                node, "messages are expected: an input of type Messages, a chat step, or [system(...), user(...)]"
-            )
-        return {CHAT: {**names.placed(parts), **made}, **step}, parts
-
-    @staticmethod
-    def _field(key: str, node: ast.expr, names: ProgramNames) -> Any:
-        if key in ("choices", "output", "model", "max_tokens", *_STEP_FIELDS):
-            value = names.constant(node, key)
-            return _plain_constant(node) if key in ("choices", "output") else value
-        return names.value(node)
-
-    @staticmethod
-    def _prompt(node: ast.expr, names: ProgramNames) -> dict[str, Any]:
-        """`prompt`, or `from` and `append` if the text begins with a text step."""
-        first = node
-        while isinstance(first, ast.BinOp) and isinstance(first.op, ast.Add):
-            first = first.left
-        source = names.names.get(first.id) if isinstance(first, ast.Name) else None
-        if source is None or source.kind != TEXT:
-            return {"prompt": names.template(names.texts(node))}
-        rest = names.template(names.texts(node)[1:])
-        return {"from": source.step, **({"append": rest} if rest else {})}
 
     def _yield(self, key: ast.expr | None, value: ast.expr, block: _ProgramBlock) -> None:
         if not (isinstance(key, ast.Constant) and isinstance(key.value, str)):
@@ -391,42 +296,6 @@ class _ProgramCompiler:
         items = block.names.value(statement.iter)
         each = {"in": items, "as": statement.target.id, "steps": inner.steps, "value": inner.names.value(value)}
         self._add(statement, name, {EACH: each}, block)
-
-
-def _input_type(argument: ast.arg, node: ast.expr | None) -> dict[str, Any]:
-    match node:
-        case ast.Name(id=name) if name in _INPUT_TYPES:
-            return {"type": _INPUT_TYPES[name]}
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-            texts = choices.elts if isinstance(choices, ast.Tuple) else [choices]
-            return {"type": "string", "enum": [_plain_constant(each) for each in texts]}
-        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, ast.Dict() as more])):
-            return {**_input_type(argument, inner), **_plain_constant(more)}
-    kinds = ", ".join(_INPUT_TYPES)
-    raise ProgramFault(
-        argument, f'{argument.arg} needs a type: {kinds}, Literal["a", "b"] or Annotated[str, {{"max_length": 9}}]'
-    )
-
-
-def _plain_constant(node: ast.expr) -> Any:
-    """A constant in which `${` means nothing."""
-    try:
-        value = ast.literal_eval(node)
-        bytes_of(value)
-    except (ValueError, TypeError, SyntaxError, EvaluationError):
-        raise ProgramFault(node, "a constant is expected: a text, a number, True, False, None, a list or an object") from None
-    return value
-
-
-def _is_type(key: str, node: ast.expr) -> bool:
-    return key == "output" and isinstance(node, ast.Name)
-
-
-def _output(node: ast.expr) -> str:
-    name = node.id if isinstance(node, ast.Name) else ""
-    if not _OUTPUT_TYPES.get(name):
-        raise ProgramFault(node, "output is list, str, int, float, bool, dict, or a JSON schema")
-    return _OUTPUT_TYPES[name]
 
 
 def _is_docstring(statement: ast.stmt) -> bool:

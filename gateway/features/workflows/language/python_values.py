@@ -6,10 +6,11 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.features.workflows.language.expressions import INPUTS, foreign
+from gateway.features.workflows.language.expressions import INPUTS
 from gateway.features.workflows.language.faults import suggestion
 from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.inputs import MESSAGES
+from gateway.features.workflows.language.operations import foreign
 from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.language.templates import escape
 

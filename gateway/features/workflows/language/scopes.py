@@ -18,9 +18,10 @@ from gateway.features.workflows.language.document import (
     SwitchArms,
     WorkflowStep,
 )
-from gateway.features.workflows.language.expressions import INPUTS, Reference
+from gateway.features.workflows.language.expressions import INPUTS
 from gateway.features.workflows.language.faults import DocumentFaults, suggestion
 from gateway.features.workflows.language.graph import StepGraph
+from gateway.features.workflows.language.operations import Reference
 from gateway.features.workflows.language.results import MEMBERS
 from gateway.features.workflows.language.templates import ValueTemplate
 
@@ -171,7 +172,9 @@ class _ScopeChecker:
     def template(self, template: ValueTemplate, seen: _VisibleNames) -> None:
         for reference in sorted(template.references, key=str):
             if text := self._fault(reference, seen):
-                self._faults.add(template.path, text)
+                goes_on = reference.member is None and template.path.endswith(".chat.from") and reference.root in seen.steps
+                hint = f" (to continue its transcript, write from: {reference.root})" if goes_on else ""
+                self._faults.add(template.path, text + hint)
 
     def _fault(self, reference: Reference, seen: _VisibleNames) -> str:
         name, read = reference

@@ -122,7 +122,7 @@ class StepReader:
             return None
         fields = self._reader.fields(value, path, STEP_KEYS)
         kinds = [kind for kind in KINDS if kind in fields]
-        if not isinstance(value, dict):
+        if not fields.given:
             return None
         if len(kinds) != 1:
             got = " and ".join(kinds) or "none of them"
@@ -222,7 +222,7 @@ class StepReader:
         sampling = read_sampling(fields)
         return ModelCall(
             kind,
-            fields.text("model", 256) or "",  # completed by `completing.py`
+            fields.constant_text("model", 256),  # completed by `completing.py`
             source,
             opening,
             append,
@@ -290,7 +290,7 @@ class StepReader:
                 fields.fault("else", "only the last arm is else: the first arm whose condition is true is taken")
             if "when" in fields:
                 fields.fault("when", "an arm has when or else, not both")
-        elif "when" not in fields and isinstance(value, dict):
+        elif "when" not in fields and fields.given:
             fields.fault("when", 'a condition is missing: when: "${...}", or else: true in the last arm')
         emit = self._reader.named(fields.members.get("emit", {}), fields.at("emit"), OUTPUT_NAME, MAX_STEPS)
         return SwitchArm(

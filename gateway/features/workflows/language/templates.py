@@ -10,14 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gateway.features.workflows.language.expressions import (
-    Expression,
-    ExpressionError,
-    Reference,
-    Scope,
-    WorkBudget,
-    parse_expression,
-)
+from gateway.features.workflows.language.expressions import Expression, parse_expression
+from gateway.features.workflows.language.operations import ExpressionError, Reference, Scope, WorkBudget
 from gateway.features.workflows.language.values import MAX_VALUE_BYTES, bytes_of, text_of
 
 MAX_EXPRESSIONS: Final = 1000

@@ -79,7 +79,7 @@ USED = ("defaults", "steps/a", "steps/b/chat/from", "steps/c/switch/0/else", "st
         ("steps", {}, "steps", "a step is expected here"),
         ("steps", [], "steps", "an object (name: value) is expected, got a list"),
         ("stepz", {}, "stepz", "unknown key; did you mean 'steps'?"),
-        ("primary", "x", "primary", "there is no output 'x'; known: a, b, c, d"),
+        ("primary", "x", "primary", "there is no output 'x'; outputs are the names that steps yield; known: a, b, c, d"),
         ("limits", {"calls": 0}, "limits.calls", "a whole number from 1 to"),
         ("defaults", {"model": "${inputs.t}"}, "defaults.model", "this value is a constant"),
         ("defaults", {"max_tokens": 10}, "steps.a.chat.model", "the model is missing; name it here or in defaults.model"),
@@ -144,6 +144,8 @@ USED = ("defaults", "steps/a", "steps/b/chat/from", "steps/c/switch/0/else", "st
         ("steps/a/chat/prompt", "x", "steps.a.chat.prompt", "unknown key"),
         ("steps/a/chat/from", "${inputs.x}", "steps.a.chat.from", "there is no input 'x'; known: m, t"),
         ("steps/a/chat/from", "${m}", "steps.a.chat.from", "the name 'm' is not known; write inputs.m"),
+        ("steps/b/chat/from", "${a}", "steps.b.chat.from", "(to continue its transcript, write from: a)"),
+        ("inputs/t", "string", "inputs.t", "an object with the keys type, required"),
         ("steps/a/chat/from", "${true}", "steps.a.chat.from", "did you mean 'True'?"),
         ("steps/a/chat/from", "${inputs.m", "steps.a.chat.from", "${ is not closed by a brace"),
         (

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.features.workflows.language.expressions import ExpressionError, Reference, parse_expression
+from gateway.features.workflows.language.expressions import parse_expression
 from gateway.features.workflows.language.functions import FUNCTIONS
+from gateway.features.workflows.language.operations import ExpressionError, Reference
 from gateway.features.workflows.language.results import StepResult
 from gateway.features.workflows.language.templates import ValueTemplate, escape, parse_text
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from gateway.features.workflows.language import steps
 from gateway.features.workflows.language.canonical import canonical_document
 from gateway.features.workflows.language.compiling import compile_document
-from gateway.features.workflows.language.expressions import ExpressionError, parse_expression
+from gateway.features.workflows.language.expressions import parse_expression
 from gateway.features.workflows.language.faults import MAX_FAULTS, DocumentError, DocumentFault
 from gateway.features.workflows.language.functions import FUNCTIONS
+from gateway.features.workflows.language.operations import ExpressionError
 from gateway.features.workflows.language.plan import RunAllowance, plan_of
 from gateway.features.workflows.language.python_form import compile_program
 from gateway.features.workflows.language.reading import read_json, read_yaml

@@ -36,19 +36,21 @@ def faults(text: str) -> list[tuple[int, str]]:
 
 
 def test_the_head_of_the_function() -> None:
-    arguments = 'a: Messages, b: str = "x", c: Literal["p", "q"] = "p", d: Annotated[int, {"enum": [1, 2]}] = 1, e: dict = None'
+    arguments = (
+        'a: Messages, b: str = "${x}", c: Literal["p", "q"] = "p", d: Annotated[int, {"enum": [1, 2]}] = 1, e: dict = None'
+    )
     made = document(
-        "x = chat(a)", arguments=arguments, settings='model="q", temperature=0.5, description="d", limits={"calls": 3}'
+        "x = chat(a)", arguments=arguments, settings='model="q", temperature=0.5, description="d ${x}", limits={"calls": 3}'
     )
     assert made["inputs"] == {
         "a": {"type": "messages", "required": True},
-        "b": {"type": "string", "default": "x"},
+        "b": {"type": "string", "default": "${x}"},
         "c": {"type": "string", "enum": ["p", "q"], "default": "p"},
         "d": {"type": "integer", "enum": [1, 2], "default": 1},
         "e": {"type": "object", "default": None},
     }
     assert made["defaults"] == {"model": "q", "temperature": 0.5}
-    assert (made["name"], made["description"], made["limits"]) == ("w", "d", {"calls": 3})
+    assert (made["name"], made["description"], made["limits"]) == ("w", "d ${x}", {"calls": 3})
 
 
 def test_messages_become_the_longest_transcript_and_the_rest() -> None:
@@ -273,7 +275,7 @@ def test_an_error_has_its_line(body: str, line: int, why: str) -> None:
         (program("a = chat(m)", arguments="m"), "m needs a type: Messages, str"),
         (program("a = chat(m)", arguments="m: bytes"), "m needs a type"),
         (program("a = chat(m)", arguments="*m: str"), "the function has plain arguments only"),
-        (program("a = chat(m)", arguments="m: str = open('x')"), "a default is a constant"),
+        (program("a = chat(m)", arguments="m: str = open('x')"), "a constant is expected: a text, a number"),
         (program("a = (1"), "not valid Python: line 3"),
         ("\0", "null byte"),
         ("(" * 1000, "too many nested parentheses"),

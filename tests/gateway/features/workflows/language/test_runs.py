@@ -116,6 +116,15 @@ def test_items_run_beside_each_other_with_their_own_copies() -> None:
     assert copy_name("x", (2, 0)) == "x[2][0]"
 
 
+@pytest.mark.parametrize(("items", "why"), [(None, "got null"), ("ab", "got a text"), ([1] * 4, "got 4 items")])
+def test_items_are_a_list_within_its_bound(items: Any, why: str) -> None:
+    steps = {"e": {"each": {"in": "${inputs.messages}", "as": "x", "steps": {"a": CHAT}, "value": 1}}}
+    work: Any = workflow_of(steps, inputs={"messages": {"type": "messages", "max_length": 3}}).steps["e"].work
+    assert work.items_for({"inputs": {"messages": [1, 2, 3]}}) == [1, 2, 3]
+    with pytest.raises(EvaluationError, match=f"a list of at most 3 items is expected, {why}"):
+        work.items_for({"inputs": {"messages": items}})
+
+
 # -- requests
 
 
