@@ -24,7 +24,8 @@ _numbers = itertools.count(1)
 
 class AgentEngine(FakeReplica):
     """paths: the APIs that it speaks. prompts: those that it has computed, as canonical texts. cached: of each, what it had, in
-    tokens.
+    tokens. full: the next request with tools is refused with these words, and later ones get
+    a text: a summary has no calls.
     """
 
     def __init__(self, *paths: str) -> None:
@@ -32,6 +33,8 @@ class AgentEngine(FakeReplica):
         self.paths = paths or tuple(WRITERS)
         self.prompts = list[bytes]()
         self.cached = list[int]()
+        self.full = ""
+        self._calls = True
 
     async def answer(self, request: FakeRequest, writer: asyncio.StreamWriter) -> None:
         path, body = request.path.partition("?")[0], request.json
@@ -41,9 +44,12 @@ class AgentEngine(FakeReplica):
             return writer.write(http(404, b'{"detail":"Not Found"}'))
         if body.get("previous_response_id"):  # as vLLM, whose store is off
             return await status(404, "Response with this id not found.")(request, writer)
+        if self.full and body.get("tools"):
+            words, self.full, self._calls = self.full, "", False
+            return await status(400, words)(request, writer)
         tokens, cached = self._prefill(path, request.body)
         write = WRITERS[path]
-        answer, events = write(body, tokens, cached)
+        answer, events = write(body if self._calls else {**body, "tools": []}, tokens, cached)
         if body.get("stream"):
             writer.write(STREAM_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n")
         else:

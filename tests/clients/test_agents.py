@@ -43,7 +43,7 @@ async def fleet(*paths: str) -> AsyncIterator[tuple[Running, list[AgentEngine]]]
 async def run(home: Path, *command: str, said: str = "", **env: str) -> str:
     """Run an agent in a home of its own; returns what it has printed. said: on its standard input."""
     folder = home / "work"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # it is there when a session goes on
     (folder / "a-file.txt").write_text("x", encoding="utf-8")
     kept = {name: os.environ[name] for name in ("PATH", *AUTHORITIES) if name in os.environ}
     place = {**kept, "HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), **env}
@@ -88,12 +88,15 @@ async def opencode(home: Path, url: str, number: int, provider: str, calls: str 
     return await run(home, str(AGENTS / "opencode"), "run", "-m", model, f"list the files, number {number}", said=calls)
 
 
-async def claude_code(home: Path, url: str, number: int, calls: str = "") -> str:
-    """Asks for models of its own, which are aliases; it is told of no other address, and of a proxy that is not there."""
+async def claude_code(home: Path, url: str, number: int, calls: str = "", *more: str) -> str:
+    """Asks for models of its own, which are aliases; it is told of no other address, and of a proxy that is not there.
+
+    more: options.
+    """
     here = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_AUTH_TOKEN": "k", "NO_PROXY": "127.0.0.1"}
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1", "HTTPS_PROXY": "http://127.0.0.1:9"}
     message = f"list the files, number {number}{calls}"
-    return await run(home, str(AGENTS / "claude"), "-p", message, "--allowedTools", "Bash", **here, **quiet)
+    return await run(home, str(AGENTS / "claude"), "-p", message, "--allowedTools", "Bash", *more, **here, **quiet)
 
 
 def check(engines: list[AgentEngine], lines: list[dict[str, Any]], session_header: str, path: str) -> None:
@@ -159,3 +162,36 @@ async def test_whole_agent_loops(
             await asyncio.gather(*(begin(tmp_path / str(number), gateway.url, number) for number in (first, first + 1)))
         check(engines, request_lines(), header, path)
         assert await continued(gateway) == continuing(agent)
+
+
+FULL: Final = {
+    "vllm": "This model's maximum context length is 9000 tokens. However, your prompt contains at least 9001 input tokens",
+    "ollama": "prompt too long; exceeded max context length by 904 tokens",  # no agent knows these words
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("speaks", [(), ("/v1/chat/completions",)], ids=["native", "translated"])
+@pytest.mark.parametrize("words", FULL)
+async def test_claude_code_compacts_a_full_context_and_answers_the_turn(
+    words: str, speaks: tuple[str, ...], tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with AgentEngine(*speaks) as engine, running(engine, **CONFIG) as gateway:
+        await claude_code(tmp_path, gateway.url, 1)
+        engine.full = FULL[words]
+        said = await claude_code(tmp_path, gateway.url, 2, "", "--continue")
+        assert "Done." in said
+        statuses = [line["status"] for line in request_lines()]
+        assert statuses.count(400) == 1
+        assert len(statuses[statuses.index(400) :]) > 2, "the summary, and the turn again"
+
+
+@pytest.mark.timeout(300)
+async def test_claude_code_gives_a_wrong_key_up_at_once(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """It repeats a plain 401 ten times, over minutes."""
+    async with AgentEngine() as engine, running(engine, keys={"url": f"sqlite:///{tmp_path}/keys.sqlite"}, **CONFIG) as gateway:
+        with pytest.raises(AssertionError):  # its status is not 0
+            await claude_code(tmp_path, gateway.url, 1)
+        assert [line["status"] for line in request_lines()] == [401]
