@@ -305,7 +305,8 @@ class Exchange:
         if usage is None:
             return None
         if usage.prompt > _SURE or usage.completion > min(self.api.output or _SURE, _SURE):
-            api, context = self.api, trial[1].context_tokens if trial is not None else None
+            api, entry = self.api, trial[1].models.get(self.api.model) if trial is not None else None
+            context = entry.context_tokens if entry is not None else None
             if not plausible(usage, context, api.answers, api.output, turns=not api.countable):
                 return None
         if trial is not None and not trial[1].engine.counts_cached:

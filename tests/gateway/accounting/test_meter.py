@@ -18,7 +18,7 @@ from gateway.dialects.usage import Usage, plausible
 from gateway.telemetry.metrics import TENANTS, Metrics
 from tests.gateway.conftest import BODY, running
 from tests.gateway.servers import live_of
-from tests.support.fakes import FakeReplica, answers, streams
+from tests.support.fakes import FakeReplica, answers, http, streams, writes
 
 
 def priced(prices: dict[str, PriceConfig]) -> Live:
@@ -124,6 +124,17 @@ async def test_counts_beyond_the_context_or_the_requests_limit_are_estimated(pro
         assert page['warmroute_estimated_answers_total{model="m",what="tokens"}'] == 1
         cost = sum(value for name, value in page.items() if name.startswith("warmroute_cost_usd_total"))
         assert 0 < cost < 1000 / 1e6
+
+
+@pytest.mark.parametrize(("context", "estimated"), [(8192, True), (131_072, False), (None, False)])
+async def test_the_context_is_that_of_the_models_list(context: int | None, estimated: bool) -> None:
+    entry = {"id": "m", "object": "model", "created": 1, "owned_by": "vllm", "max_model_len": context}
+    listing = writes(http(200, json.dumps({"object": "list", "data": [entry]}).encode()))
+    price = {"m": {"input": 1, "output": 1}}
+    async with FakeReplica([answers(prompt=100_000, cached=0)], listing) as one, running(one, prices=price) as run:
+        await run.post(BODY)
+        page = await run.metrics()
+        assert ('warmroute_estimated_answers_total{model="m",what="tokens"}' in page) == estimated
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**5))
