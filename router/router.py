@@ -20,7 +20,7 @@ Several routers may route for the same replicas: each keeps a journal of its boo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Final
 
 from router.booking import Booking, Owner
@@ -64,7 +64,8 @@ class Router(Owner):
         seconds before a promised prefix (`learning/promises.py`).
         """
         self.journal = journal
-        self.followed: Callable[[Booking], None] | None = None  # called with each decision of another router
+        self.followers: list[Callable[[Booking], None]] = []  # called with each decision of another router
+        self._doubted: Set[str] = frozenset()
         self.trie = RadixTrie(ttl_s, memory_bytes)
         self.ledger = BookingLedger()
         self.rents = Rents()
@@ -160,6 +161,12 @@ class Router(Owner):
         self.sessions.lost(name, self.trie.now, self.trie.ttl_s)
         self.promises.lost(name, self.trie.now)
 
+    def doubt(self, names: Set[str]) -> None:
+        """From now on nothing is learned from counts and times of these replicas, and they have the rates of their pools."""
+        for name in names - self._doubted:
+            self.ledger.rates.of(name).forget()
+        self._doubted = names
+
     def known(self, name: str) -> Replica | None:
         """The replica of this name, if there is one here."""
         return self._replicas.get(name)
@@ -217,8 +224,8 @@ class Router(Owner):
         booking = Booking(self, prompt, lease, matched_blocks, prompt.block_weight(self.units_per_token(prompt.scale)))
         booking.unseen = unseen
         self._credit(booking)
-        if self.followed is not None:
-            self.followed(booking)
+        for followed in self.followers:
+            followed(booking)
         return booking
 
     # -- after a request
@@ -277,6 +284,8 @@ class Router(Owner):
         if not lease.close(now):
             return False
         name, since = lease.replica, lease.since
+        if self._doubted and name in self._doubted:
+            outcome, lease.prefill_s = outcome.uncounted(), None
         evidence = self._evidence.get(name)
         if evidence is None:
             self._clear_pending(booking)

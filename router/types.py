@@ -166,6 +166,10 @@ class Outcome:
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
 
+    def uncounted(self) -> Outcome:
+        """The same end without counts."""
+        return Outcome(self.ok)
+
     def _fields(self) -> tuple[object, ...]:
         return self.ok, self.prompt_tokens, self.cached_tokens
 

@@ -26,6 +26,7 @@ NAMES: Final = [
     "keys",
     "ledger",
     "savings",
+    "audit",
     "snapshots",
     "sharing",
     "workers",

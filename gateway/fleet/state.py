@@ -55,7 +55,9 @@ class ReplicaState:
     an operator wants no new requests there. leaving: no source names it, but some of its requests are still running. probed:
     set once its first probe is over, or it has left. closed_after_s: an extra probe is running because it closed a connection
     after this idle time. idle_limit_s: the shortest idle time after which it closed a connection without a restart. lacks: time
-    at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH.
+    at which it did not know the path of a dialect, by the dialect's name, or refused USAGE_WISH. findings: of the audit
+    (docs/audit.md). miscounts_cached, miscounts_prompts: by these its cached tokens are not used, nor prompt tokens far above
+    the estimate.
     """
 
     member: Member
@@ -84,6 +86,9 @@ class ReplicaState:
     closed_after_s: float | None = None
     idle_limit_s: float = float("inf")
     lacks: dict[str, float] = field(default_factory=dict)
+    findings: frozenset[str] = frozenset()
+    miscounts_cached: bool = False
+    miscounts_prompts: bool = False
 
     @property
     def name(self) -> str:

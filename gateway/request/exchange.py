@@ -17,7 +17,7 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
-from gateway.dialects.usage import Usage, counted_once, plausible
+from gateway.dialects.usage import Usage, plausible
 from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
@@ -32,6 +32,7 @@ from router import Booking
 from router.native import mypyc_attr
 
 _OUR_WORDS: Final = frozenset([REFUSED, UNREACHABLE, "reset", "timeout", NO_ACCESS])  # failures that the gateway words itself
+MISCOUNTED: Final = 2  # times the estimate: too many prompt tokens, of a replica that miscounts prompts
 _SURE: Final = 4096  # tokens of a prompt; fewer are not compared with the model's context
 _IDEMPOTENT: Final = frozenset(["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])  # RFC 9110, section 9.2.2
 
@@ -46,8 +47,7 @@ class AttemptLog:
     beginning of a large one. object: the id of the object that the answer is. usage: in the body. tail: of a large answer.
     next_target: of another pool, which gets the request after this one failed. refusal: the last replica's answer, open until
     that pool has the request. Attempts in earlier pools are included in failed, sent and since. unfit: a requested capability
-    that an engine lacks. notes: notes of attempts, or None. lines: of the head of an answer
-    that the gateway has put into another form; b"": the replica's.
+    that an engine lacks. notes: notes of attempts, or None.
     """
 
     __slots__ = (
@@ -56,7 +56,6 @@ class AttemptLog:
         "broken",
         "error",
         "failed",
-        "lines",
         "next_target",
         "notes",
         "object",
@@ -74,7 +73,6 @@ class AttemptLog:
         self.failed: tuple[dict[str, str], ...] = ()  # a tuple, because it mostly stays empty
         self.sent = 0
         self.since = 0.0
-        self.lines = b""
         self.notes: Notes | None = None
         self.asked = False
         self.next_target: Target | None = None
@@ -312,10 +310,17 @@ class Exchange:
             context = entry.context_tokens if entry is not None else None
             if not plausible(usage, context, api.answers, api.output, turns=not api.countable):
                 return None
-        if trial is not None and not trial[1].engine.counts_cached:
+        if trial is not None and (not trial[1].engine.counts_cached or trial[1].findings):
+            return self._audited(usage, trial[1])
+        return usage
+
+    def _audited(self, usage: Usage, state: ReplicaState) -> Usage | None:
+        """The usage as far as the replica counts reliably."""
+        estimate = self.booking.decision.prompt_tokens
+        if state.miscounts_prompts and usage.prompt > MISCOUNTED * estimate + _SURE:
+            return None
+        if state.miscounts_cached or not state.engine.counts_cached:
             return Usage(usage.prompt, usage.completion)
-        if usage.cached and self.dialect.adds_cached and not self.answers.translated:
-            return counted_once(usage, self.booking.decision.prompt_tokens)
         return usage
 
     def consumed(self, reported: Usage | None, *, whole: bool) -> Consumption:

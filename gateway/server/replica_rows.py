@@ -52,6 +52,7 @@ class ReplicaRows:
             "engine_kv_tokens": state.facts.kv_tokens,
             "capacity_tokens": state.capacity_tokens,
             "learned_capacity_tokens": self._router.learned_capacity(state.name),
+            "findings": sorted(state.findings),
             "held_blocks": held.get(state.name, 0),
             "held_tokens": self._router.held_tokens(state.name),
         }

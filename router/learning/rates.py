@@ -51,6 +51,11 @@ class PrefillRate:
         """Replace the evidence by that of another router; both positive. Then the pool is to be refreshed, once for all."""
         self.tokens, self.seconds = sums
 
+    def forget(self) -> None:
+        """Drop the evidence: the rate is the pool's."""
+        self.tokens = self.seconds = 0.0
+        self.settle()
+
     def learn(self, tokens: int, seconds: float) -> None:
         """Add one prefill of `tokens` uncached tokens. O(log members) amortised."""
         if tokens <= 0 or seconds <= 0:

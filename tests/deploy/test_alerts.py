@@ -117,6 +117,11 @@ CASES: Mapping[str, Case] = {
         },
         {"model": "m"},
     ),
+    "WarmrouteReplicaFinding": Case(
+        {'warmroute_replica_finding{replica="r",finding="prompt_cut"}': stays(1)},
+        {'warmroute_replica_finding{replica="r",finding="prompt_cut"}': stays(0)},
+        {"replica": "r", "finding": "prompt_cut"},
+    ),
     "WarmrouteCacheHitsMissing": Case(
         {'warmroute_replica_cache_hits_missing{replica="r"}': stays(1)},
         {'warmroute_replica_cache_hits_missing{replica="r"}': stays(0)},

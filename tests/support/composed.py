@@ -42,6 +42,7 @@ SECTIONS = {
     "workflows": {"workflows": {"max_calls": 2}},
 }
 METRICS = {
+    "audit": "replica_finding",
     "discovery": "discovery_",
     "fallback_pools": "fallbacks_",
     "keys": "keys",

@@ -125,12 +125,11 @@ class EventReader(StreamReader):
         if unread:
             self.started = True
             return True
+        self.failure = self.failure or self.failure_in(event)
         if self.failure:
             return False
         self.begins(event)
-        if not self.started:
-            self.failure = self.failure_in(event)
-        return self.failure is None
+        return True
 
 
 def is_line(first: int) -> bool:

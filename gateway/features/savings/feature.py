@@ -33,5 +33,5 @@ def _counterfactual(core: Core) -> Counterfactual:
         found.follow(prompt, fleet.siblings(lease.replica), lease.replica, lease.prompt_tokens, lease.since)
 
     found = Counterfactual(random.Random(), capacity, routing.ttl_s, routing.memory_mb << 19)
-    router.followed = followed
+    router.followers.append(followed)
     return found

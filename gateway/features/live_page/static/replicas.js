@@ -22,7 +22,8 @@ function Row({ replica, busy, onDrain }) {
     <th scope="row"><${Name} of=${replica.name} />
       <span class="under">${shown(replica.engine)} · ${replica.models.map(shown).join(", ") || "no models"}${more}</span></th>
     <td data-label="State"><${Badge} tone=${tone}>${text}</${Badge}>
-      ${replica.error && !replica.up && html`<span class="under">${shown(replica.error)}</span>`}</td>
+      ${replica.error && !replica.up && html`<span class="under">${shown(replica.error)}</span>`}
+      ${replica.findings.length > 0 && html`<span class="under bad-text">${replica.findings.join(", ").replaceAll("_", " ")}</span>`}</td>
     <td data-label="Running" class="number">${count(replica.inflight)}
       <span class="under">${count(replica.decoding)} decoding</span></td>
     <td data-label="Prefill ahead" class="number">${short(replica.booked_tokens)}

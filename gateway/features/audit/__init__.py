@@ -1,0 +1,1 @@
+"""The audit: claims of replicas, compared with bounds that the gateway knows."""

@@ -1,0 +1,115 @@
+"""Findings about replicas, from their answers to what follows from them, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.features.audit.auditor import Auditor
+from tests.gateway.conftest import Running, running
+from tests.support.fakes import FakeReplica, FakeRequest, answers
+
+SIZE = 12_000  # bytes of a prompt
+
+
+def body(number: int) -> dict[str, Any]:
+    text = f"{number:04} " * (SIZE // 5)
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+async def findings(run: Running) -> dict[str, list[str]]:
+    """In the rows and in the metrics, which agree."""
+    rows = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
+    found = {row["name"]: row["findings"] for row in rows}
+    shown = [name for name, value in (await run.metrics()).items() if name.startswith("warmroute_replica_finding") and value]
+    assert len(shown) == sum(map(len, found.values()))
+    return found
+
+
+async def test_impossible_counts_are_a_finding_and_are_not_billed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warmroute.audit")
+    liar = FakeReplica([answers(prompt=90_000, cached=0, completion=5)])
+    prices = {"m": {"input": 1.0, "output": 1.0, "cached_input": 0.1}}
+    async with liar, running(liar, prices=prices) as run:
+        costs, auditor, scales = [], run.gateway[Auditor], run.gateway.router.scales
+        for number in range(12):
+            _, headers, _ = await run.post(body(number))
+            costs.append((float(headers["X-Warmroute-Cost-Usd"]), headers.get("X-Warmroute-Cost-Estimated", "")))
+            auditor.judge()
+        assert await findings(run) == {liar.name: ["prompt_excess"]}
+        assert costs[0] == (0.090005, "")
+        assert costs[-1][0] < 0.01
+        assert costs[-1][1] == "tokens"
+        known = scales.units_per_token("m")
+        for number in range(12, 24):
+            await run.post(body(number))
+        assert scales.units_per_token("m") == known, "nothing is learned from it"
+        liar.script = (answers(prompt=3000, cached=0, completion=5),)
+        for number in range(60):
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await run.post(body(number))
+        run.gateway[Auditor].judge()
+        assert await findings(run) == {liar.name: []}
+    said = [record.message for record in caplog.records if record.name == "warmroute.audit"]
+    assert said == ["a replica's answers contradict each other", "a finding of the audit has ended"]
+
+
+async def test_cached_tokens_of_prompts_that_were_never_sent_there_are_not_believed() -> None:
+    async def lies(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await answers(prompt=3000, cached=2990, completion=5)(request, writer)
+
+    told = answers(prompt=3000, cached=0, completion=5)
+    async with FakeReplica([lies]) as liar, FakeReplica([told]) as honest, running(liar, honest) as run:
+        for number in range(60):
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await run.post(body(number))
+        run.gateway[Auditor].judge()
+        assert await findings(run) == {liar.name: [], honest.name: []}, "it may have held them before the gateway began"
+        run.gateway[Auditor].complete_from = 0.0
+        for number in range(100, 160):
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await run.post(body(number))
+        run.gateway[Auditor].judge()
+        assert await findings(run) == {liar.name: ["cached_unsent"], honest.name: []}
+        state = run.gateway.fleet.named(liar.name)
+        assert state
+        assert state.miscounts_cached
+        before = await run.metrics()
+        for number in range(200, 220):
+            await run.post(body(number))
+        after = await run.metrics()
+        hit = f'warmroute_prompt_tokens_total{{model="m",replica="{liar.name}",cache="hit"}}'
+        assert after.get(hit, 0) == before.get(hit, 0), "they are estimated"
+
+
+async def test_a_replica_that_answers_with_nothing_at_once_gets_little_work() -> None:
+    nothing = answers("", prompt=3000, completion=0)
+    async with FakeReplica([nothing]) as empty, FakeReplica([answers(prompt=3000)]) as honest, running(empty, honest) as run:
+        for number in range(40):
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await run.post(body(number))
+        run.gateway[Auditor].judge()
+        assert (await findings(run))[empty.name] == ["answers_empty"]
+        before = len(honest.requests)
+        for number in range(100, 140):
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await run.post(body(number))
+        assert len(honest.requests) - before >= 30
+        assert run.gateway.router.ledger.of(empty.name).rate.tokens == 0
+
+
+async def test_what_a_replica_did_before_its_restart_is_forgotten() -> None:
+    async with FakeReplica([answers(prompt=90_000, completion=5)]) as liar, running(liar) as run:
+        for number in range(12):
+            await run.post(body(number))
+        run.gateway[Auditor].judge()
+        assert await findings(run) == {liar.name: ["prompt_excess"]}
+        state = run.gateway.fleet.named(liar.name)
+        assert state
+        state.up_since = run.gateway.clock()
+        run.gateway[Auditor].judge()
+        assert await findings(run) == {liar.name: []}
