@@ -27,6 +27,7 @@ from gateway.features.workflows.language.prefixes import PrefixUnion, PromptPiec
 from gateway.features.workflows.language.prompts import messages_of, prompt_of
 from gateway.features.workflows.language.results import CHAT, StepResult
 from gateway.features.workflows.language.scheduling import DONE, ENDED, KILLED, RUNNING, SKIPPED, StepReadiness, readiness
+from gateway.features.workflows.language.values import text_of
 from gateway.features.workflows.language.workflow import Workflow
 
 _TOKEN = re.compile(r"<\|[a-z]{1,12}\|>| ?\S{1,4}|\s")
@@ -129,7 +130,8 @@ class TinyRun:
         scope, suffix = self.scope(copy), self._entered[copy][2]
         match step.work:
             case LetValue(value=value):
-                self._done(copy, StepResult(DONE, value=value.fill(scope)))
+                found = value.fill(scope)
+                self._done(copy, StepResult(DONE, value=found, text=text_of(found)))
             case ModelCall() as call:
                 if call.kind == CHAT:
                     self.prompts[copy] = [each for message in messages_of(call, scope) for each in _message(message)] + [

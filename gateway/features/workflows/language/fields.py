@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
@@ -37,7 +38,7 @@ class FieldReader:
         members: dict[str, Any] = {}
         if isinstance(value, dict):
             members = {key: each for key, each in value.items() if key in known}
-            for key in value.keys() - members.keys():
+            for key in [key for key in value if key not in known]:
                 self.faults.add(member(path, key), f"unknown key; {suggestion(key, known)}")
         else:
             self.faults.add(path, f"an object with the keys {', '.join(known)} is expected, got {shown(value)}")
@@ -54,6 +55,9 @@ class FieldReader:
 
     def name(self, value: object, path: str, form: re.Pattern[str]) -> str:
         """A name; "" after an error."""
+        if isinstance(value, str) and form in (STEP_NAME, VARIABLE_NAME) and keyword.iskeyword(value):
+            self.faults.add(path, f"{value!r} is a word of Python, and cannot be a name in an expression; choose another one")
+            return ""
         if isinstance(value, str) and form.fullmatch(value):
             return value
         self.faults.add(path, f"a name is expected ({_FORMS[form]}), got {shown(value)}")

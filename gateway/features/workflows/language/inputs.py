@@ -83,7 +83,7 @@ def read_inputs(declared: Mapping[str, InputDeclaration], given: Any) -> dict[st
     if not isinstance(given, dict):
         faults.add("inputs", f"an object (name: value) is expected, got {shown(given)}", INPUTS_INVALID)
         given = {}
-    for name in given.keys() - declared.keys():
+    for name in [name for name in given if name not in declared]:
         faults.add(member("inputs", str(name)), f"unknown input; {suggestion(str(name), declared)}", INPUTS_INVALID)
     values: dict[str, Any] = {name: each.default for name, each in declared.items()} | given
     for name, each in declared.items():

@@ -35,7 +35,7 @@ def read_settings(function: ast.FunctionDef, names: ProgramNames) -> dict[str, A
             raise ProgramFault(function, 'one decorator is expected: @workflow(model="...", max_tokens=...)')
     given = {each.arg or "": names.constant(each.value, f"{each.arg} of @workflow") for each in keywords}
     known = (*_SETTINGS, "model", "max_tokens", *SAMPLING)
-    for name in given.keys() - known:
+    for name in [name for name in given if name not in known]:
         raise ProgramFault(function, f"@workflow has no {name or '**'}; it has {', '.join(known)}")
     texts: dict[str, Any] = {each.arg: _plain_constant(each.value) for each in keywords if each.arg in _SETTINGS}
     return {**texts, "defaults": {name: each for name, each in given.items() if name not in _SETTINGS}}

@@ -261,7 +261,7 @@ class StepReader:
         if not isinstance(value, dict):
             fields.expected("extra", "an object")
             return None
-        for key in value.keys() & _NOT_EXTRA:
+        for key in [key for key in value if key in _NOT_EXTRA]:
             fields.fault(member("extra", key), "this member of the request is set by the workflow, or not allowed")
         return fields.template("extra")
 

@@ -103,6 +103,8 @@ USED = ("defaults", "steps/a", "steps/b/chat/from", "steps/c/switch/0/else", "st
         ("steps/a/let", 1, "steps.a", "this one has chat and let"),
         ("steps/a", {"repeat": {}}, "steps.a.repeat", "this kind of step is reserved for a later version"),
         ("steps/run", {"let": 1}, "steps.run", "the name 'run' is reserved"),
+        ("steps/import", {"let": 1}, "steps.import", "'import' is a word of Python"),
+        ("inputs/from", {"type": "string"}, "inputs.from", "'from' is a word of Python"),
         ("steps/c1", {"let": 1}, "steps.c1", "the name is taken by steps.c.switch[0].steps.c1"),
         ("steps/a/need", ["b"], "steps.a.need", "did you mean 'needs'?"),
         ("steps/a/needs", ["nobody"], "steps.a.needs[0]", "there is no step 'nobody'; known: a, b, c, d"),
