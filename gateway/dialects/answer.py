@@ -3,6 +3,9 @@
 An answer too large to be parsed is searched as text. Most engines write the usage behind the answer's text. vLLM writes it
 before the token ids and log probabilities of the prompt, which may be megabytes. In the large last event of a stream, the usage
 is within the last TAIL bytes.
+
+A whole answer is passed on even if it cannot be read: it was computed, and its client may read it. Only what no engine gives is
+refused: another body than an object, a cut one, an error with status 200.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import orjson
 
 from gateway.dialects.dialect import AnswerTail
 from gateway.dialects.excerpt import one_line
+from gateway.dialects.lenient import BOM, read_json
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 
@@ -29,18 +33,23 @@ ParseUsage = Callable[[Mapping[str, Any]], Usage | None]
 
 
 def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
-    """The usage in a whole answer. Raises ReplicaFailure for an answer that no engine gives: anything but a JSON object, or an
+    """The usage in a whole answer. Raises ReplicaFailure for an answer that no engine gives: anything but an object, or an
     error with status 200, which clients would read as an answer without content.
     """
-    if len(body) > MAX_PARSED_ANSWER:
-        _require_object(body)
-        if not body[-64:].rstrip().endswith(b"}"):
-            raise ReplicaFailure("garbage", "the answer is no JSON object")
-        return usage_in(body, parse)
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ReplicaFailure("garbage", "the answer is not JSON") from error
+    if len(body) <= MAX_PARSED_ANSWER:
+        try:
+            answer = read_json(body)
+        except ValueError:
+            pass  # its client may read it
+        else:
+            return _usage_in_object(answer, parse)
+    _require_object(body)
+    if not body[-64:].rstrip().endswith(b"}"):
+        raise ReplicaFailure("garbage", "the answer is no JSON object")
+    return usage_in(body, parse)
+
+
+def _usage_in_object(answer: Any, parse: ParseUsage) -> Usage | None:
     if not isinstance(answer, dict):
         raise ReplicaFailure("garbage", "the answer is no JSON object")
     if said := _error_in(answer):
@@ -103,5 +112,5 @@ def usage_in(text: bytes, parse: ParseUsage) -> Usage | None:
 
 
 def _require_object(begin: bytes) -> None:
-    if not begin[:64].lstrip().startswith(b"{"):
+    if not begin[:64].removeprefix(BOM).lstrip().startswith(b"{"):
         raise ReplicaFailure("garbage", "the answer is no JSON object")

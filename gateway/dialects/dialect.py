@@ -219,6 +219,11 @@ class Answers:
         """A whole plain answer, converted for the client. Raises ReplicaFailure for an answer that no engine gives."""
         return body
 
+    def as_stream(self, api: ApiRequest, body: bytes) -> bytes:
+        """A whole plain answer as the stream that the client has asked for. Raises as `whole` and readers do."""
+        reader = self.reader(api, watchful=False)
+        return reader.feed(b"data: " + body + b"\n\ndata: [DONE]\n\n") + reader.finish()
+
     def error(self, status: int, body: bytes) -> bytes:
         """The body of the replica's error, converted for the client."""
         return body
@@ -239,6 +244,7 @@ class Dialect(Answers):
     translatable: ClassVar[bool] = False  # replicas without it may be asked in another dialect
     makes_objects: ClassVar[bool] = True  # the answer is the object that `store` in the body is about
     lacking: ClassVar[str] = ""  # the client's message if no replica knows the path (404); "": the replica's own answer
+    adds_cached: ClassVar[bool] = False  # its usage counts cached tokens beside the other ones
     kept_here: ClassVar[bool] = False  # its paths name objects that the gateway may store itself
     in_background: ClassVar[bool] = False  # a stored request may run in the background
     id_header: ClassVar[bytes] = b""  # name of the header for the request's id that its clients expect beside X-Request-Id

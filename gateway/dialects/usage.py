@@ -9,6 +9,9 @@ UNKNOWN_CONTEXT: Final = 1 << 20  # tokens: the context of a model whose list do
 _SERVER_TURNS: Final = 16  # of a model that calls tools of its server, whose usage is summed
 _TOLERANCE: Final = 2  # engines count a few tokens that no limit covers
 
+_NEARLY: Final = 1.1
+_APART: Final = 1.4  # about the root of two: the sum is twice the prompt
+
 
 class Usage:
     """Tokens of one answer as the engine counted them. prompt includes cached. cached is None if the engine does not report it.
@@ -62,6 +65,19 @@ def written_tokens(details: Any, prompt: int, cached: int | None) -> int:
     if written is None:
         written = token_count(details.get("created_cache_tokens"))
     return min(written, prompt - (cached or 0)) if written else 0
+
+
+def counted_once(usage: Usage, estimate: int) -> Usage:
+    """The usage of an engine that may have counted the cached tokens in the other ones as well. estimate: of the prompt.
+
+    It has if the two counts are nearly equal, as in a conversation that is cached but for its last turn, and one of them, not
+    the sum, is about the estimate.
+    """
+    cached = usage.cached or 0
+    rest = usage.prompt - cached - usage.written
+    if not (cached <= rest <= cached * _NEARLY and usage.prompt > estimate * _APART and rest < estimate * _APART):
+        return usage
+    return Usage(rest, usage.completion, cached)
 
 
 def token_count(value: Any) -> int | None:

@@ -26,8 +26,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Final, Protocol
 
 from gateway.dialects.events.first_event import FirstEvent
 from gateway.dialects.excerpt import excerpt
@@ -39,8 +39,10 @@ from gateway.fleet.state import USAGE_WISH, ReplicaState
 from gateway.request import usage_refusal
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
-from gateway.request.forms import EVENT_STREAM, NATIVE, Form, collected, not_streamed
+from gateway.request.forms import EVENT_STREAM, EVENTS_LINE, NATIVE, Form, collected, is_odd, note_form
+from gateway.request.inflated import read_inflated
 from gateway.request.lone_failures import LoneFailures
+from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 from gateway.request.retries import RetryBudget, jitter
 from gateway.request.unknown_path import MOST_READ, is_unknown_path, may_be
 from gateway.request.verdicts import Verdicts, client_hash, is_answer
@@ -375,7 +377,8 @@ class Attempts:
             trial.answers()
             if status == 200 and exchange.api.metered:
                 try:
-                    await self._inspect(exchange, answer)
+                    if check := self._inspect(exchange, answer):
+                        await check
                 except BaseException:
                     answer.close()
                     raise
@@ -399,7 +402,7 @@ class Attempts:
         """Send the request in the form of this replica. Raises ReplicaFailure also if the replica refuses the gateway's own
         key, because the client has no key there.
         """
-        exchange.attempts.body = b""  # an earlier replica's error
+        exchange.attempts.body = exchange.attempts.lines = b""  # of an earlier replica
         form = self._form(exchange, state, now)
         if form is not NATIVE:
             await form.prepare(exchange)
@@ -421,9 +424,11 @@ class Attempts:
                 _reword_full_context(exchange, state, await _begin_of(answer, MAX_READ + 1))
         return answer
 
-    async def _send(self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool) -> ReplicaAnswer:
+    def _send(
+        self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, *, fresh: bool
+    ) -> Coroutine[Any, Any, ReplicaAnswer]:
         spent_s = self._clock() - exchange.attempts.since if exchange.attempts.failed else 0.0
-        return await self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)
+        return self._upstream.open(state.url, call, fresh=fresh, spent_s=spent_s)
 
     async def _unasked(
         self, exchange: Exchange, state: ReplicaState, call: ReplicaCall, refusal: ReplicaAnswer, now: float
@@ -471,25 +476,42 @@ class Attempts:
         answer.close()
         return await self._open(exchange, state, call, now, fresh=fresh)
 
-    async def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
-        """Check that an engine could answer so. Raises ReplicaFailure if not."""
+    def _inspect(self, exchange: Exchange, answer: ReplicaAnswer) -> Coroutine[Any, Any, None] | None:
+        """Check that an engine could answer so. None: it could, as in nearly all streams; else the check goes on. Raises
+        ReplicaFailure if not.
+        """
+        begin = answer.peek()
+        if exchange.answers.collects or answer.head.fields.compression or is_odd(answer, begin):
+            return self._unwrap(exchange, answer)
+        if answer.content_type == EVENT_STREAM and (exchange.api.stream or not exchange.answers.translated):
+            return _inspect_stream(exchange, answer, begin)
+        return self._unwrap(exchange, answer) if answer.content_type == EVENT_STREAM else self._read_plain(exchange, answer)
+
+    async def _unwrap(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
+        """`_inspect` for an answer of another form than was asked for."""
+        plain, attempts = exchange.answers, exchange.attempts
+        if coding := answer.head.fields.compression:
+            if not (plain.translated or plain.collects):
+                answer.content_type = ""  # it passes unread, and its usage is estimated
+                return
+            read_inflated(exchange, coding)
+        else:
+            await note_form(answer)
+        events = answer.content_type == EVENT_STREAM
+        if not exchange.api.stream and (plain.collects or (plain.translated and events)):
+            reader = exchange.answers.collecting()
+            attempts.body = await collected(answer, reader, plain, exchange.charge)
+            attempts.lines, attempts.usage = JSON_LINE, reader.usage
+        elif not events:
+            await self._read_plain(exchange, answer)
+        else:
+            attempts.lines = EVENTS_LINE if plain.translated else b""
+            if check := _inspect_stream(exchange, answer, answer.peek()):
+                await check
+
+    async def _read_plain(self, exchange: Exchange, answer: ReplicaAnswer) -> None:
+        """Read a plain answer completely, or up to MAX_HELD_ANSWER. Raises ReplicaFailure if no engine could answer so."""
         answers, attempts = exchange.answers, exchange.attempts
-        if answers.collects and not exchange.api.stream:
-            attempts.body = await collected(answer, answers, exchange.charge)
-            return
-        if answer.content_type == EVENT_STREAM and exchange.api.stream:
-            data = answer.peek()
-            if not data:
-                raise ReplicaFailure("garbage", "the stream is empty")
-            if exchange.api.keeps:
-                attempts.object = answers.object_in(data)
-            if first := answers.first_event(data):  # nearly no stream
-                answer.note_prefill(on=True)
-                await require_good_begin(answer, first, data)
-            return
-        if exchange.api.stream and exchange.dialect.translatable and not exchange.request.any_form:
-            # Clients of these dialects would read an object as a stream without events.
-            raise not_streamed(answer)
         lease = exchange.request.lease
         before = lease.held
         try:
@@ -502,7 +524,7 @@ class Attempts:
         if len(body) <= MAX_HELD_ANSWER:
             attempts.usage = answers.usage_of(body)
             if answers.translated:
-                body = answers.whole(body)
+                body = _translated(exchange, body)
         elif answers.translated:
             raise ReplicaFailure("garbage", f"an answer of more than {MAX_HELD_ANSWER} bytes is not translated")
         else:
@@ -525,6 +547,27 @@ def _without_usage(exchange: Exchange, call: ReplicaCall) -> ReplicaCall:
     exchange.charge_copy(call.body)
     body = without_usage(call.body)
     return call if len(body) == len(call.body) or call.adapted else call.with_body(body)
+
+
+def _inspect_stream(exchange: Exchange, answer: ReplicaAnswer, begin: bytes) -> Coroutine[Any, Any, None] | None:
+    """`Attempts._inspect` for a stream."""
+    if not begin:
+        raise ReplicaFailure("garbage", "the stream is empty")
+    if exchange.api.keeps:
+        exchange.attempts.object = exchange.answers.object_in(begin)
+    first = exchange.answers.first_event(begin)
+    if first is None:
+        return None
+    answer.note_prefill(on=True)
+    return require_good_begin(answer, first, begin)
+
+
+def _translated(exchange: Exchange, body: bytes) -> bytes:
+    """A whole answer in the client's dialect: as events if it has asked for a stream, and takes no plain answer."""
+    if not exchange.api.stream or exchange.request.any_form:
+        return exchange.answers.whole(body)
+    exchange.attempts.lines = STREAM_LINES
+    return exchange.answers.as_stream(exchange.api, body)
 
 
 def _nobody_can(exchange: Exchange) -> bool:

@@ -34,7 +34,6 @@ from gateway.upstream.client import ReplicaAnswer
 from gateway.upstream.headers import downstream_headers
 
 _CACHE_CONTROL: Final = b"cache-control"
-_PLAIN: Final = b"Content-Type: application/json\r\n"  # of a collected answer; the replica's head belongs to a stream
 
 
 class Delivery:
@@ -67,8 +66,8 @@ class Delivery:
             replica = chosen.replica.encode("ascii")
             routed = b"X-Warmroute-Replica: %b\r\nX-Warmroute-Cached-Tokens: %d\r\n" % (replica, chosen.matched_tokens)
         headers = downstream_headers(answer.head, answer.address)
-        if exchange.answers.collects and attempts.body and answer.status == 200:
-            headers = _PLAIN
+        if attempts.lines:
+            headers = attempts.lines
         id_ = exchange.record.id.encode("ascii")
         headers = b"%bX-Request-Id: %b\r\n%b" % (headers, id_, routed)
         if exchange.dialect.id_header:
@@ -159,13 +158,10 @@ class Delivery:
         reader_of: Callable[[], StreamReader],
     ) -> GatewayError | None:
         """Have another replica complete a stream that broke off. Returns the error for the client if that is not possible."""
-        if exchange.delivered.awaits_token and self._attempts.is_final(exchange, failure):
+        again = exchange.may_begin_again
+        if (exchange.delivered.awaits_token and self._attempts.is_final(exchange, failure)) or not (again or kept is not None):
             return self._attempts.broke_off(exchange, failure)
-        if kept is not None:
-            return await self._resumption.resume(exchange, reply, kept, failure)
-        if exchange.may_begin_again:
-            return await self._resumption.begin_again(exchange, reply, failure, reader_of)
-        return self._attempts.broke_off(exchange, failure)
+        return await self._resumption.complete(exchange, reply, kept, failure, reader_of)
 
     async def _copy(self, exchange: Exchange, answer: ReplicaAnswer, reply: ClientReply, headers: bytes) -> None:
         """Send any other answer as it arrives: the rest of a large plain answer to a generation, or the answer of another

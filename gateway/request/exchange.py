@@ -17,7 +17,7 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
-from gateway.dialects.usage import Usage, plausible
+from gateway.dialects.usage import Usage, counted_once, plausible
 from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
@@ -47,7 +47,8 @@ class AttemptLog:
     beginning of a large one. object: the id of the object that the answer is. usage: in the body. tail: of a large answer.
     next_target: of another pool, which gets the request after this one failed. refusal: the last replica's answer, open until
     that pool has the request. Attempts in earlier pools are included in failed, sent and since. unfit: a requested capability
-    that an engine lacks. notes: notes of attempts, or None.
+    that an engine lacks. notes: notes of attempts, or None. lines: of the head of an answer
+    that the gateway has put into another form; b"": the replica's.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class AttemptLog:
         "broken",
         "error",
         "failed",
+        "lines",
         "next_target",
         "notes",
         "object",
@@ -73,6 +75,7 @@ class AttemptLog:
         self.failed: tuple[dict[str, str], ...] = ()  # a tuple, because it mostly stays empty
         self.sent = 0
         self.since = 0.0
+        self.lines = b""
         self.notes: Notes | None = None
         self.asked = False
         self.next_target: Target | None = None
@@ -321,6 +324,8 @@ class Exchange:
             return None
         if state.miscounts_cached or not state.engine.counts_cached:
             return Usage(usage.prompt, usage.completion)
+        if usage.cached and self.dialect.adds_cached and not self.answers.translated:
+            return counted_once(usage, self.booking.decision.prompt_tokens)
         return usage
 
     def consumed(self, reported: Usage | None, *, whole: bool) -> Consumption:

@@ -10,10 +10,11 @@ A form is one object for all requests; the `Answers` that it sets belong to one 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
-from gateway.dialects.dialect import Answers
+from gateway.dialects.dialect import Answers, StreamReader
 from gateway.dialects.json_edits import apply
 from gateway.dialects.openai.chat_answer import ChatAssembler, collected_body
 from gateway.dialects.salts import is_object, salted
@@ -23,6 +24,10 @@ from gateway.request.exchange import Exchange
 from gateway.upstream.client import ReplicaAnswer, ReplicaCall
 
 EVENT_STREAM: Final = "text/event-stream"
+EVENTS_LINE: Final = b"Content-Type: text/event-stream\r\n"
+_BRACE: Final = 0x7B
+_SHOWN: Final = 16  # bytes that show whether an answer consists of events
+_EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?+[\r\n]*+(?:data:|event:|:)")
 
 
 class Form:
@@ -59,13 +64,14 @@ NATIVE: Final = Form()
 FormOf = Callable[[Exchange, ReplicaState, float], Form | None]
 
 
-async def collected(answer: ReplicaAnswer, answers: Answers, charge: Callable[[int], None]) -> bytes:
-    """The plain answer of an engine that is always asked for a stream, because only while it streams does it notice a client
-    that has disconnected. charge: called with the size of each piece; may raise. Raises ReplicaFailure.
+async def collected(answer: ReplicaAnswer, reader: StreamReader, answers: Answers, charge: Callable[[int], None]) -> bytes:
+    """The plain answer that a stream of chat is: of an engine that is always asked for a stream, because only while it streams
+    does it notice a client that has disconnected, or of an engine that streams unasked. reader: its output is chat.
+    charge: called with the size of each piece; may raise. Raises ReplicaFailure.
     """
     if answer.content_type != EVENT_STREAM:
         raise not_streamed(answer)
-    reader, assembler = answers.collecting(), ChatAssembler()
+    assembler = ChatAssembler()
     while True:
         data = answer.take()
         charge(len(data))
@@ -75,6 +81,26 @@ async def collected(answer: ReplicaAnswer, answers: Answers, charge: Callable[[i
         await answer.more()
     assembler.feed(reader.finish())
     return answers.whole(collected_body(assembler))
+
+
+def is_odd(answer: ReplicaAnswer, begin: bytes) -> bool:
+    """True if the first byte of an answer may belong to another form than its content type says."""
+    is_object = begin != b"" and begin[0] == _BRACE
+    return is_object if answer.content_type == EVENT_STREAM else not is_object
+
+
+async def note_form(answer: ReplicaAnswer) -> None:
+    """Sets the answer's content type by its first bytes: some servers write events under another type, or an object under
+    theirs.
+    """
+    begin = answer.peek()
+    while len(begin) < _SHOWN and not (answer.complete or _EVENTS.match(begin)):
+        await answer.more()
+        begin = answer.peek()
+    if _EVENTS.match(begin):
+        answer.content_type = EVENT_STREAM
+    elif answer.content_type == EVENT_STREAM:
+        answer.content_type = ""
 
 
 def not_streamed(answer: ReplicaAnswer) -> ReplicaFailure:

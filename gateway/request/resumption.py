@@ -1,7 +1,7 @@
 """Streams a replica's events to the client, and resumes a stream that its replica broke off.
 
     pump ── complete ────────────────────────────────────────────────────────────────────────────────────────► good
-     ▲ ├─── broken before its first token ──► another replica answers (`begin_again`)
+     ▲ ├─── broken before its first token ──► another replica answers (`_begin_again`)
      ▲ └─── broken ── nothing but the end is missing ──► the gateway ends it ────────────────────────────────► good
      │        │ └──── more than a text, too long, no other replica ──► an error event ───────────────────────► impossible
      │        └────── another replica begins to stream the rest (attempts.py) ──┐ none does ──► an error event ► failed
@@ -109,7 +109,8 @@ async def pump(
         out = reader.feed(data)
         reply.write(out)
         delivered.last_byte = clock()
-        _gone(exchange, answer, reader, kept, out)
+        if kept is not None or delivered.awaits_token:
+            _gone(exchange, answer, reader, kept, out)
         if reader.enough:
             raise _EarlyEnd
 
@@ -122,9 +123,7 @@ async def pump(
         reply.feed_from(answer)
         await _pump_on(answer, reader, sink)
         last = reader.finish()  # before the check: some engines end with a [DONE] without a blank line after it
-        if delivered.awaits_token:
-            _await_token(exchange, answer, reader)
-        _require_good_end(reader, needs_done=needs_done)
+        _require_good_end(exchange, answer, reader, needs_done=needs_done)
         reply.end(last if not reader.holds else last + await _kept(exchange, reader))
     except ReplicaFailure as failure:
         if not reader.holds:
@@ -179,7 +178,9 @@ async def _kept(exchange: Exchange, reader: StreamReader) -> bytes:
     return await exchange.tap.ended(reader)
 
 
-def _require_good_end(reader: StreamReader, *, needs_done: bool) -> None:
+def _require_good_end(exchange: Exchange, answer: ReplicaAnswer, reader: StreamReader, *, needs_done: bool) -> None:
+    if exchange.delivered.awaits_token:
+        _await_token(exchange, answer, reader)
     if reported := reader.reported:
         raise ReplicaFailure(reported.reason, reported.message)  # a new object: the old one refers to its frames
     if needs_done and not (reader.done or reader.finished):
@@ -276,7 +277,27 @@ class Resumption:
         self._clock = clock
         self._sent = SentEvents(clock)
 
-    async def resume(
+    async def complete(
+        self,
+        exchange: Exchange,
+        reply: ClientReply,
+        kept: SentBytes | None,
+        failure: ReplicaFailure,
+        reader_of: Callable[[], StreamReader],
+    ) -> GatewayError | None:
+        """Have other replicas complete a stream that broke off. reader_of: makes the reader of a stream. Returns the error for
+        the client if that fails.
+        """
+        if kept is None:
+            error: GatewayError | None = self._note(exchange, failure)
+        else:
+            error = await self._resume(exchange, reply, kept, failure)
+        attempts = exchange.attempts
+        if error is not None and exchange.may_begin_again and not attempts.resumptions:
+            error = await self._begin_again(exchange, reply, error, reader_of)
+        return error
+
+    async def _resume(
         self, exchange: Exchange, reply: ClientReply, kept: SentBytes, failure: ReplicaFailure
     ) -> GatewayError | None:
         """Complete the answer after the bytes in `kept`. Returns the error for the client if that fails."""
@@ -301,13 +322,12 @@ class Resumption:
         self._metrics.resumed.add((exchange.record.subject.label, result))
         return error_for_client
 
-    async def begin_again(
-        self, exchange: Exchange, reply: ClientReply, failure: ReplicaFailure, reader_of: Callable[[], StreamReader]
+    async def _begin_again(
+        self, exchange: Exchange, reply: ClientReply, error: GatewayError, reader_of: Callable[[], StreamReader]
     ) -> GatewayError | None:
-        """Have another replica answer after a stream that broke off before its first token. reader_of: makes the reader of a
-        stream. Returns the error for the client if that fails.
+        """Have another replica answer after a stream that broke off before its first token. error: for the client if that
+        fails.
         """
-        error = self._note(exchange, failure)
         reader = exchange.delivered.reader
         opened = reader is not None and reader.opened
         while exchange.may_begin_again:

@@ -53,12 +53,14 @@ class FramingError(Exception):
 
 class AnswerFields:
     """A parsed head, before its framing is checked. headers: in order, names in lower case, values stripped of spaces.
-    http11: HTTP/1.1, else 1.0. persistent: the connection can be reused if the body has an end. downstream_lines: cached lines
-    for the client (`headers.py`); locations: headers not among them, because they depend on the replica.
+    http11: HTTP/1.1, else 1.0. compression: the content coding, "" for none. persistent: the connection can be reused if the
+    body has an end. downstream_lines: cached lines for the client (`headers.py`); locations: headers not among them, because
+    they depend on the replica.
     """
 
     __slots__ = (
         "codings",
+        "compression",
         "content_type",
         "downstream_lines",
         "headers",
@@ -81,6 +83,8 @@ class AnswerFields:
         self.persistent = b"close" not in tokens and (http11 or b"keep-alive" in tokens)
         kinds = [value for name, value in headers if name == b"content-type"]
         self.content_type = kinds[0].partition(b";")[0].strip().lower().decode("latin-1") if kinds else ""
+        codings = [value for name, value in headers if name == b"content-encoding"]
+        self.compression = "" if not codings or codings == [b"identity"] else b", ".join(codings).lower().decode("latin-1")
         self.downstream_lines: bytes | None = None
         self.locations: list[tuple[bytes, bytes]] = []
 

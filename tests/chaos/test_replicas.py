@@ -19,7 +19,7 @@ from tests.chaos.wire import port_of
 
 pytestmark = pytest.mark.processes
 
-IMPATIENT: dict[str, Any] = {"timeouts": {"first_byte_s": 3, "idle_s": 3}, "health": {"interval_s": 0.5, "timeout_s": 1}}
+IMPATIENT: dict[str, Any] = {"timeouts": {"first_byte_s": 8, "idle_s": 3}, "health": {"interval_s": 0.5, "timeout_s": 1}}
 
 
 async def assert_counted(scene: Stage, load: Load, *, resume: bool) -> None:

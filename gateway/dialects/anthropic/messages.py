@@ -41,6 +41,7 @@ class Messages(Dialect):
 
     name: ClassVar[str] = "messages"
     translatable: ClassVar[bool] = True
+    adds_cached: ClassVar[bool] = True
     id_header: ClassVar[bytes] = b"Request-Id"
 
     def parse(self, raw: bytes, most: int = 0) -> ApiRequest:

@@ -26,6 +26,9 @@ _FORM: Final = frozenset(["id", "type"])  # members of a block or a delta withou
 
 _READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # every event that is parsed has one of them
 _TEXTS: Final = texts_in("text", "thinking", "partial_json")
+_BLOCK: Final = b"event: content_block_"
+_TEXT: Final = b'"text":"'  # within a text the quotes are escaped
+_QUOTE: Final = 0x22
 _DELTA: Final = b'"content_block_delta"'  # once in an event; within a text the quotes are escaped
 
 
@@ -59,13 +62,23 @@ class MessageReader(NamedReader):
         return self.usage is not None and self._deltas - self._counted > 1
 
     def begins(self, event: bytes) -> None:
+        if event.startswith(_BLOCK):
+            at = event.find(_TEXT) + len(_TEXT)
+            if len(_TEXT) <= at < len(event):  # nearly all streams
+                self.started = event[at] != _QUOTE
+                return
         name = name_of(event)
-        part = object_of(event).get({"content_block_start": "content_block", "content_block_delta": "delta"}.get(name, ""))
+        if name == "content_block_delta":
+            part = object_of(event).get("delta")
+        elif name == "content_block_start":
+            part = object_of(event).get("content_block")
+        else:
+            self.opened = self.opened or name == OPENING
+            return
         self.started = isinstance(part, dict) and has_any_but(_FORM, part)
-        self.opened = self.opened or name == OPENING
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        return failure_of(event)
+        return failure_of(event) if event.find(b"error") >= 0 else None
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if unread or self.done:

@@ -125,11 +125,12 @@ class EventReader(StreamReader):
         if unread:
             self.started = True
             return True
-        self.failure = self.failure or self.failure_in(event)
         if self.failure:
             return False
         self.begins(event)
-        return True
+        if not self.started:
+            self.failure = self.failure_in(event)
+        return self.failure is None
 
 
 def is_line(first: int) -> bool:

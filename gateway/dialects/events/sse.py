@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import orjson
-
 from gateway.dialects.json_edits import Edit, apply
+from gateway.dialects.lenient import read_json
 
 MAX_PARSED_EVENT: Final = 64 << 10  # bytes; an event with usage has a few hundred; a longer one could block the loop
 
@@ -114,7 +113,7 @@ def object_of(event: bytes) -> dict[str, Any]:
     if len(event) > MAX_PARSED_EVENT:
         return {}
     try:
-        data = orjson.loads(data_of(event))
-    except orjson.JSONDecodeError:
+        data = read_json(data_of(event))
+    except ValueError:
         return {}
     return data if isinstance(data, dict) else {}

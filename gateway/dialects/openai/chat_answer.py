@@ -188,13 +188,21 @@ class ChatAssembler(AnswerAssembler):
 
 
 def collected_body(assembler: ChatAssembler) -> bytes:
-    """The text of a stream as a whole chat answer. Raises ReplicaFailure if it is incomplete or too large."""
+    """The first choice of a stream as a whole chat answer. Raises ReplicaFailure if it is incomplete or too large."""
     answer = assembler.answer()
     if answer is None:
         raise ReplicaFailure("garbage", f"an answer of more than {MAX_ANSWER} bytes")
-    if not answer.whole:
+    if not answer.finish_reason:
         raise ended_without_done()
-    message = {"role": "assistant", "content": answer.text}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    calls = [part for part in answer.parts if part.kind == CALL]
+    if calls:
+        message["tool_calls"] = [
+            {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.text}} for part in calls
+        ]
+    for part in answer.parts:
+        if part.kind in (REASONING, REFUSAL):
+            message[part.name or part.kind] = part.text
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
     head = {"id": answer.id, "object": "chat.completion", "created": assembler.created, "model": answer.model}
     return orjson.dumps({**head, "choices": [choice]})

@@ -33,6 +33,7 @@ _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beg
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
 _TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "text", "arguments", "refusal")
 _CONTENT: Final = b'"content":"'  # likewise
+_QUOTE: Final = 0x22
 _COMMON: Final = frozenset(["choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"])
 _ROLE: Final = frozenset(["role"])
 _NO_TEXT: Final = {"index": 0, "text": "", "finish_reason": None}
@@ -87,8 +88,8 @@ class ChunkReader(EventReader):
         return False
 
     def begins(self, event: bytes) -> None:
-        at = event.find(_CONTENT)
-        if at >= 0 and not event.startswith(b'"', at + len(_CONTENT)):
+        at = event.find(_CONTENT) + len(_CONTENT)
+        if len(_CONTENT) <= at < len(event) and event[at] != _QUOTE:
             self.started = True  # the first token of nearly all streams
             return
         data = data_of(event).strip()
@@ -180,7 +181,7 @@ def is_opening(event: bytes) -> bool:
 
 def _without_usage(answer: Mapping[str, Any]) -> bytes:
     """The usage event without the usage, with an empty choice; b"" if it has nothing else for the client."""
-    if not has_any_but(_COMMON, answer):
+    if answer.keys() <= _COMMON or not has_any_but(_COMMON, answer):
         return b""
     choice = _NO_TEXT if answer.get("object") == "text_completion" else _NO_DELTA
     rest = {name: value for name, value in answer.items() if name != "usage"}

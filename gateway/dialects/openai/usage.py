@@ -21,7 +21,9 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
     A cached count larger than the prompt is cut to it. Malformed: a count that is no integer or beyond MAX_TOKENS, and a
     missing count of completion tokens in an answer with choices (embeddings have none).
     """
-    usage = usage_in(answer)
+    usage = answer.get("usage")
+    if usage is None:
+        usage = usage_in(answer)
     if not isinstance(usage, dict):
         return None
     prompt = token_count(usage.get("prompt_tokens"))
@@ -30,11 +32,17 @@ def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached = token_count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    for name in _CACHED:
-        if cached is None:
-            cached = token_count(usage.get(name))
+    if cached is None:
+        cached = _cached_beside(usage)
     cached = None if cached is None else min(cached, prompt)
     return Usage(prompt, completion, cached, written_tokens(details, prompt, cached))
+
+
+def _cached_beside(usage: Mapping[str, Any]) -> int | None:
+    for name in _CACHED:
+        if (cached := token_count(usage.get(name))) is not None:
+            return cached
+    return None
 
 
 def usage_in(answer: Mapping[str, Any]) -> Any:

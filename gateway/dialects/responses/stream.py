@@ -28,6 +28,8 @@ _READ: Final = (b"response.completed", b"response.incomplete", b"response.failed
 _CLIENTS: Final = frozenset(["invalid_prompt", "rate_limit_exceeded", "invalid_request_error", "context_length_exceeded"])
 _DELTA: Final = b'.delta"'  # the end of an event's type; within a text the quotes are escaped
 _TEXTS: Final = texts_in("delta")
+_WRITTEN: Final = b'"delta":"'  # likewise
+_QUOTE: Final = 0x22
 _NUMBER_NAME: Final = b'"sequence_number"'
 _NUMBER: Final = re.compile(rb'"sequence_number"\s{0,8}:\s{0,8}(\d{1,15})')
 
@@ -70,13 +72,23 @@ class ResponseReader(NamedReader):
         return self._samples.tokens(self._deltas, _DELTA, _TEXTS)
 
     def begins(self, event: bytes) -> None:
-        name, data = name_of(event), object_of(event)
-        item = data.get("item")
-        self.started = bool(data.get("delta")) or name.endswith(".done") or (isinstance(item, dict) and bool(item.get("name")))
-        self.opened = self.opened or name in QUIET
+        if event.find(_DELTA) >= 0:
+            at = event.find(_WRITTEN) + len(_WRITTEN)
+            if len(_WRITTEN) <= at < len(event):  # nearly all streams
+                self.started = event[at] != _QUOTE
+                return
+        name = name_of(event)
+        if name in QUIET:
+            self.opened = True
+        elif name.endswith(".done"):
+            self.started = True
+        elif event.find(_DELTA) >= 0 or event.find(b'"name"') >= 0:
+            data = object_of(event)
+            item = data.get("item")
+            self.started = bool(data.get("delta")) or (isinstance(item, dict) and bool(item.get("name")))
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        return failure_of(event)
+        return failure_of(event) if event.find(b"error") >= 0 or event.find(b"failed") >= 0 else None
 
     def begun(self, head: bytes) -> None:
         self._ending = name_of(head) in _COMPLETE

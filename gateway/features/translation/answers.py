@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import orjson
+
 from gateway.dialects.answer import usage_of
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import Answers, StreamReader
 from gateway.dialects.events.first_event import FirstEvent
-from gateway.dialects.openai.stream import first_event
+from gateway.dialects.lenient import read_json
+from gateway.dialects.openai.stream import ChunkReader, first_event
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
+from gateway.errors import ReplicaFailure
 from gateway.features.translation.translation import Translation
 
 
@@ -32,6 +36,15 @@ class TranslatedAnswers(Answers):
 
     def usage_of(self, body: bytes) -> Usage | None:
         return usage_of(body, parse_usage)
+
+    def collecting(self) -> StreamReader:
+        return ChunkReader(strip_usage=False)
+
+    def as_stream(self, api: ApiRequest, body: bytes) -> bytes:
+        try:
+            return super().as_stream(api, orjson.dumps(read_json(body)))  # on one line
+        except (ValueError, TypeError) as error:
+            raise ReplicaFailure("garbage", "the answer is not JSON") from error
 
     def whole(self, body: bytes) -> bytes:
         return self._translation.answer(body, self._echo, self._seed, self._estimate)

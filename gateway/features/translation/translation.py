@@ -18,13 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-import orjson
-
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
 from gateway.dialects.finished_answer import text_in
 from gateway.dialects.json_structure import exceeds
+from gateway.dialects.lenient import BOM, read_json
 from gateway.dialects.openai.chat_answer import (
     ChatPiece,
     ChatPieceReader,
@@ -230,8 +229,8 @@ class WholeChat:
         if exceeds(body, MAX_ANSWER_VALUES):
             raise ReplicaFailure("garbage", f"the answer has more than {MAX_ANSWER_VALUES} values")
         try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
+            answer = read_json(body)
+        except ValueError as error:
             raise ReplicaFailure("garbage", "the answer is not JSON") from error
         choice = first_choice(answer) if isinstance(answer, dict) else None
         message = choice.get("message") if choice else None
@@ -256,12 +255,12 @@ def _chunk_of(event: bytes) -> dict[str, Any]:
     """
     if len(event) > MAX_EVENT or (len(event) > MAX_PARSED_EVENT and exceeds(event, MAX_VALUES)):
         raise _too_large()
-    data = data_of(event).strip()
+    data = data_of(event.removeprefix(BOM)).strip()
     if not data:
         return {}
     try:
-        chunk = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        chunk = read_json(data)
+    except ValueError as error:
         raise ReplicaFailure("garbage", "an event whose data is no JSON") from error
     return chunk if isinstance(chunk, dict) else {}
 

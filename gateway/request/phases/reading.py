@@ -119,10 +119,10 @@ def _is_unasked(headers: Headers, origin: str) -> bool:
     """True if a browser sends such a POST for any web page that its user visits, without asking the gateway first (Fetch,
     section 2.2.2), and the page is not of the gateway's own host.
     """
-    kind = (headers.get("Content-Type") or "").lower()
-    if (kind and not kind.startswith(_UNASKED)) or headers.get("Sec-Fetch-Site") == "same-origin":
+    kind, site = (headers.get("Content-Type") or "").lower(), headers.get("Sec-Fetch-Site")
+    if kind and not kind.startswith(_UNASKED):
         return False
-    return origin.partition("://")[2] != headers.get("Host")
+    return site != "same-origin" if site else origin.partition("://")[2] != headers.get("Host")
 
 
 def _describe(exchange: Exchange) -> None:

@@ -112,7 +112,7 @@ def messages(pieces: list[str], thoughts: list[str], calls: list[dict[str, Any]]
         blocks.append(({"type": "tool_use", "id": f"call_{at}", "name": f"f{at}", "input": {}}, deltas))
     content, events = (
         [],
-        [event({"type": "message_start", "message": {**head, "content": [], "usage": {"input_tokens": 5}}}, "message_start")],
+        [event({"type": "message_start", "message": {**head, "content": [], "usage": {"input_tokens": 9}}}, "message_start")],
     )
     inputs = iter(calls)
     for at, (block, deltas) in enumerate(blocks):

@@ -9,7 +9,7 @@ import pytest
 from gateway.dialects.anthropic.usage import merge, usage_from
 from gateway.dialects.openai import usage as chat
 from gateway.dialects.responses import usage as responses
-from gateway.dialects.usage import Usage
+from gateway.dialects.usage import Usage, counted_once
 
 UNBELIEVABLE: tuple[Any, ...] = (-7, "5", 3.0, None, True, [], 10**15)
 
@@ -70,3 +70,20 @@ def test_cached_tokens_that_the_prompts_count_includes_count_once(events: list[d
     found = usage_from(counts)
     assert found
     assert (found.prompt, found.cached) == (prompt, 8831)
+
+
+@pytest.mark.parametrize(
+    ("usage", "estimate", "prompt"),
+    [
+        (Usage(17_680, 20, 8831), 9000, 8849),
+        (Usage(17_680, 20, 8831), 7000, 8849),
+        (Usage(17_680, 20, 8831), 17_000, 17_680),
+        (Usage(17_680, 20, 8831), 14_000, 17_680),
+        (Usage(17_680, 20, 8831), 5000, 17_680),
+        (Usage(8849, 20, 8831), 9000, 8849),
+        (Usage(17_680, 20, 4000), 9000, 17_680),
+        (Usage(17_680, 20, 0), 9000, 17_680),
+    ],
+)
+def test_a_prompt_that_is_counted_twice_is_known_by_its_estimate(usage: Usage, estimate: int, prompt: int) -> None:
+    assert counted_once(usage, estimate).prompt == prompt

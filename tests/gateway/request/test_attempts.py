@@ -316,6 +316,29 @@ async def test_a_limit_of_ours_before_the_first_byte_does_not_cut_its_replica_of
         assert await cut_off(run) == 0
 
 
+@pytest.mark.parametrize("working", [True, False])
+async def test_a_replica_that_is_silent_while_it_answers_others_is_not_cut_off(working: bool) -> None:
+    over = asyncio.Event()
+
+    async def works(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while not over.is_set():
+            writer.write(chunk(event("a")))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        writer.write(chunk(DONE) + b"0\r\n\r\n")
+
+    one = FakeReplica([if_(poisoned, hangs(asyncio.Event()), works)])
+    async with one, running(one, timeouts={"first_byte_s": 0.3}) as run:
+        stream = asyncio.create_task(streamed(run)) if working else None
+        codes = await asyncio.gather(*(run.post(chat("POISON")) for _ in range(20)))
+        assert {code for code, _, _ in codes} == {504}
+        assert await cut_off(run) == (0 if working else 1)
+        over.set()
+        if stream:
+            await stream
+
+
 async def test_what_failed_after_a_limit_of_ours_has_nobody_to_be_compared_with() -> None:
     one, two = FakeReplica([hangs(asyncio.Event())]), FakeReplica([status(500)])
     async with one, two, running(one, two, timeouts={"total_s": 1}, **TURNS) as run:

@@ -310,8 +310,8 @@ async def flooded(routing: Mapping[str, Any], replicas: Sequence[FakeReplica]) -
 CHATS = 'endpoint="/v1/chat/completions",model="*"'
 # Samples of /metrics that show that a way was taken.
 WAYS = [
-    *(f'requests_total{{code="{code}",{CHATS}}}' for code in (200, 400, 404, 429, 499, 502)),
-    *(f'retries_total{{reason="{reason}"}}' for reason in ("refused", "reset", "status", "garbage", "timeout")),
+    *(f'requests_total{{code="{code}",{CHATS}}}' for code in (200, 400, 404, 429, 499, 502, 504)),
+    *(f'retries_total{{reason="{reason}"}}' for reason in ("refused", "reset", "status", "garbage")),
     *(f'admission_rejected_total{{pool="*",reason="{reason}"}}' for reason in ("queue_full", "queue_timeout")),
     *(f'resumed_streams_total{{model="*",result="{result}"}}' for result in ("good", "failed", "impossible")),
     f'ttft_seconds_count{{cache="miss",{CHATS}}}',

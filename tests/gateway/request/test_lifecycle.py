@@ -120,7 +120,6 @@ GARBAGE = [
     writes(http(200, b"<html>welcome</html>", "text/html")),
     writes(http(200, b"[1, 2]")),
     writes(http(200, b'{"truncated": ')),
-    writes(http(200, event("a"), "text/event-stream")),  # a stream that nobody asked for
 ]
 
 

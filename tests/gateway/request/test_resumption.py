@@ -290,6 +290,23 @@ async def test_off_by_default(end: str, request_lines: Lines) -> None:
         assert await counted(run, "resumed_streams_total") == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_stream_that_cannot_be_resumed_begins_again_before_its_first_token(path: str, request_lines: Lines) -> None:
+    """Messages are not resumed, nor are chats with tools: here no token has passed."""
+    opening = events(chat())[:1] if path.endswith("completions") else [b"event: ping\ndata: {}\n\n"]
+    text = b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"x"}}\n\n'
+    whole = events(chat()) if path.endswith("completions") else [text, b"event: message_stop\ndata: {}\n\n"]
+    broken = writes(STREAM_HEAD + b"".join(map(chunk, opening)) + b"0\r\n\r\n")
+    cast = Cast(broken, writes(STREAM_HEAD + b"".join(map(chunk, whole)) + b"0\r\n\r\n"))
+    body = {**chat(tools=[{"type": "function", "function": {"name": "f"}}]), "max_tokens": 5}
+    async with FakeReplica([cast]) as one, FakeReplica([cast]) as two, resuming(one, two) as run:
+        async with run.session.post(run.url + path, json=body) as answer:
+            assert b"error" not in await answer.read()
+        assert len(cast.asked) == 2
+        await eventually(request_lines)
+        assert "error" not in request_lines()[0]
+
+
 async def test_a_client_that_leaves_the_second_part_frees_its_replica(request_lines: Lines) -> None:
     never = asyncio.Event()
     cast = Cast(generates(until=3), streams("and", "on", hold=never))

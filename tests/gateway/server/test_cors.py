@@ -154,6 +154,7 @@ def test_what_is_no_origin_is_refused(origin: Any) -> None:
         ({"Content-Type": "text/plain", "Origin": "https://good.example"}, 200),
         ({"Content-Type": "text/plain", "Sec-Fetch-Site": "same-origin"}, 200),
         ({"Content-Type": "text/plain", "Origin": "https://here", "Host": "here"}, 200),
+        ({"Content-Type": "text/plain", "Origin": "https://here", "Host": "here", "Sec-Fetch-Site": "cross-site"}, 403),
         ({"Content-Type": "application/json"}, 200),
     ],
     ids=str,

@@ -344,15 +344,27 @@ def test_the_end_of_an_object_is_found(value: dict[str, Any], indent: int | None
     "lost",
     [
         b'data: {"choices":[{"delta":{"content":"x"},"logp\n\n',
-        b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n',
-        b'data: {"choices":[{"delta":{"content":"x"},"logprobs":NaN}]}\n\n',
-        b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
         chunk({}, "abort"),
         chunk({"content": "x"}, "error"),
     ],
 )
 def test_an_answer_that_lacks_a_part_does_not_look_whole(lost: bytes) -> None:
     flood(chunk({"content": "before"}), lost, chunk({"content": "after"}), chunk(None, "stop"))
+
+
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n', "?"),
+        (b'data: {"choices":[{"delta":{"content":"x"},"logprobs":NaN}]}\n\n', "x"),
+        (b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n', "\ufffd"),
+        (b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"x"}}]}\n\n', "x"),
+    ],
+)
+def test_json_that_only_a_strict_parser_refuses_is_translated(odd: bytes, text: str) -> None:
+    out, reader = translated([odd, chunk(None, "stop"), DONE])
+    assert reader.done
+    assert blocks(out) == [{"type": "text", "text": text}]
 
 
 def test_events_without_data_lack_nothing() -> None:
