@@ -22,6 +22,7 @@ from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of
 from gateway.dialects.finished_answer import text_in
+from gateway.dialects.full_context import FullContext, full_context
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.lenient import BOM, read_json
 from gateway.dialects.openai.chat_answer import (
@@ -86,8 +87,10 @@ class EventWriter:
         """All is here. reason: chat's `finish_reason`. Raises ReplicaFailure "garbage" if something is missing after all."""
         raise NotImplementedError
 
-    def failed(self, message: str) -> bytes:
-        """The engine has reported an error. Returns events at which the dialect's official clients raise."""
+    def failed(self, message: str, full: FullContext | None = None) -> bytes:
+        """The engine has reported an error. Returns events at which the dialect's official clients raise. full: the error is
+        about a full context.
+        """
         raise NotImplementedError
 
 
@@ -175,7 +178,7 @@ class TranslatingReader(StreamReader):
         if not error and (chunk.get("object") == "error" or event.startswith(_ERROR_NAME)):
             error = chunk
         if error:
-            return self._error(error, failure_of(event))
+            return self._error(error, event)
         self._count(chunk)
         choices = chunk.get("choices")
         if not isinstance(choices, list):
@@ -195,14 +198,16 @@ class TranslatingReader(StreamReader):
                     self.writer.stopped(stop)
         return out
 
-    def _error(self, error: Any, failure: ReplicaFailure | None) -> bytes:
+    def _error(self, error: Any, event: bytes) -> bytes:
+        failure = failure_of(event)
         if failure and not self.started:
             self.failure = failure
             return b""
         self.reported = failure
         self.done = failure is None  # the client's own fault, which it reads in the event
         message = error.get("message") if isinstance(error, dict) else error
-        return self.writer.failed(message if isinstance(message, str) else "The engine has failed.")
+        full = full_context(data_of(event).strip()) if self.done else None  # SGLang reports it in a stream
+        return self.writer.failed(message if isinstance(message, str) else "The engine has failed.", full)
 
     def _count(self, chunk: dict[str, Any]) -> None:
         usage = parse_usage(chunk)

@@ -21,7 +21,8 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.anthropic.errors import error_event
+from gateway.dialects.anthropic.errors import error_event, full_context_error
+from gateway.dialects.full_context import FullContext
 from gateway.dialects.openai.chat_answer import ChatCall, ChatPiece, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, ReplicaFailure
@@ -150,7 +151,10 @@ class MessageWriter(EventWriter):
         out.append(_event({"type": "message_stop"}))
         return b"".join(out)
 
-    def failed(self, message: str) -> bytes:
+    def failed(self, message: str, full: FullContext | None = None) -> bytes:
+        if full is not None:
+            full.complete(self._estimate, None)
+            return b"event: error\ndata: %b\n\n" % full_context_error(full, "")
         return error_event(GatewayError(500, "replica_error", message))
 
     # -- blocks

@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.excerpt import one_line
+from gateway.dialects.full_context import CODE, FullContext
 from gateway.dialects.openai.chat_answer import ChatCall, ChatPiece, nameless_call
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
@@ -110,12 +111,14 @@ class ResponseWriter(EventWriter):
             out += self._close_call(call, status.encode() if call.index == self._latest else b"completed")
         return out, self._form.json(status, b",".join(self._items), form.usage_json(usage, self._reasoning), reason)
 
-    def failed(self, message: str) -> bytes:
+    def failed(self, message: str, full: FullContext | None = None) -> bytes:
         """OpenAI's clients raise at `error`, others read `response.failed`."""
-        text = orjson.dumps(one_line(message))
-        error = b'"code":"server_error","message":%b,"param":null,"error":{"message":%b,"type":"server_error","param":null,'
-        out = self._event(b"error", (error + b'"code":"server_error"}') % (text, text))
-        response = self._form.json("failed", error=b'{"code":"server_error","message":%b}' % text)
+        text, kind, code = orjson.dumps(one_line(message)), b"server_error", b"server_error"
+        if full is not None:
+            kind, code = b"invalid_request_error", CODE.encode()
+        error = b'"code":"%b","message":%b,"param":null,"error":{"message":%b,"type":"%b","param":null,"code":"%b"}'
+        out = self._event(b"error", error % (code, text, text, kind, code))
+        response = self._form.json("failed", error=b'{"code":"%b","message":%b}' % (code, text))
         return out + self._event(b"response.failed", b'"response":' + response)
 
     # -- texts

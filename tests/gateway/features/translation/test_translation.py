@@ -350,3 +350,24 @@ async def test_a_pool_may_want_a_translation(owner: str, translate: list[str] | 
     async with replica, running(pools=[{"replicas": [replica.url], **more}]) as run:
         await run.post(body, path)
         assert paths(replica) == [asked]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (MESSAGES, b'"type":"invalid_request_error","message":"prompt is too long: 61709 tokens > 40960 maximum"'),
+        (RESPONSES, b'"error":{"code":"context_length_exceeded","message":"The input (61709 tokens)'),
+    ],
+)
+async def test_a_full_context_that_a_stream_reports_has_the_words_of_the_client_s_api(path: str, words: bytes) -> None:
+    """SGLang answers 200, and writes the error as the first event."""
+    message = "The input (61709 tokens) is longer than the model's context length (40960 tokens)."
+    error = {"error": {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}}
+    says = writes(STREAM_HEAD + chunk(b"data: " + json.dumps(error).encode() + b"\n\n" + DONE) + b"0\r\n\r\n")
+    body: dict[str, Any] = {"model": "m", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    if path == RESPONSES:
+        body = {"model": "m", "input": "hi", "stream": True}
+    async with FakeReplica([chat_only(says)]) as replica, running(replica) as run:
+        async with run.session.post(f"{run.url}{path}", json=body) as answer:
+            assert words in await answer.read()
+        assert paths(replica) == [path, CHAT], "asked once"
