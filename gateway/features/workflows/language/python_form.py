@@ -25,6 +25,7 @@ MAX_PROGRAM_BYTES: Final = 64 << 10
 MAX_PROGRAM_NODES: Final = 8192
 MAX_PROGRAM_LINES: Final = 4096
 _CALLS: Final = {"chat": CHAT, "llm_chat": CHAT, "text": TEXT, "call": CALL}
+_TOP: Final = 1  # number of the function's own block
 _STREAMS: Final = {"deltas": "delta", "snapshots": "snapshot"}
 _NOT_HERE: Final = (
     "is not part of the language; statements: NAME = ..., yield {...}, with job():, if, for, wait(...), wait_any(...),"
@@ -59,8 +60,9 @@ def compile_program(text: str) -> SourceValue:
 class _ProgramBlock:
     """A block of statements. steps: of the document, by name. arm: the arm of a switch, for `emit` and `kill`.
 
-    needs: of `wait`, for all steps that follow. needs_any: of `wait_any`, for the next step. last: the newest step. result: the
-    name that every arm of an `if` sets; steps of this name are numbered by their arms.
+    needs: of `wait`, for all steps that follow. needs_any: of `wait_any`, for the next step. waits: True from either until the
+    next step. last: the newest step. result: the name that every arm of an `if` sets; steps of this name are numbered by their
+    arms.
     """
 
     number: int
@@ -69,6 +71,7 @@ class _ProgramBlock:
     arm: dict[str, Any] | None = None
     needs: list[str] = field(default_factory=list)
     needs_any: list[str] = field(default_factory=list)
+    waits: bool = False
     last: str = ""
     result: str = ""
     arm_number: int = 0
@@ -91,7 +94,7 @@ class _ProgramCompiler:
             raise ProgramFault(other, "a program is one function with the decorator @workflow(...), and nothing else")
         function = functions[0]
         inputs = read_arguments(function.args)
-        names = ProgramNames({name: NameBinding("input", type=each["type"]) for name, each in inputs.items()})
+        names = ProgramNames({name: NameBinding("input", type=each["type"], block=_TOP) for name, each in inputs.items()})
         made: dict[str, Any] = {"workflow": 1, "name": function.name, "inputs": inputs, **read_settings(function, names)}
         statements = function.body[1:] if _is_docstring(function.body[0]) else function.body
         block = self._block({}, names, top=True)
@@ -137,8 +140,10 @@ class _ProgramCompiler:
                 self._job(statement.body, block)
             case ast.Expr(value=ast.Call(func=ast.Name(id="wait"), args=names, keywords=[])):
                 block.needs += [block.names.step_of(each) for each in names]
+                block.waits = True
             case ast.Expr(value=ast.Call(func=ast.Name(id="wait_any"), args=names, keywords=[])):
                 block.needs_any = [block.names.step_of(each) for each in names]
+                block.waits = True
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=target, attr="kill"), args=[], keywords=[])):
                 self._kill(target, block)
             case ast.Expr(value=ast.Yield(value=ast.Dict() as outputs)):
@@ -157,12 +162,14 @@ class _ProgramCompiler:
 
     def _job(self, statements: Sequence[ast.stmt], block: _ProgramBlock) -> None:
         """Statements of the same block. Their waits end with them."""
-        before = list(block.needs), list(block.needs_any)
+        needs, needs_any, last = list(block.needs), list(block.needs_any), block.last
         self._run(statements, block)
-        block.needs, block.needs_any = before
+        block.needs, block.needs_any, block.waits = needs, needs_any if block.last == last else [], False
 
     def _kill(self, target: ast.expr, block: _ProgramBlock) -> None:
         step = block.names.step_of(target)
+        if block.waits:
+            raise ProgramFault(target, "a wait holds for steps; kill() stands before it, or after the step that follows it")
         if block.last:
             place = block.steps[block.last]
         elif block.arm is not None:
@@ -184,7 +191,7 @@ class _ProgramCompiler:
         if block.needs_any:
             step["needs_any"], block.needs_any = block.needs_any, []
         block.steps[made] = step
-        block.last = made
+        block.last, block.waits = made, False
         block.names.names[name] = NameBinding(kind, made, parts=parts, block=block.number)
         self._lines[made] = getattr(node, "lineno", 0)
         if name == block.result and block.arm is not None:
@@ -193,7 +200,7 @@ class _ProgramCompiler:
     def _assign(self, target: ast.Name, value: ast.expr, block: _ProgramBlock) -> None:
         name, known = target.id, block.names.names.get(target.id)
         if known is not None and name != block.result:
-            if known.block != block.number and known.block:
+            if known.block != block.number:
                 raise ProgramFault(target, f"{name} is set outside of this if or loop, and cannot be set again in it")
             if known.step:
                 raise ProgramFault(target, f"{name} is set twice; each step has a name of its own")
@@ -228,12 +235,14 @@ class _ProgramCompiler:
                 step["yield"] = {"as": key.value, "value": block.names.value(value)}
                 if stream:
                     step["yield"]["stream"] = stream
-        elif block.arm is not None and not made:
+        elif block.arm is not None and not any(each is not None and each.step for each in found):
+            if block.waits:
+                raise ProgramFault(value, "a wait holds for steps; a constant is yielded at once, before it")
             block.arm.setdefault("emit", {})[key.value] = block.names.value(value)
         elif made:
             raise ProgramFault(value, "an output comes of one step; set a name to this value first, and yield the name")
         else:
-            text = "a step of this block is yielded; only in an if, a constant, or a value from outside, can be yielded, too"
+            text = "a step of this block is yielded, or, in an if, a constant; another value is set to a name that is yielded"
             raise ProgramFault(value, text)
 
     def _if(self, statement: ast.If, block: _ProgramBlock) -> None:
@@ -269,8 +278,10 @@ class _ProgramCompiler:
             step["if"] = f"${{({when[2:-1]}) and ({also[2:-1]})}}" if also else when
             if needs := list(dict.fromkeys([*block.needs, *step.pop("needs", [])])):
                 step["needs"] = needs
+            if block.needs_any:
+                step["needs_any"], block.needs_any = [*block.needs_any, *step.get("needs_any", [])], []
             block.steps[name] = step
-            block.last = name
+            block.last, block.waits = name, False
         for name, binding in inner.names.names.items():
             if binding.block == inner.number:
                 block.names.names[name] = NameBinding(binding.kind, binding.step, binding.type, binding.parts, block.number)

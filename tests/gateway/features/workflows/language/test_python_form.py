@@ -125,6 +125,22 @@ def test_waits_and_kills() -> None:
     assert found["e"] == {"let": 3}
 
 
+def test_a_wait_any_is_of_the_next_step_alone() -> None:
+    found = steps("""
+        a = chat(m)
+        wait_any(a)
+        with job():
+            b = 1
+        c = 2
+        wait_any(a)
+        if t == "x":
+            d = 3
+            e = 4
+        f = 5
+    """)
+    assert [name for name, step in found.items() if "needs_any" in step] == ["b", "d"]
+
+
 def test_an_if_without_else_is_a_condition() -> None:
     found = steps("""
         a = chat(m)
@@ -230,12 +246,12 @@ def test_a_loop_is_an_each() -> None:
         ("wait(t)", 3, "the name of a step is expected"),
         ("wait(x)", 3, "x is not known here"),
         ("a = 1\nyield a", 4, "this expression is not part"),
-        ("yield {'a': 1}", 3, "a step of this block is yielded; only in an if, a constant"),
+        ("yield {'a': 1}", 3, "a step of this block is yielded, or, in an if, a constant"),
         ("a = 1\nyield {'a': a}\nyield {'b': a}", 5, "a is yielded twice"),
         ("a = 1\nb = 2\nyield {'a': [a, b]}", 5, "an output comes of one step"),
         ("a = 1\nyield {t: a}", 4, "the name of an output is a text"),
         (
-            "a = chat(m)\na.kill()\nif t:\n    b = 1\n    yield {'a': a}\nelse:\n    b = 2\nm.kill()",
+            "a = chat(m)\na.kill()\nif t:\n    b = 1\n    yield {'a': 1}\nelse:\n    b = 2\nm.kill()",
             10,
             "the name of a step is expected",
         ),
@@ -245,6 +261,10 @@ def test_a_loop_is_an_each() -> None:
             "each arm sets a and b; one name can be set in every arm",
         ),
         ("x = m\nif t:\n    x = x + [user('a')]", 5, "x is set outside of this if or loop"),
+        ("if t:\n    t = upper(t)\na = t", 4, "t is set outside of this if or loop"),
+        ("a = 1\nif t:\n    yield {'x': a}", 5, "a step of this block is yielded, or, in an if, a constant"),
+        ("a = 1\nb = 2\nwait(a)\nb.kill()", 6, "a wait holds for steps; kill() stands before it"),
+        ("a = 1\nif t:\n    wait(a)\n    yield {'x': 1}", 6, "a wait holds for steps; a constant is yielded at once"),
         ("if t:\n    a = 1\nelif t:\n    b = 1\nc = a.value", 7, "a is not known here"),
         ("for x in [1]:\n    a = 1", 3, "a loop ends with NAME.append(...)"),
         ("for x in [1]:\n    a = 1\n    out.append(a.value)", 5, "out = [] is missing before the loop"),
