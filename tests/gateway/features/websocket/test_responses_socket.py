@@ -97,7 +97,7 @@ async def test_a_message_is_a_request(request_lines: Callable[[], list[dict[str,
         assert (got["authorization"], got["x-tenant-id"], got["session-id"], got["openai-beta"]) == ("Bearer k", "t", "s", "x")
         assert not [name for name in got if name.startswith("sec-websocket") or name in ("upgrade", "connection")]
         assert got["content-type"] == "application/json"
-        assert [request.headers["x-request-id"] for request in replica.requests] == ["mine.1", "mine.2"]
+        assert not {request.headers["x-request-id"] for request in replica.requests} & {"mine.1", "mine.2"}
         assert (await run.metrics())['warmroute_requests_total{code="200",endpoint="/v1/responses",model="m"}'] == 2
         assert counted(await run.metrics(), "prompt_tokens_total") == 200
     lines = request_lines()
