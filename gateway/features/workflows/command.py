@@ -16,11 +16,10 @@ import yaml
 
 from gateway.commands.streams import escaped
 from gateway.features.table import read
-from gateway.features.workflows.language.compiling import compile_document
-from gateway.features.workflows.language.faults import DocumentError, DocumentFault, located, refused
+from gateway.features.workflows.language.compiling import JSON, PYTHON, YAML, compile_text
+from gateway.features.workflows.language.faults import DocumentError, DocumentFault, refused
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
-from gateway.features.workflows.language.python_form import compile_program
-from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES, SourceValue, read_json, read_yaml
+from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES, plain_scalar
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.section import WORKFLOWS
 
@@ -78,15 +77,14 @@ def _check(options: argparse.Namespace) -> int:
 
 def _compile(options: argparse.Namespace) -> int:
     try:
-        source = _read(options.file)
-        _workflow(source)
+        source = _workflow(options.file).source
     except DocumentError as error:
         _print_faults(_CheckedFile(options.file, error.faults))
         return 2
     if options.json:
-        print(json.dumps(source.value, indent=2))
+        print(json.dumps(source, indent=2))
     else:
-        print(yaml.dump(source.value, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120), end="")
+        print(yaml.dump(source, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120), end="")
     return 0
 
 
@@ -96,9 +94,16 @@ class _PlainDumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Quotes texts that `read_yaml` would read as another value, such as 1e3."""
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if plain_scalar(data) == data else "'")
 
-def _read(path: Path) -> SourceValue:
-    """The plain values of a file. Raises DocumentError."""
+
+_PlainDumper.add_representer(str, _PlainDumper.represent_str)
+
+
+def _workflow(path: Path) -> Workflow:
+    """Raises DocumentError."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_DOCUMENT_BYTES + 1).decode()
@@ -106,20 +111,12 @@ def _read(path: Path) -> SourceValue:
         raise refused("", f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise refused("", f"the file is not UTF-8: {error.reason} at byte {error.start:,}") from None
-    readers = {".py": compile_program, ".json": read_json}
-    return readers.get(path.suffix, read_yaml)(text)
-
-
-def _workflow(source: SourceValue) -> Workflow:
-    try:
-        return compile_document(source.value)
-    except DocumentError as error:
-        raise located(error, source.lines) from None
+    return compile_text(text, {".py": PYTHON, ".json": JSON}.get(path.suffix, YAML))
 
 
 def _checked(path: Path, allowance: RunAllowance) -> _CheckedFile:
     try:
-        workflow = _workflow(_read(path))
+        workflow = _workflow(path)
         return _CheckedFile(path, (), workflow, plan_of(workflow, allowance))
     except DocumentError as error:
         return _CheckedFile(path, sorted(error.faults, key=lambda fault: fault.line))

@@ -1,8 +1,7 @@
 """The language of workflows. Pure: documents and programs in, values out; no event loop, no clock, no file.
 
     text ── reading.py (JSON, YAML), python_form.py (a program) ──► plain values
-         ── compiling.py, steps.py ──► Workflow (document.py): inputs, steps, templates, constraints
-         ── graph.py ──► StepGraph: needs, killers, blocks; names and circles are checked
+         ── compiling.py, steps.py, scopes.py ──► Workflow: inputs, steps (document.py), StepGraph (graph.py): needs, killers
          ── plan.py ──► WorkflowPlan: bounds, shared prefixes, warnings
 
 Everything that runs a workflow uses these values: `scheduling.py` (which step may start, which output is provisional),

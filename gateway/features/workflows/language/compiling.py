@@ -1,23 +1,35 @@
-"""From plain values to a `Workflow`: the whole check of a document."""
+"""From a text, or plain values, to a `Workflow`: the whole check of a document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from gateway.features.workflows.language.completing import completed
-from gateway.features.workflows.language.faults import DocumentFaults, suggestion
+from gateway.features.workflows.language.faults import DocumentError, DocumentFaults, located, suggestion
 from gateway.features.workflows.language.fields import OUTPUT_NAME, WORKFLOW_NAME, FieldReader
 from gateway.features.workflows.language.graph import StepGraph
 from gateway.features.workflows.language.inputs import read_declarations
-from gateway.features.workflows.language.reading import check_plain, member
+from gateway.features.workflows.language.python_form import compile_program
+from gateway.features.workflows.language.reading import SourceValue, check_plain, member, read_json, read_yaml
 from gateway.features.workflows.language.scopes import check_outputs, check_scopes
 from gateway.features.workflows.language.steps import MAX_STEPS, SAMPLING, StepDefaults, StepReader, read_sampling
 from gateway.features.workflows.language.templates import ValueTemplate
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 
 VERSION: Final = 1
+JSON, YAML, PYTHON = "json", "yaml", "python"
+_READERS: Final[Mapping[str, Callable[[str], SourceValue]]] = {JSON: read_json, YAML: read_yaml, PYTHON: compile_program}
 _KEYS: Final = ("workflow", "name", "description", "inputs", "defaults", "steps", "outputs", "primary", "limits")
+
+
+def compile_text(text: str, form: str) -> Workflow:
+    """A workflow from the text of a document or a program. form: JSON, YAML or PYTHON. Raises DocumentError, with lines."""
+    source = _READERS[form](text)
+    try:
+        return compile_document(source.value)
+    except DocumentError as error:
+        raise located(error, source.lines) from None
 
 
 def compile_document(source: Any) -> Workflow:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -24,7 +24,9 @@ MAX_DOCUMENT_DEPTH: Final = 32
 MAX_VALUES: Final = 8192
 _KEY_TWICE: Final = "the key is given twice"
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_PLAIN: Final = {"": None, "~": None, "null": None, "true": True, "false": False}
+_WORDS: Final[Mapping[str, bool | None]] = {"null": None, "true": True, "false": False}
+_FORMS: Final = (str.lower, str.upper, str.capitalize)
+_PLAIN: Final = {"": None, "~": None} | {form(word): value for word, value in _WORDS.items() for form in _FORMS}
 _LOADER: Final = yaml.CLoader if yaml.__with_libyaml__ else yaml.Loader
 
 
@@ -155,7 +157,7 @@ class _YamlReader:
             text = "anchors (&), aliases (*) and tags (!) are not allowed; a text that begins so must be in quotes"
             raise refused(path, text, line=line)
         if isinstance(event, yaml.ScalarEvent):
-            return event.value if event.style in ("'", '"', "|", ">") else _scalar(event.value)
+            return event.value if event.style in ("'", '"', "|", ">") else plain_scalar(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Any] = []
             while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
@@ -177,10 +179,10 @@ class _YamlReader:
         return made
 
 
-def _scalar(text: str) -> Any:
+def plain_scalar(text: str) -> Any:
     """The value of a plain scalar."""
-    if text.lower() in _PLAIN:
-        return _PLAIN[text.lower()]
+    if text in _PLAIN:
+        return _PLAIN[text]
     if _NUMBER.fullmatch(text) and len(text) < 100:
         return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
     return text

@@ -117,6 +117,17 @@ def test_a_program_is_compiled_to_its_document(files: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
+    "text", ["1e3", "nULL", "Null", "Yes", "1_0", "0x1", "2026-01-01", "", "~", "- a", "a: b", "a\n b\n", "#", "*a", "12"]
+)
+def test_texts_stay_texts_in_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    file = tmp_path / "w.py"
+    file.write_text(f"@workflow()\ndef w():\n    a = {[text, text]!r}\n")
+    assert told(capsys, "compile", str(file))[0] == 0
+    main(["workflow", "compile", str(file)])
+    assert read_yaml(capsys.readouterr().out).value["steps"]["a"]["let"] == [text, text]
+
+
+@pytest.mark.parametrize(
     ("name", "data", "why"),
     [
         ("x.yaml", b"\xff", "the file is not UTF-8"),

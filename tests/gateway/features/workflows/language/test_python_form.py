@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.features.workflows.language.compiling import compile_document
-from gateway.features.workflows.language.faults import DocumentError, located
+from gateway.features.workflows.language.compiling import PYTHON, compile_document, compile_text
+from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.language.python_form import compile_program
 
 
@@ -327,11 +327,12 @@ def test_all_errors_come_at_once_and_none_follows_from_another() -> None:
 
 
 def test_errors_of_the_document_have_lines_of_the_program() -> None:
-    source = compile_program(program("a = chat(m)\n\nb = a.txt\nif t:\n    c = a.values\nelse:\n    yield {'x': 1}"))
+    text = program("a = chat(m)\n\nb = a.txt\nif t:\n    c = a.values\nelse:\n    yield {'x': 1}")
     with pytest.raises(DocumentError) as error:
-        compile_document(source.value)
-    faults = located(error.value, source.lines).faults
-    assert [(fault.path, fault.line) for fault in faults] == [("steps.b.let", 5), ("steps.if_6.switch[0].steps.c.let", 7)]
+        compile_text(text, PYTHON)
+    found = [(fault.path, fault.line) for fault in error.value.faults]
+    assert found == [("steps.b.let", 5), ("steps.if_6.switch[0].steps.c.let", 7)]
+    assert "line 5: steps.b.let: " in error.value.answer().message
 
 
 def test_nothing_is_executed() -> None:
