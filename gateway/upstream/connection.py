@@ -385,7 +385,7 @@ class Connection(asyncio.Protocol):
         if self.answer is None or self.complete:
             return  # the next call starts the timer again
         limits, now = self._limits, self._loop.time()
-        prefill = self._prefill or not self._flowing
+        prefill = (self._prefill and not self._paused_by & _OWNER) or not self._flowing
         silence, since = limits.first_byte_s if prefill else limits.idle_s, self._last_read if self._flowing else self._sent_at
         end = self._sent_at + limits.left_s
         due = min(since + silence, end)
