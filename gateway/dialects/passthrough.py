@@ -1,7 +1,8 @@
 """Paths that the gateway passes on without fully parsing them: embeddings, uploads, APIs that have no dialect yet.
 
-If the body is a JSON object with a model, a prompt or a cache salt, the request is routed by them; nothing in the body is an
-error. Answers pass unchanged. A broken stream is cut, because its clients may not know an error event. Pure.
+If the body is a JSON object with a model or a cache salt, the request is routed by them; nothing in the body is an error. A
+prompt in it counts by its size only: nothing shows that an engine computes it, and puts it into its prefix cache. Answers pass
+unchanged. A broken stream is cut, because its clients may not know an error event. Pure.
 """
 
 from __future__ import annotations
@@ -114,12 +115,12 @@ def _other(raw: bytes, body: Mapping[str, Any], prompt: bytes | list[int] | None
 
 
 def _lenient_prompt(body: Mapping[str, Any], most: int) -> tuple[bytes | list[int] | None, int, str]:
-    """The prompt in a known form or None, the size of the request (0: that of the prompt), and the salt."""
+    """An empty prompt in the form of the body's (None: it has none in a known form), the size of the request, and the salt."""
     try:
         if "messages" in body:
-            return chat_prompt(body, most).joined(), 0, salt_of(body)
+            return b"", sum(map(len, chat_prompt(body, most).parts)), salt_of(body)
         prompt, size = pairs_prompt(body, most) or sized_prompt(body, "prompt" if "prompt" in body else "input", most)
-        return prompt, size, headed_salt(body)
+        return prompt[:0], size, headed_salt(body)
     except GatewayError:
         return None, 0, salt_of(body)
 

@@ -185,7 +185,7 @@ def _add_blocks(prompt: CanonicalPrompt, role: str, content: list[Any], where: s
             prompt.parts.append(PART)
         prompt.parts.append(part_bytes(prompt, block, where))
     if thoughts:
-        prompt.field(REASONING, to_json("".join(thoughts)))
+        prompt.unprinted(REASONING, to_json("".join(thoughts)))
     for call in calls:
         add_call(prompt, str(call.get("name")), to_json(call.get("input")))
         prompt.marks.add(call, len(prompt.parts))

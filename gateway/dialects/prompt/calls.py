@@ -19,6 +19,7 @@ MAX_INLINE_SIGNS: Final = 1 << 15  # brackets and commas in the arguments of a p
 
 _IDS: Final = ("id", "call_id", "index", "status")  # no template prints them, except to match calls with results
 _CALL: Final = b"call"
+_CALLS: Final = b"tool_calls"
 
 
 def add_call(prompt: CanonicalPrompt, name: str, arguments: bytes) -> None:
@@ -29,7 +30,7 @@ def add_call(prompt: CanonicalPrompt, name: str, arguments: bytes) -> None:
 def add_chat_calls(prompt: CanonicalPrompt, calls: Any) -> None:
     """Adds the `tool_calls` of a message of OpenAI's chat, in any form."""
     if not isinstance(calls, list):
-        prompt.field(b"tool_calls", to_json(calls))
+        prompt.unprinted(_CALLS, to_json(calls))
         return
     prompt.require(len(calls))
     for call in calls:
@@ -66,4 +67,4 @@ def _is_plain(call: dict[str, Any]) -> bool:
 
 
 def _add_unknown(prompt: CanonicalPrompt, call: Any) -> None:
-    prompt.field(_CALL, to_json(without(call, *_IDS) if isinstance(call, dict) else call))
+    prompt.unprinted(_CALL, to_json(without(call, *_IDS) if isinstance(call, dict) else call))

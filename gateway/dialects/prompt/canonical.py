@@ -12,6 +12,10 @@ vLLM and llama.cpp: `docs/agents.md`):
     head                        tools as OpenAI's chat writes them, and other fields that shape the prompt (head.py)
     turn, turn, ...             role, content (content.py), further fields: the reasoning, tool calls without ids (calls.py)
 
+Fields that no template prints, or that only some templates print (the reasoning of earlier turns, `documents`, unknown members
+of a message), are digests of a fixed length: prompts that differ in them stay different, but their text is no part of the
+prompt's length, and no block is credited for it.
+
 A client that types separators into its text only spoils the prediction for its own requests.
 """
 
@@ -20,6 +24,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import orjson
+import xxhash
 
 from gateway.dialects.api_request import NeedsHelper
 from gateway.dialects.prompt.marks import Marks
@@ -32,6 +37,8 @@ TURN: Final = b"\x1e"
 FIELD: Final = b"\x1f"
 DIGEST: Final = b"\x1a"
 
+MAX_NAME: Final = 64  # characters of a role or a name that are written
+
 MAX_FILLER: Final = 4 << 20  # bytes of a prompt that stand only for the size of images and files
 
 
@@ -43,7 +50,7 @@ class CanonicalPrompt:
     they are read, so that at most `most` values are read in vain.
     """
 
-    __slots__ = ("_filler", "_signs", "images", "inline", "marks", "most", "parts", "refers")
+    __slots__ = ("_digested", "_filler", "_signs", "images", "inline", "marks", "most", "parts", "refers")
 
     def __init__(self, most: int = 0) -> None:
         self.parts = list[bytes]()
@@ -53,21 +60,30 @@ class CanonicalPrompt:
         self.refers = False
         self.images = 0
         self._filler = 0
+        self._digested = 0  # values without a part of their own
         self._signs = 0
 
     def begin(self, role: str) -> None:
         """Begin a turn of this role; its content follows."""
-        self.parts.append(TURN + role.encode())
+        self.parts.append(TURN + short(role))
         self.parts.append(FIELD)
 
     def field(self, name: bytes, value: bytes) -> None:
         """Add a field to the turn. value: JSON."""
         self.parts.append(FIELD + name + b"=" + value)
 
+    def unprinted(self, name: bytes, value: bytes) -> None:
+        """Add a field to the turn that few templates print, or none: its digest."""
+        self.parts.append(FIELD + name + b"=" + DIGEST + xxhash.xxh3_128_digest(value))
+
     def require(self, count: int) -> None:
         """Raises NeedsHelper if this many further parts would exceed the maximum."""
-        if len(self.parts) + count > self.most:
+        if len(self.parts) + self._digested + count > self.most:
             raise NeedsHelper
+
+    def digests(self, count: int) -> None:
+        """This many values were read for one digest; they count as parts."""
+        self._digested += count
 
     def filled(self, digest: bytes, size: int) -> bytes:
         """A digest repeated to a length of `size` bytes, so that blocks, sizes and loads fit the tokens of the image or file.
@@ -97,6 +113,11 @@ class CanonicalPrompt:
 
     def __repr__(self) -> str:
         return f"<CanonicalPrompt, {len(self.parts)} parts>"
+
+
+def short(name: str) -> bytes:
+    """A role, or a name: a long one, which no template knows, as its digest."""
+    return name.encode() if len(name) <= MAX_NAME else DIGEST + xxhash.xxh3_128_digest(name.encode())
 
 
 def to_json(value: Any) -> bytes:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+import xxhash
+
 from gateway.dialects.prompt.calls import add_chat_calls
-from gateway.dialects.prompt.canonical import FIELD, TURN, CanonicalPrompt, to_json
+from gateway.dialects.prompt.canonical import FIELD, TURN, CanonicalPrompt, short, to_json
 from gateway.dialects.prompt.content import add_content
 from gateway.dialects.prompt.head import head_parts
 from gateway.dialects.prompt.marks import MARKER
@@ -16,7 +19,7 @@ REASONING: Final = b"reasoning"
 
 _KNOWN: Final = frozenset(["role", "name", "content", "tool_call_id", MARKER])  # fields of a message
 _CALLS: Final = b"tool_calls"
-_REASONING_CONTENT: Final = b"reasoning_content"  # another engine's name of the same field
+_REASONINGS: Final = frozenset([REASONING, b"reasoning_content"])  # engines' names of the same field
 
 
 def chat_prompt(body: Mapping[str, Any], most: int = 0) -> CanonicalPrompt:
@@ -43,9 +46,9 @@ def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:
     if not isinstance(role, str):
         where = f"messages[{index}].role"
         raise bad_request(f"{where} must be a string such as 'user'.", where)
-    prompt.parts.append(TURN + role.encode())
+    prompt.parts.append(TURN + short(role))
     if isinstance(name, str):
-        prompt.parts.append(b"@" + name.encode())
+        prompt.parts.append(b"@" + short(name))
     prompt.parts.append(FIELD)
     if isinstance(content, str):
         prompt.parts.append(content.encode())
@@ -64,8 +67,15 @@ def _add_fields(prompt: CanonicalPrompt, message: dict[str, Any]) -> None:
         (key.encode(), value) for key, value in message.items() if value is not None and value != [] and key not in _KNOWN
     ]
     fields.sort()
+    unknown: Any = None
     for key, value in fields:
         if key == _CALLS:
             add_chat_calls(prompt, value)
+        elif key in _REASONINGS:
+            prompt.unprinted(REASONING, to_json(value))
         else:
-            prompt.field(REASONING if key == _REASONING_CONTENT else key, to_json(value))
+            unknown = unknown or xxhash.xxh3_128()
+            unknown.update(orjson.dumps(key.decode()) + to_json(value))
+    prompt.digests(len(fields))
+    if unknown is not None:
+        prompt.unprinted(b"", unknown.digest())

@@ -115,7 +115,7 @@ class _Answer:
         if self.content is not None:
             add_content(prompt, *self.content)
         if self.reasoning:
-            prompt.field(REASONING, to_json("".join(self.reasoning)))
+            prompt.unprinted(REASONING, to_json("".join(self.reasoning)))
         for name, arguments in self.calls:
             add_call(prompt, name, arguments)
 

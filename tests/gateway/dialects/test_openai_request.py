@@ -202,6 +202,7 @@ def test_of_what_is_too_large_to_parse_the_model_is_found() -> None:
 
 def test_other_paths_are_read_as_far_as_possible() -> None:
     api = parse_leniently(orjson.dumps({"model": "m", "input": "text", "stream": True}))
-    assert (api.model, api.prompt, api.stream, api.metered) == ("m", b"text", True, False)
+    assert (api.model, api.prompt, api.stream, api.metered) == ("m", b"", True, False)
+    assert api.size == 4
     assert parse_leniently(b'{"model": "m", "messages": 5}').prompt is None
     assert parse_leniently(b"not json").model == ""

@@ -104,7 +104,9 @@ def test_a_query_counts_with_each_document(body: dict[str, Any], expected: Any) 
     [
         (Completion(), "prompt", ["x" * 300 + "a", "x" * 300 + "b"], 1, 602),
         (OTHER, "input", ["a" * 300, "b" * 300], 0, 600),
-        (OTHER, "input", [[1] * 70, [1] * 80], 1, 150),
+        (OTHER, "input", [[1] * 70, [1] * 80], 0, 150),
+        (OTHER, "messages", [{"role": "user", "content": "x" * 600}], 0, 606),
+        (OTHER, "prompt", "x" * 600, 0, 600),
     ],
 )
 def test_the_router_gets_the_size_of_all_and_the_keys_of_what_is_shared(
@@ -114,5 +116,6 @@ def test_the_router_gets_the_size_of_all_and_the_keys_of_what_is_shared(
     assert not (api.countable and api.metered)
     prompt = router_prompt(api, (256, 64))
     assert (prompt.blocks, prompt.units) == (blocks, units)
+    assert api.has_prompt
     one = dialect.parse(orjson.dumps({"model": "m", key: batch[0]}))
     assert router_prompt(one, (256, 64)).keys.startswith(prompt.keys)

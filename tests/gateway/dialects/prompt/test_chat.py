@@ -237,10 +237,50 @@ def test_parts_that_are_too_many_with_what_separates_them_are_not_read() -> None
         chat_prompt({"messages": [user([{"text": "x"}] * 50 + ["not a part"])]}, 100)
 
 
-@given(st.dictionaries(st.text("ab=\x1fé\uffff\U00010000", max_size=4), st.none() | st.integers(0, 9)))
-def test_further_fields_of_a_message_stand_sorted_by_code_point(further: dict[str, Any]) -> None:
-    expected = "".join(f"\x1f{key}={value}" for key, value in sorted(further.items()) if value is not None)
-    assert chat_prompt({"messages": [user("x", **further)]}) == f"\x1euser\x1fx{expected}".encode()
+further_fields = st.dictionaries(st.text("ab=\x1fé\uffff\U00010000", max_size=4), st.none() | st.integers(0, 9))
+
+
+@given(further_fields, further_fields)
+def test_further_fields_of_a_message_are_one_digest_in_any_order(one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = ({key: value for key, value in each.items() if value is not None} for each in (one, other))
+    written = chat_prompt({"messages": [user("x", **one)]})
+    assert len(written) == len(b"\x1euser\x1fx") + (len(b"\x1f=\x1a") + 16 if first else 0)
+    assert written == chat_prompt({"messages": [user("x", **dict(reversed(one.items())))]})
+    assert (written == chat_prompt({"messages": [user("x", **other)]})) == (first == second)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "x" * 60_000},
+        {"reasoning": "x" * 60_000},
+        {"anything": ["x" * 60_000]},
+        {"x" * 60_000: 1},
+        {"name": "x" * 60_000},
+        {"role": "x" * 60_000},
+        {"tool_calls": "x" * 60_000},
+        {"tool_calls": [{"id": "1", "type": "function", "junk": "x" * 60_000}]},
+    ],
+)
+def test_what_no_template_prints_has_no_length(fields: dict[str, Any]) -> None:
+    plain, more = chat_prompt({"messages": [user("x")]}), chat_prompt({"messages": [user("x") | fields]})
+    assert len(plain) < len(more) < len(plain) + 100
+    following = [user("x") | fields, {"role": "assistant", "content": "y"}]
+    assert chat_prompt({"messages": following}).startswith(more), "it goes on"
+
+
+@pytest.mark.parametrize("name", ["documents", "chat_template", "instructions", "suffix", "input_ids"])
+def test_a_long_field_of_the_head_has_no_length(name: str) -> None:
+    bodies = [{"messages": [user("x")], name: ["x" * 60_000 + end]} for end in ("a", "b")]
+    one, other = map(chat_prompt, bodies)
+    assert one != other
+    assert len(one) == len(other) < 100
+
+
+@pytest.mark.parametrize("name", ["id_slot", "slot_id", "data_parallel_rank", "n_keep"])
+def test_what_selects_a_cache_is_in_the_head(name: str) -> None:
+    one, other = (chat_prompt({"messages": [user("x" * 1000)], name: value}) for value in (1, 2))
+    assert one[:40] != other[:40]
 
 
 @given(st.dictionaries(st.text("abé", max_size=3), st.integers(0, 9), min_size=1), st.integers(0, 40))
