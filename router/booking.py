@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from router.index.holds import Hold
+from router.learning.allowances import Allowances
 from router.load import Lease
 from router.types import Candidate, Decision, Outcome, Prompt
 
@@ -24,13 +25,17 @@ class Owner:
     def close(self, booking: Booking, outcome: Outcome, now: float) -> bool:
         raise NotImplementedError
 
+    def paid_tokens(self, booking: Booking) -> int:
+        raise NotImplementedError
+
 
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
 
     matched_blocks: blocks of the prompt that the lease's replica is believed to hold. weight: of a block of the prompt, as
     estimated at booking; blocks that are in the index already keep their weight. number: in the journal. idle_s: time since the
-    last use of the match there. pending: the credit is neither confirmed nor removed. tail: the end of the credit in the index.
+    last use of the match there. pending: the credit is neither settled nor removed. backed: weight of the credit that its
+    client's allowance covers (`learning/allowances.py`). tail: the end of the credit in the index.
     reserved: bytes of the index reserved for the credit. unseen: units of the prompt that the lease's replica may hold of the
     session beyond the match (`learning/sessions.py`). moves: number of moves by another router.
     """
@@ -38,6 +43,8 @@ class Booking:
     __slots__ = (
         "_decision",
         "_owner",
+        "allowances",
+        "backed",
         "idle_s",
         "lease",
         "matched_blocks",
@@ -63,6 +70,8 @@ class Booking:
         self.moves = 0
         self.idle_s: float | None = None
         self.pending = False
+        self.allowances: Allowances | None = None  # of the replica where `backed` is reserved
+        self.backed = 0
         self.tail: Hold | None = None
         self.reserved = 0
 
@@ -79,8 +88,15 @@ class Booking:
     def chosen(self) -> Candidate:
         return self.decision.best
 
+    @property
+    def paid_tokens(self) -> int:
+        """The predicted cached tokens, as far as counted answers for this client have put them there. For replicas that do not
+        report cached tokens.
+        """
+        return self._owner.paid_tokens(self)
+
     def first_token(self, now: float) -> None:
-        """The answer's first byte arrived: the replica has computed the prompt. Only the first call counts."""
+        """The answer's first token arrived: the replica has computed a prompt. Only the first call counts."""
         if not (self.lease.decoding or self.lease.closed):
             self._owner.first_token(self, now)
 

@@ -30,6 +30,7 @@ class BookingOpened(Struct, frozen=True, array_like=True, gc=False, tag=0):
     block_units: Number
     scale: str
     client: int
+    origin: int
     session_key: int
     breakpoints: tuple[tuple[Number, Count], ...]
     replica: str
@@ -61,13 +62,15 @@ class BookingMoved(Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class BookingClosed(Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """End of a request. The counts are the engine's, None if it reports none."""
+    """End of a request; fields: see `Outcome`."""
 
     number: Number
     ok: bool
     prompt_tokens: Count | None
     cached_tokens: Count | None
     now: float
+    shown: bool
+    countable: bool
 
 
 class Rent(Struct, frozen=True, array_like=True, gc=False, tag=4):

@@ -65,7 +65,7 @@ class Follower:
         unknown until a miss.)
         """
         bookings = self._bookings.setdefault(source, {})
-        router, lost = self._router, list[str]()
+        lost = list[str]()
         for event in events:
             if isinstance(event, BookingOpened):
                 self._open(bookings, event)
@@ -78,7 +78,6 @@ class Follower:
                 continue
             if isinstance(event, BookingFirstToken):
                 booking.lease.first_token(event.now)
-                router.confirm(booking, event.now)
             elif isinstance(event, BookingMoved):
                 self._move(bookings, booking, event)
             elif self._close(bookings, booking, _outcome(event), event.now):
@@ -122,7 +121,7 @@ class Follower:
         )
         client, session = event.client, event.session_key
         prompt = Prompt(event.keys, event.units, event.block_units, event.scale, client=client, session_key=session)
-        prompt.breakpoints = event.breakpoints
+        prompt.origin, prompt.breakpoints = event.origin, event.breakpoints
         booking = router.book(prompt, lease, event.matched_blocks, event.unseen)
         booking.number = event.number
         bookings[event.number] = booking
@@ -161,4 +160,4 @@ class Follower:
 
 
 def _outcome(event: BookingClosed) -> Outcome:
-    return Outcome(event.ok, event.prompt_tokens, event.cached_tokens)
+    return Outcome(event.ok, event.prompt_tokens, event.cached_tokens, shown=event.shown, countable=event.countable)

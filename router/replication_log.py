@@ -80,7 +80,8 @@ class Journal:
 
     def closed(self, booking: Booking, outcome: Outcome, now: float) -> None:
         del self.open[booking.number]
-        self._add(BookingClosed(booking.number, outcome.ok, _count(outcome.prompt_tokens), _count(outcome.cached_tokens), now))
+        prompt, cached = _count(outcome.prompt_tokens), _count(outcome.cached_tokens)
+        self._add(BookingClosed(booking.number, outcome.ok, prompt, cached, now, outcome.shown, outcome.countable))
 
     def rent(self, prefix: bytes, seconds: float | None) -> None:
         """See `Rents.record`."""
@@ -119,6 +120,7 @@ def _opened(booking: Booking, *, silent: bool) -> BookingOpened:
         prompt.block_units,
         prompt.scale,
         prompt.client,
+        prompt.origin,
         prompt.session_key,
         prompt.breakpoints,
         lease.replica,

@@ -4,9 +4,12 @@
 one call without an await: two requests can never decide on the same stale state. The credit comes at booking, not at the
 answer, so that a burst of similar prompts goes to one replica.
 
-The credit is pending until the first token (or a good end) shows that the replica has computed the prompt. Only then are blocks
-evicted for it. A prompt that the engine refuses leaves no trace, and the part beyond the replica's context (or its cache size,
-if the context is unknown) is not credited.
+The credit is pending until the end of the answer: matched like any other, but it evicts nothing. Only the engine's count of
+prompt tokens confirms it, and evicts blocks for it, because only the count shows how much of the prompt was computed. A client
+may send fields that no template prints, and an engine may cut a prompt: if the count is far below the estimate, only as many
+leading blocks are credited as it pays for. Without a count (the engine reports none, the client has left) a credit stays
+pending if the answer has shown a token. A prompt that the engine refuses, or answers with nothing, leaves no trace, and the
+part beyond the replica's context (or its cache size, if the context is unknown) is not credited before the count.
 
 The index is corrected by events: a failure removes a pending credit, a replica that leaves or restarts is purged, and the
 engine's reported cached tokens reveal restarts and cache sizes (`evidence.py`). If less of a prompt was cached than predicted,
@@ -24,7 +27,9 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Final
 
 from router.booking import Booking, Owner
+from router.index.paid import PaidPrefixes
 from router.index.trie import RadixTrie
+from router.learning.allowances import Allowances, UncountedMemory
 from router.learning.evidence import Evidence, Miss
 from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
@@ -43,6 +48,9 @@ from router.types import KEY_BYTES, TOKEN_WEIGHT, BlockKeys, Candidate, Decision
 MAX_TOKENS_PER_UNIT: Final = 100  # an image has few bytes of canonical text, and up to a thousand tokens
 SHRINK_BYTES: Final = 1 << 18  # per sweep after the index bound was lowered: one large step would be a long pause
 TURN_TOKENS: Final = 4096  # a match of this length counts fully for the gap between turns: short matches are coincidental
+FAR_BELOW: Final = 2  # a count below the estimate by this factor credits the blocks that it pays for
+WEIGHED_TOKENS: Final = 1000  # from this count on it sets the weight of a new path: the template adds much to a short prompt
+PLENTY: Final = 4  # with 1 / PLENTY of its memory free, the index takes any credit without a count
 LONG_S: Final = 1.0  # after a longer request its blocks are credited again, as used at its end
 
 
@@ -81,6 +89,9 @@ class Router(Owner):
         self._chance = chance
         self._replicas: dict[str, Replica] = {}
         self._evidence: dict[str, Evidence] = {}
+        self._allowances: dict[str, Allowances] = {}
+        self._uncounted = UncountedMemory()
+        self._paid = PaidPrefixes(ttl_s, memory_bytes)
         self.scales = Scales()
         self._least_context = math.inf  # tokens: a lower bound of all replicas' context
 
@@ -91,7 +102,7 @@ class Router(Owner):
             self._policy = self._policies[policy]()
             self._least_cost = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
-        self.trie.ttl_s = ttl_s
+        self.trie.ttl_s = self._paid.trie.ttl_s = ttl_s
         self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
 
     def sweep(self, now: float) -> bool:
@@ -104,7 +115,8 @@ class Router(Owner):
             self.ledger.started(now - START_S)
         if shrinking := trie.max_bytes > self._memory_bytes:
             trie.max_bytes = max(self._memory_bytes, min(trie.max_bytes, trie.needed_bytes) - SHRINK_BYTES)
-        return trie.sweep(now) or shrinking
+        more = self._paid.trie.sweep(now)
+        return trie.sweep(now) or shrinking or more
 
     # -- replicas
 
@@ -114,6 +126,8 @@ class Router(Owner):
         O(1), or O(replicas) if the replica with the shortest context now accepts longer prompts.
         """
         known, capacity = self._replicas.get(replica.name), replica.capacity_tokens
+        if known is None:
+            self._allowances[replica.name] = Allowances()
         self._replicas[replica.name] = replica
         self.ledger.rates.add(replica.name, replica.pool)
         if known is not None and _context_of(known) <= self._least_context < _context_of(replica):
@@ -130,6 +144,7 @@ class Router(Owner):
         self._record_loss(name)
         self._replicas.pop(name, None)
         self._evidence.pop(name, None)
+        self._allowances.pop(name, None)
         self._forget(name)
         self.trie.remove_replica(name)
         self.ledger.starting.pop(name, None)
@@ -235,20 +250,6 @@ class Router(Owner):
         if self.journal:
             self.journal.first_token(booking, now)
         booking.lease.first_token(now)
-        self.confirm(booking, now)
-
-    def confirm(self, booking: Booking, now: float) -> None:
-        """The replica has computed the booking's prompt, as observed by this or another router."""
-        if booking.pending:
-            tail = booking.tail
-            self._clear_pending(booking)
-            name = booking.lease.replica
-            replica = self._replicas.get(name)
-            if replica is not None and replica.one_conversation:
-                self.purge(name)
-                self.trie.insert(name, booking.prompt.keys, now, weight=booking.weight)
-                return
-            self.trie.confirm(name, booking.prompt.keys, now, tail, weight=booking.weight)
 
     def move(self, booking: Booking, replicas: Collection[str], now: float) -> None:
         """See Booking.move."""
@@ -291,29 +292,39 @@ class Router(Owner):
             self._clear_pending(booking)
             self.ledger.remove(name)
             return False
-        if not outcome.ok:
+        tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
+        if tokens is not None and not 0 < tokens < MAX_TOKENS_PER_UNIT * prompt.units:
+            tokens = cached = None
+        if not outcome.ok or (tokens is None and not outcome.shown):
             self._take_back(booking)
             return False
-        self.confirm(booking, now)
-        evidence.answered(prompt.client, now)
-        tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
-        restarted, computed = False, lease.uncached_tokens
-        self.scales.learn(prompt.scale, prompt.units, tokens)
-        if tokens is not None and cached is not None and 0 <= cached <= tokens < MAX_TOKENS_PER_UNIT * prompt.units:
-            computed = tokens - cached
-            restarted = self._believe(booking, evidence, cached, now)
-        else:
+        if outcome.cached_tokens is None and prompt.keys:
+            self._paid.add(name, prompt, now)
+        keys, counted = self._settle(booking, tokens, now), tokens is not None
+        evidence.answered(prompt.origin, now)
+        if not outcome.countable:
+            tokens = cached = None
+        if tokens is None or cached is None or not 0 <= cached <= tokens:
             cached = None
-        if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
-            lease.load.rate.learn(computed, lease.prefill_s)
+        restarted = self._learn_counts(booking, evidence, keys, tokens, cached, now)
+        whole = len(keys) == len(prompt.keys)
         if prompt.session_key:
             self._learn_session(booking, cached)
-            self.sessions.answered(prompt.session_key, name, prompt.units, now)
-        if prompt.breakpoints:
+            units = prompt.units if whole else len(keys) // KEY_BYTES * prompt.block_units
+            self.sessions.answered(prompt.session_key, name, units, now)
+        if prompt.breakpoints and whole:
             self.promises.make(prompt, self._promisable(prompt), name, now)
-        if now - since > LONG_S or evidence.purged_at >= since:
-            self.trie.insert(name, prompt.keys, now, weight=booking.weight)
+        if counted and (now - since > LONG_S or evidence.purged_at >= since):
+            self.trie.insert(name, keys, now, weight=booking.weight)
         return restarted
+
+    def paid_tokens(self, booking: Booking) -> int:
+        """See Booking.paid_tokens."""
+        best = booking.decision.best
+        if not best.matched_blocks:
+            return 0
+        paid = self._paid.blocks(best.replica, booking.prompt, self.trie.now)
+        return best.matched_tokens * min(paid, best.matched_blocks) // best.matched_blocks
 
     def stored(self, number: int, replica: str, model: str, now: float) -> None:
         """A replica stores an object of this number, for later requests that name it."""
@@ -387,6 +398,7 @@ class Router(Owner):
         if not self._least_cost:  # that policy stores nothing
             self._policy.booked(name)
         keys = self._creditable(booking)
+        self._back(booking, len(keys) // KEY_BYTES - booking.matched_blocks)
         booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         if idle_s is not None:
@@ -411,16 +423,91 @@ class Router(Owner):
 
     # -- learning
 
+    def _settle(self, booking: Booking, count: int | None, now: float) -> BlockKeys:
+        """The end of a good answer: credit the replica with the booking's prompt as far as the engine has counted it.
+
+        Returns the keys of the credited blocks.
+        """
+        prompt, name, trie = booking.prompt, booking.lease.replica, self.trie
+        if not prompt.keys:
+            return prompt.keys
+        if count is None:
+            size, most = booking.reserved, trie.max_bytes
+            full = trie.size_bytes > most - most // PLENTY
+            if full and not self._uncounted.admit(prompt.origin, size, most, now, trie.ttl_s):
+                self._take_back(booking)
+                return b""
+            self._clear_pending(booking)
+            return prompt.keys
+        keep, known = prompt.blocks, min(booking.matched_blocks, prompt.blocks)
+        weight = trie.weight_of(prompt.keys, booking.weight)
+        paid, estimate = count * TOKEN_WEIGHT, weight * prompt.units // prompt.block_units
+        if paid * FAR_BELOW < estimate:
+            keep = min(keep, paid // weight)
+            trie.take_back(name, prompt.keys, keep)
+        elif count >= WEIGHED_TOKENS:
+            counted = paid * prompt.block_units // prompt.units
+            trie.weigh(name, prompt.keys, max(weight // FAR_BELOW, min(counted, weight * FAR_BELOW), 1))
+        keys = prompt.keys[: keep * KEY_BYTES]
+        self._confirm(booking, keys, now)
+        if keep > known:
+            self._allowances[name].count(prompt.origin, (keep - known) * weight, trie.capacity_of(name), now, trie.ttl_s)
+        return keys
+
+    def _confirm(self, booking: Booking, keys: BlockKeys, now: float) -> None:
+        """The replica holds these leading blocks of the booking's prompt: evict others for them."""
+        tail, name = booking.tail, booking.lease.replica
+        self._clear_pending(booking)
+        replica = self._replicas.get(name)
+        if replica is not None and replica.one_conversation:
+            self.purge(name)
+            self.trie.insert(name, keys, now, weight=booking.weight)
+            return
+        self.trie.confirm(name, keys, now, tail, weight=booking.weight)
+
+    def _back(self, booking: Booking, blocks: int) -> None:
+        """Reserve the weight of the booking's new blocks of its client's allowance."""
+        lease, trie = booking.lease, self.trie
+        allowances = self._allowances.get(lease.replica)
+        if blocks <= 0 or allowances is None:
+            return
+        weight = blocks * trie.weight_of(booking.prompt.keys, booking.weight)
+        if allowances.reserve(booking.prompt.origin, weight, lease.since, trie.ttl_s):
+            booking.allowances, booking.backed = allowances, weight
+            trie.back(lease.replica, allowances.reserved)
+
     def _take_back(self, booking: Booking) -> None:
-        """Remove a pending credit: the replica did not compute the prompt."""
+        """Remove a pending credit: the replica computed nothing of the prompt beyond its match."""
         if booking.pending:
             self._clear_pending(booking)
-            self.trie.take_back(booking.lease.replica, booking.prompt.keys)
+            self.trie.take_back(booking.lease.replica, booking.prompt.keys, booking.matched_blocks)
 
     def _clear_pending(self, booking: Booking) -> None:
         """End the pending state of the booking's credit."""
+        if (allowances := booking.allowances) is not None:
+            name = booking.lease.replica
+            allowances.release(booking.prompt.origin, booking.backed)
+            booking.allowances, booking.backed = None, 0
+            if self._allowances.get(name) is allowances:
+                self.trie.back(name, allowances.reserved)
         self.trie.pending_bytes -= booking.reserved
         booking.pending, booking.tail, booking.reserved = False, None, 0
+
+    def _learn_counts(
+        self, booking: Booking, evidence: Evidence, keys: BlockKeys, tokens: int | None, cached: int | None, now: float
+    ) -> bool:
+        """Learn from the engine's counts of prompt tokens and cached tokens. True if it had lost its cache."""
+        prompt, lease = booking.prompt, booking.lease
+        restarted, computed = False, lease.uncached_tokens
+        self.scales.learn(prompt.scale, prompt.units, tokens, prompt.origin)
+        if tokens is not None:
+            computed = min(computed, tokens)
+            if cached is not None:
+                computed = tokens - cached
+                restarted = self._believe(booking, evidence, keys, cached, now)
+        if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
+            lease.load.rate.learn(computed, lease.prefill_s)
+        return restarted
 
     def _learn_session(self, booking: Booking, cached: int | None) -> None:
         """Learn the share of the session that the replica had beyond the match. cached: tokens, as reported."""
@@ -431,8 +518,8 @@ class Router(Owner):
         elif cached is not None:
             self.sessions.learn(prompt.session_key, unseen, min(max(0.0, cached - matched), unseen))
 
-    def _believe(self, booking: Booking, evidence: Evidence, cached: int, now: float) -> bool:
-        """Learn from the engine's reported cached tokens. True if it had lost its cache."""
+    def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, cached: int, now: float) -> bool:
+        """Learn from the engine's reported cached tokens. keys: of the computed blocks. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # Tolerance of one block: tokens are an estimate, and an engine's blocks end at other places.
@@ -446,7 +533,7 @@ class Router(Owner):
             self.trie.add_replica(name, evidence.capacity)
         elif not (restarted or lost):
             return False
-        self.trie.insert(name, prompt.keys, now, weight=booking.weight)  # the whole prompt was computed
+        self.trie.insert(name, keys, now, weight=booking.weight)
         return restarted
 
     def _weigh(self, booking: Booking, evidence: Evidence, idle_s: float, cached: int, lost: bool, now: float) -> bool:
@@ -455,18 +542,20 @@ class Router(Owner):
         since = lease.since - idle_s
         if lost:
             end, believed = booking.matched_blocks * KEY_BYTES, self.trie.weight_held_by(lease.replica)
-            younger = self._younger(booking, since) if evidence.learns_capacity else None
-            miss = Miss(prompt.client, prompt.keys[end - KEY_BYTES : end], lease.since, younger, believed, cached == 0)
+            younger = self._younger(booking, since, confirmed=False) if evidence.learns_capacity else None
+            miss = Miss(prompt.origin, prompt.keys[end - KEY_BYTES : end], lease.since, younger, believed, cached == 0)
             return evidence.lost(miss, evidence.single_client(now, self.trie.ttl_s))
         if cached:
             evidence.hit()
             if evidence.worth_measuring(idle_s, now):
-                evidence.kept(self._younger(booking, since))
+                evidence.kept(self._younger(booking, since, confirmed=True))
         return False
 
-    def _younger(self, booking: Booking, since: float) -> int | None:
-        """Weight of the replica's blocks used after `since`, without the prompt's own; None if too many to count."""
-        used = self.trie.used_since(booking.lease.replica, since)
+    def _younger(self, booking: Booking, since: float, *, confirmed: bool) -> int | None:
+        """Weight of the replica's blocks used after `since`, or of the confirmed ones, without the prompt's own; None if too
+        many to count.
+        """
+        used = self.trie.used_since(booking.lease.replica, since, confirmed=confirmed)
         return None if used is None else max(0, used - booking.prompt.blocks * self._block_weight(booking))
 
     def _block_weight(self, booking: Booking) -> int:
@@ -488,7 +577,11 @@ class Router(Owner):
         self.objects.check()
         assert len(self.scales) <= MAX_SCALES
         assert self.trie.pending_bytes >= 0
-        assert set(self.trie.held()) == set(self._replicas) == set(self._evidence)
+        assert set(self.trie.held()) == set(self._replicas) == set(self._evidence) == set(self._allowances)
+        for allowances in self._allowances.values():
+            allowances.check()
+        self._uncounted.clients.check()
+        self._paid.check()
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}, {self.ledger!r}, {self.trie!r}>"

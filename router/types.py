@@ -30,12 +30,13 @@ class Prompt:
     in token ids. block_units: the length of one block, in the same units. scale: the name under which units per token are
     learned (a model's bounded label); "" if a unit is a token. session: the conversation that the client names, or ""; for
     sticky policies only. session_key: a number for the session, 0 without one; used by the cost (`learning/sessions.py`).
-    client: a hash that identifies the client, as far as the gateway can distinguish clients. breakpoints: (blocks, seconds)
+    client: a hash that identifies the client, as far as the gateway can distinguish clients. origin: likewise, by properties
+    that a client cannot make up, for evidence about replicas. breakpoints: (blocks, seconds)
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
-    (`learning/promises.py`). Set by the creator of the prompt.
+    (`learning/promises.py`). Both set by the creator of the prompt.
     """
 
-    __slots__ = ("block_units", "breakpoints", "client", "keys", "scale", "session", "session_key", "units")
+    __slots__ = ("block_units", "breakpoints", "client", "keys", "origin", "scale", "session", "session_key", "units")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Prompt:
         self.session = session
         self.client = client
         self.session_key = session_key
+        self.origin = client
         self.breakpoints: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -66,7 +68,7 @@ class Prompt:
 
     def _fields(self) -> tuple[object, ...]:
         names = self.session, self.client, self.session_key
-        return self.keys, self.units, self.block_units, self.scale, *names, self.breakpoints
+        return self.keys, self.units, self.block_units, self.scale, *names, self.origin, self.breakpoints
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompt) and self._fields() == other._fields()
@@ -75,7 +77,7 @@ class Prompt:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return f"Prompt{self._fields()[:-1]!r}"
+        return f"Prompt{self._fields()[:-2]!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +159,34 @@ class Decision:
 
 @mypyc_attr(acyclic=True)
 class Outcome:
-    """The end of a request. prompt_tokens, cached_tokens: the engine's counts, None if it reports none."""
+    """The end of a request. prompt_tokens, cached_tokens: the engine's counts, None if it reports none. shown: the answer had a
+    token, so that at least the prompt was computed. countable: the counts are about this prompt alone; else prompt_tokens may
+    be larger.
+    """
 
-    __slots__ = ("cached_tokens", "ok", "prompt_tokens")
+    __slots__ = ("cached_tokens", "countable", "ok", "prompt_tokens", "shown")
 
-    def __init__(self, ok: bool, prompt_tokens: int | None = None, cached_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        ok: bool,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        *,
+        shown: bool = True,
+        countable: bool = True,
+    ) -> None:
         self.ok = ok
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = cached_tokens
+        self.shown = shown
+        self.countable = countable
 
     def uncounted(self) -> Outcome:
         """The same end without counts."""
-        return Outcome(self.ok)
+        return Outcome(self.ok, shown=self.shown or self.prompt_tokens is not None)
 
     def _fields(self) -> tuple[object, ...]:
-        return self.ok, self.prompt_tokens, self.cached_tokens
+        return self.ok, self.prompt_tokens, self.cached_tokens, self.shown, self.countable
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Outcome) and self._fields() == other._fields()
@@ -180,7 +195,7 @@ class Outcome:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return f"Outcome({self.ok}, {self.prompt_tokens}, {self.cached_tokens})"
+        return f"Outcome{self._fields()!r}"
 
 
 class Random(Protocol):

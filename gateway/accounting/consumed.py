@@ -2,7 +2,8 @@
 
     the engine reported                    counted                                                         estimated
     everything                             as reported                                                     ""
-    no cached tokens                       the router's prediction, as a share of the prompt               CACHED
+    no cached tokens                       the router's prediction, as a share of the prompt, as far as    CACHED
+                                           answers charged to this client have put it there
     usage before the end of the answer     the tokens of the answer that passed                            OUTPUT
     no cached tokens, and early; nothing   the prompt as reported, else as the router estimated it         TOKENS
 

@@ -95,6 +95,11 @@ def generates(endpoint: str, *, has_prompt: bool) -> bool:
     return ENDPOINTS.get(endpoint, has_prompt)
 
 
+def computes(endpoint: str, method: str) -> bool:
+    """True if a model is known to compute the answers of this endpoint, so that the size of a request is work."""
+    return method == "POST" and ENDPOINTS.get(endpoint, False)
+
+
 class Dialects:
     """Finds the dialect of a path or a name. table: by path."""
 

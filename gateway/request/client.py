@@ -69,6 +69,12 @@ class Caller:
         """
         return self.key or xxh3_64_intdigest(address.encode())
 
+    def origin(self, address: str) -> int:
+        """A number for the sender by properties that it cannot make up, for evidence about replicas: the tenant of its key, or
+        without keys its address.
+        """
+        return xxh3_64_intdigest((address if self.grant is None else f"tenant {self.tenant}").encode("utf-8", "surrogatepass"))
+
     def __repr__(self) -> str:
         return f"<Caller {self.tenant!r}, {self.key:x}>"
 

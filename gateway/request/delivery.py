@@ -93,6 +93,7 @@ class Delivery:
                 body = await _watched(exchange, body)
             if exchange.usage is None:
                 delivered.passed = len(body) // BYTES_PER_TOKEN
+                delivered.shown = answer.status == 200 and exchange.api.metered and _has_output(exchange, body)
             if open_ and answer.status == 200 and exchange.api.metered:
                 headers += self._cost(exchange)
             reply.begin(answer.status, headers, length=len(body), first=body)
@@ -208,6 +209,7 @@ class Delivery:
                 delivered.usage = tail.usage()  # some engines write it before the last part
             if exchange.usage is None:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
+                delivered.shown = tail is not None
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError, *, events: bool) -> None:
         """End an answer that cannot be completed: by an error event if the dialect has one, else by cutting the connection."""
@@ -227,6 +229,16 @@ class Delivery:
             reply.cut()
         else:
             reply.end(event)
+
+
+def _has_output(exchange: Exchange, body: bytes) -> bool:
+    """True if a plain answer has a text, a call or a thought."""
+    assembler = exchange.dialect.assembler()
+    if assembler is None:
+        return False
+    assembler.read(body)
+    read = assembler.answer()
+    return read is not None and bool(read.parts)
 
 
 async def _watched(exchange: Exchange, body: bytes) -> bytes:

@@ -113,8 +113,8 @@ class DeliveryLog:
     status: 0 before an answer. reply: None before an answer. awaits_token: a stream has no token so far. first_token,
     last_byte: readings of the clock. done_sent: the stream's own end was sent: a client that disconnects then has everything.
     reader: of the stream. resumed: number of times that another replica continued it. passed: tokens of its finished streams.
-    late: more tokens passed after the usage. error: why the answer could not be completed, or "". bill: of a plain answer, made
-    before it was sent.
+    shown: a plain answer has a token. late: more tokens passed after the usage. error: why the answer could not be completed,
+    or "". bill: of a plain answer, made before it was sent.
     """
 
     __slots__ = (
@@ -129,6 +129,7 @@ class DeliveryLog:
         "reader",
         "reply",
         "resumed",
+        "shown",
         "status",
         "usage",
     )
@@ -143,6 +144,7 @@ class DeliveryLog:
         self.reader: StreamReader | None = None
         self.resumed = 0
         self.passed = 0
+        self.shown = False
         self.late = False
         self.error = ""
         self.usage: Usage | None = None
@@ -332,7 +334,8 @@ class Exchange:
         """The consumption of this request over all attempts. whole: the answer reached its end."""
         decision, trial = self.booking.decision, self.attempts.trial
         caches = trial is None or trial[1].facts.caching is not False
-        predicted = Prediction(decision.prompt_tokens, decision.best.matched_tokens, caches=caches)
+        cached = self.booking.paid_tokens if reported is None or reported.cached is None else 0
+        predicted = Prediction(decision.prompt_tokens, cached, caches=caches)
         delivered = self.delivered
         return consumed(reported, predicted, delivered.passed, whole=whole and not delivered.late, images=self.api.images)
 

@@ -101,9 +101,9 @@ class Placement:
 
 class AnswerRecord:
     """The answer to a request. answered: the status of the replica's answer that the client got, 0: none. ok: the replica
-    answered well. complete: the answer was good and sent completely. own: the gateway answers, and no replica. resumed: number
-    of times that another replica continued it. translated: the replica was asked in chat. unread: a session (101) may have used
-    tokens that its usage lacks.
+    answered well. shown: at least a token of the answer has come. complete: the answer was good and sent completely. own: the
+    gateway answers, and no replica. resumed: number of times that another replica continued it. translated: the replica was
+    asked in chat. unread: a session (101) may have used tokens that its usage lacks.
     """
 
     answered = 0
@@ -113,6 +113,7 @@ class AnswerRecord:
     ok = False
     own = False
     resumed = 0
+    shown = False
     translated = False
     unread = False
 

@@ -60,8 +60,9 @@ class RouterOutcome:
         booking = request.booking
         if booking is None:
             return
-        usage = request.spent.usage if request.subject.countable else None
-        outcome = Outcome(request.answer.ok, usage.prompt if usage else None, usage.cached if usage else None)
+        answer, usage = request.answer, request.spent.usage
+        prompt, cached = (usage.prompt, usage.cached) if usage else (None, None)
+        outcome = Outcome(answer.ok, prompt, cached, shown=answer.shown, countable=request.subject.countable)
         if booking.close(outcome, request.ended):
             self._fleet.zero_hits(request.placement.replica)
 

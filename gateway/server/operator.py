@@ -216,8 +216,7 @@ class Operator:
         api = exchange.api
         way, target = await self._goes_to(exchange)
         target.require()
-        number = caller.number(request.lease.account.client)
-        prompt = prompt_of(self._live, api, caller, target.label, number)
+        prompt = prompt_of(self._live, api, caller, target.label, request.lease.account.client)
         decision, ranking = self._router.rank(prompt, target.replicas, self._clock())
         return _json(
             {

@@ -77,13 +77,13 @@ class UseList:
     """One replica's holds in LRU order (stale to fresh), a ring around a sentinel. Operations are O(1), except `used_since` and
     `next_end`.
 
-    blocks: of all holds. weight: of these blocks together. pending: weight of the unconfirmed blocks. count: holds. capacity:
-    the weight that the replica can hold, or UNBOUNDED. floor: for a list of purged holds, the time of the last purge: all its
-    holds were last used before, and every live hold of the replica after it. dooms: some holds are doomed. survivor_used: last
-    use of the stalest block that is not doomed.
+    blocks: of all holds. weight: of these blocks together. pending: weight of the unconfirmed blocks. backed: weight of pending
+    blocks that hide others already. count: holds. capacity: the weight that the replica can hold, or UNBOUNDED. floor: for
+    a list of purged holds, the time of the last purge: all its holds were last used before, and every live hold of the replica
+    after it. dooms: some holds are doomed. survivor_used: last use of the stalest block that is not doomed.
     """
 
-    __slots__ = ("blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used", "weight")
+    __slots__ = ("backed", "blocks", "capacity", "count", "dooms", "floor", "pending", "ring", "survivor_used", "weight")
 
     def __init__(self, ring: Hold, capacity: int = UNBOUNDED) -> None:
         self.ring = ring
@@ -95,7 +95,13 @@ class UseList:
         self.blocks = 0
         self.weight = 0
         self.pending = 0
+        self.backed = 0
         self.count = 0
+
+    @property
+    def burden(self) -> int:
+        """The weight that counts against the capacity: of the confirmed blocks, and of the backed pending ones."""
+        return self.weight - self.pending + (self.backed if self.backed < self.pending else self.pending)
 
     @property
     def stalest(self) -> Hold | None:
@@ -128,14 +134,16 @@ class UseList:
             hold.doomed = 0
             hold = hold.fresher
 
-    def used_since(self, since: float, most_holds: int) -> int | None:
-        """Weight of the holds used after `since`; None if there are more than most_holds of them. O(those holds)."""
+    def used_since(self, since: float, most_holds: int, confirmed: bool) -> int | None:
+        """Weight of the holds used after `since`, or of their confirmed blocks; None if there are more than most_holds of them.
+        O(those holds).
+        """
         weight, holds, hold = 0, 0, self.ring.staler
         while hold is not self.ring and hold.used > since:
             if holds == most_holds:
                 return None
             holds += 1
-            weight += hold.blocks * hold.node.weight
+            weight += (hold.confirmed if confirmed else hold.blocks) * hold.node.weight
             hold = hold.staler
         return weight
 
@@ -217,13 +225,19 @@ class UseList:
             hold.staler, hold.fresher = last, ring
             last.fresher = ring.staler = hold
 
+    def weigh(self, hold: Hold, less: int) -> None:
+        """The hold's blocks will weigh less, each by `less` (or more, if negative)."""
+        self.weight -= hold.blocks * less
+        self.pending -= (hold.blocks - hold.confirmed) * less
+
     def shorten(self, hold: Hold, keep: int) -> None:
-        """Keep only the first `keep` blocks of the hold; they are confirmed."""
+        """Keep only the first `keep` blocks of the hold."""
         gone, weight = hold.blocks - keep, hold.node.weight
-        self.pending -= (hold.blocks - hold.confirmed) * weight
+        confirmed = hold.confirmed if hold.confirmed < keep else keep
+        self.pending -= (gone - hold.confirmed + confirmed) * weight
         self.weight -= gone * weight
         self.blocks -= gone
-        hold.blocks = hold.confirmed = keep
+        hold.blocks, hold.confirmed = keep, confirmed
         if hold.doomed:
             hold.doomed = max(0, hold.doomed - gone)
 

@@ -4,8 +4,9 @@
 
 - `insert` credits a replica with a prompt. A pending credit (of a request in flight) evicts nothing: it counts neither against
   the replica's capacity nor, up to a share of the memory bound, against that bound; blocks beyond the share are not credited.
-  `confirm` makes it a firm one, once the replica has shown that it computed the prompt, and enforces the bounds. `take_back`
-  removes its pending part, except blocks that other prompts of the replica extend.
+  Up to the weight of `back` it hides the blocks that it will evict. `confirm` makes it a firm one, once the engine has counted
+  the prompt, and enforces the bounds. `take_back` removes its pending part, except blocks that other prompts
+  of the replica extend.
 - TTL since last use, capacity (weight of a replica's blocks) and memory (bytes of all) drop holds from the stale ends of the
   lists. Blocks of different prompts differ in size; a block's weight is a positive integer in the unit of the capacities (the
   router's: thousandths of a token), so that sums are exact. `match` ignores expired and dead holds at once, even before they
@@ -76,6 +77,11 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         return uses.weight if uses else 0
 
+    def capacity_of(self, replica: str) -> int:
+        """The weight that a replica can hold, or UNBOUNDED. O(1)."""
+        uses = self._uses.get(replica)
+        return uses.capacity if uses else UNBOUNDED
+
     def pending_of(self, replica: str) -> int:
         """The weight of a replica's pending blocks. O(1)."""
         uses = self._uses.get(replica)
@@ -88,14 +94,16 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         if uses is None or uses.capacity == UNBOUNDED or not uses.count:
             return 0, 0.0
-        free = uses.capacity - uses.weight
+        free = uses.capacity - uses.burden
         out = blocks - free // weight if free > 0 else blocks
         return (out if out > 0 else 0), uses.survivor_used if uses.dooms else uses.ring.fresher.used
 
-    def used_since(self, replica: str, since: float) -> int | None:
-        """Weight of a replica's blocks used after `since`; None if there are too many to count. O(holds used after it)."""
+    def used_since(self, replica: str, since: float, *, confirmed: bool) -> int | None:
+        """Weight of a replica's blocks used after `since`, or of the confirmed ones; None if there are too many to count.
+        O(holds used after it).
+        """
         uses = self._uses.get(replica)
-        return uses.used_since(since, MAX_COUNTED) if uses else 0
+        return uses.used_since(since, MAX_COUNTED, confirmed) if uses else 0
 
     def next_end(self, replica: str, after: Hold | None, since: float) -> Hold | None:
         """The end of the replica's next prompt that was used after `since` and before `after`, a live hold (None: the most
@@ -256,30 +264,57 @@ class RadixTrie(Tree):
         # The last key stands for all keys before it.
         return end // KEY_BYTES if end > 0 and node.edge[end - KEY_BYTES : end] == keys[-KEY_BYTES:] else 0
 
-    def take_back(self, replica: str, keys: BlockKeys) -> None:
-        """The replica did not compute the prompt: remove its pending credit, up to blocks that another prompt extends.
+    def take_back(self, replica: str, keys: BlockKeys, keep: int = 0) -> None:
+        """The replica did not compute the prompt beyond its first `keep` blocks: remove the pending credit there, up to blocks
+        that another prompt extends.
 
-        It also stops at blocks with an expired extension that is not dropped yet. O(edges on the path +
-        MAX_CHILDREN for each of them).
+        It also stops at blocks with an expired extension that is not dropped yet. O(edges on the path + MAX_CHILDREN for each
+        of them).
         """
         uses = self._uses.get(replica)
         if uses is None or not uses.pending:
             return
-        path, _, shared = self._walk(keys)
+        path, start, shared = self._walk(keys)
         stale = self.now - self.ttl_s
+        # The lengths of the edges before any of them is merged.
         steps = [(node, node.length) for node in path[:-1]] + [(node, shared) for node in path[-1:]]
-        for node, blocks in reversed(steps):
+        for number in range(len(steps) - 1, -1, -1):
+            node, blocks = steps[number]
             hold = node.holders.get(replica)
-            if hold is None or self._is_dead(replica, hold):
-                continue
-            keep = hold.confirmed if hold.used > stale else 0
-            if keep >= hold.blocks or hold.blocks > blocks or self._held_below(node, replica):
-                break
-            self.evicted["correction"] += hold.blocks - keep
-            self._drop(replica, uses, hold, keep)
-            if keep:
-                break
+            if hold is not None and not self._is_dead(replica, hold):
+                least = max(0, keep - start)
+                if least < hold.confirmed and hold.used > stale:
+                    least = hold.confirmed
+                if least >= hold.blocks or hold.blocks > blocks or self._held_below(node, replica):
+                    break
+                self.evicted["correction"] += hold.blocks - least
+                self._drop(replica, uses, hold, least)
+                if least:
+                    break
+            if number:
+                start -= steps[number - 1][1]
         self._foresee(uses)
+
+    def back(self, replica: str, weight: int) -> None:
+        """Pending credits of the replica hide other blocks up to this weight. O(1)."""
+        if uses := self._uses.get(replica):
+            uses.backed = weight
+
+    def weigh(self, replica: str, keys: BlockKeys, weight: int) -> None:
+        """An engine has counted the prompt: set the weight of its blocks, unless they share their path with other prompts or
+        replicas. O(1) after a walk.
+        """
+        path, _, shared = self._walk(keys)
+        uses = self._uses.get(replica)
+        if uses is None or len(path) != 1 or shared * KEY_BYTES != len(keys):
+            return
+        node = path[0]
+        hold = node.holders.get(replica)
+        if hold is None or node.children or len(node.holders) > 1 or node.length != shared:
+            return
+        self._list_of(replica, hold).weigh(hold, node.weight - weight)
+        node.weight = weight
+        self._heaviest = max(self._heaviest, weight)
 
     # -- bounds
 
@@ -318,12 +353,12 @@ class RadixTrie(Tree):
         self._foresee(uses)
 
     def _foresee(self, uses: UseList) -> None:
-        """Exclude from matches the blocks to be evicted when all pending credits are confirmed: half of the capacity at
+        """Exclude from matches the blocks to be evicted when the backed pending credits are confirmed: half of the capacity at
         most.
         """
         capacity = uses.capacity
-        if uses.weight > capacity:
-            uses.foresee(uses.weight - capacity, capacity // 2, MAX_FORESEEN)
+        if uses.weight > capacity and (excess := uses.burden - capacity) > 0:
+            uses.foresee(excess, capacity // 2, MAX_FORESEEN)
         elif uses.dooms:
             uses.foresee(0, 0, MAX_FORESEEN)
 

@@ -2,6 +2,10 @@
 
 A token is between a part of a character and a long word: text has MIN_UNITS to MAX_UNITS bytes per token. Other reported values
 are clamped. Values far outside are not about text (an image is a thousand tokens in a few bytes), or wrong, and are ignored.
+
+A client chooses its prompts, and what its engine prints of them. So each client has an estimate of its own, and the scale is
+their median, weighted by the tokens of each up to FULL_WEIGHT: no single client moves it once there are others. Of two, the
+first one decides.
 """
 
 from __future__ import annotations
@@ -18,6 +22,59 @@ SCALE_HALF_LIFE_TOKENS: Final = 20_000.0
 MIN_UNITS: Final = 1.0
 MAX_UNITS: Final = 16.0
 MAX_SCALES: Final = 1024
+MAX_CLIENTS: Final = 16  # of a scale: the first one, and the latest
+FULL_WEIGHT: Final = 10_000.0  # tokens
+FIRST_SHARE: Final = 1.5  # the weight of the first client
+
+RESTORED: Final = 0  # the client in whose place another router's estimate stands
+
+
+class Scale:
+    """The scale of one name. value: units per token. Operations are O(MAX_CLIENTS log MAX_CLIENTS)."""
+
+    __slots__ = ("_clients", "value")
+
+    def __init__(self) -> None:
+        self.value = DEFAULT_UNITS_PER_TOKEN
+        self._clients: OrderedDict[int, Ratio] = OrderedDict()  # the first one stays the first
+
+    def learn(self, seen: float, weight: float, client: int) -> None:
+        ratio = self._clients.get(client)
+        if ratio is None:
+            ratio = self._clients[client] = Ratio(self.value, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
+            if len(self._clients) > MAX_CLIENTS:
+                _, second, *_ = self._clients
+                del self._clients[second]
+        elif client != next(iter(self._clients)):
+            self._clients.move_to_end(client)
+        ratio.learn(ratio.near(seen) * weight, weight, weight)
+        self.value = ratio.value if len(self._clients) == 1 else self._median()
+
+    def restore(self, sums: tuple[float, float]) -> None:
+        ratio = self._clients[RESTORED] = Ratio(self.value, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
+        ratio.restore(sums)
+        self.value = ratio.value
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """(units, tokens) of an estimate with this value."""
+        tokens = max(ratio.sums[1] for ratio in self._clients.values())
+        return self.value * tokens, tokens
+
+    def _median(self) -> float:
+        weighed, share, total = list[tuple[float, float]](), FIRST_SHARE, 0.0
+        for ratio in self._clients.values():
+            weight = min(ratio.sums[1], FULL_WEIGHT) * share
+            weighed.append((ratio.value, weight))
+            total += weight
+            share = 1.0
+        weighed.sort()
+        left = total / 2
+        for value, weight in weighed:
+            left -= weight
+            if left <= 0:
+                return value
+        return self.value
 
 
 class Scales:
@@ -28,7 +85,7 @@ class Scales:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Ratio] = OrderedDict()
+        self._known: OrderedDict[str, Scale] = OrderedDict()
 
     def units_per_token(self, name: str) -> float:
         """The scale of a name; 1 without a name: a unit is a token."""
@@ -37,8 +94,8 @@ class Scales:
         known = self._known.get(name)
         return known.value if known else DEFAULT_UNITS_PER_TOKEN
 
-    def learn(self, name: str, units: int, tokens: int | None) -> None:
-        """An engine has counted `tokens` tokens in a prompt of `units` units.
+    def learn(self, name: str, units: int, tokens: int | None, client: int = 0) -> None:
+        """An engine has counted `tokens` tokens in a client's prompt of `units` units.
 
         It counts by its tokens, a short prompt by their square, because the template adds most of its tokens. (Without that, 60
         prompts "hi" turned an estimate of 1,700 tokens into 6,300.) An observation is clamped to a factor of two around the
@@ -48,14 +105,14 @@ class Scales:
             return
         scale = self._known.get(name)
         if scale is None:
-            scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
+            scale = self._known[name] = Scale()
             if len(self._known) > MAX_SCALES:
                 self._known.popitem(last=False)
         elif len(self._known) > MAX_SCALES // 2:
             self._known.move_to_end(name)
         weight = min(tokens * min(1.0, tokens / SCALE_FULL_TOKENS), SCALE_HALF_LIFE_TOKENS)
         plausible = min(max(units / tokens, MIN_UNITS), MAX_UNITS)
-        scale.learn(scale.near(plausible) * weight, weight, weight)
+        scale.learn(plausible, weight, client)
 
     def entries(self) -> list[tuple[str, tuple[float, float]]]:
         """(name, sums of units and tokens), for another router's `restore`. O(scales)."""
@@ -64,7 +121,7 @@ class Scales:
     def restore(self, name: str, sums: tuple[float, float]) -> None:
         """Take over the sums of another router, unless the name was learned here."""
         if name and name not in self._known and len(self._known) < MAX_SCALES:
-            scale = self._known[name] = Ratio(DEFAULT_UNITS_PER_TOKEN, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
+            scale = self._known[name] = Scale()
             scale.restore(sums)
 
     def __len__(self) -> int:

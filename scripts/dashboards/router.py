@@ -98,7 +98,7 @@ _INDEX: Final = Row(
         Panel(
             "Evicted blocks",
             "Why entries go, at the gateway that evicts most. ttl and capacity are normal; memory all the time: raise "
-            "`routing.memory_mb`; correction: requests fail before their first token.",
+            "`routing.memory_mb`; correction: requests fail, or engines count less than expected.",
             "cps",
             (Query(f"max by (reason) ({_of.rate('trie_evicted_blocks_total')})", "{{reason}}"),),
             width=6,

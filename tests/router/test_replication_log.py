@@ -357,7 +357,7 @@ def test_of_a_very_long_prompt_others_are_told_the_beginning() -> None:
 
 
 def opened(number: int, keys: bytes = b"12345678") -> BookingOpened:
-    return BookingOpened(number, keys, 20, 10, "", 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0)
+    return BookingOpened(number, keys, 20, 10, "", 0, 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0)
 
 
 @pytest.mark.parametrize(("bounds", "fit"), [({"most_open": 3}, 3), ({"most_bytes": 40}, 5)])
@@ -368,7 +368,7 @@ def test_what_others_have_open_is_bounded(bounds: dict[str, int], fit: int) -> N
     follower.apply(2, [opened(number) for number in range(1, 100)])
     assert router.ledger.open_leases == fit
     follower.check()
-    follower.apply(1, [BookingClosed(1, True, None, None, 2.0)])
+    follower.apply(1, [BookingClosed(1, True, None, None, 2.0, True, True)])
     follower.apply(3, [opened(1), opened(2)])
     assert router.ledger.open_leases == fit, "there was room for one more"
     for source in (1, 2, 3):

@@ -13,6 +13,11 @@ from tests.support.strategies import keys_of, prompt_of
 OK = Outcome(ok=True)
 
 
+def counted(prompt: Prompt) -> Outcome:
+    """The engine has counted the tokens of this prompt, whose units are tokens."""
+    return Outcome(True, prompt.units)
+
+
 def router_with(*names: str, **options: Any) -> Router:
     router = Router(**{"policy": "cost", "ttl_s": 300.0, "memory_bytes": 1 << 24, "chance": random.Random(3), **options})
     for name in names:
@@ -236,9 +241,9 @@ def test_text_and_token_ids_share_a_replicas_capacity_in_tokens() -> None:
     router.add(Replica("r1", capacity_tokens=640))
     text = Prompt(text_keys(bytes(8 * 256), 256, 1), 8 * 256, 256, "m")
     ids = Prompt(token_keys(range(12 * 16), 16, 2), 12 * 16, 16, "")
-    router.choose(text, ["r1"], 0.0).close(OK, 0.0)
+    router.choose(text, ["r1"], 0.0).close(Outcome(True, 512), 0.0)
     assert (router.trie.held_by("r1"), router.held_tokens("r1")) == (8, 512)
-    router.choose(ids, ["r1"], 1.0).close(OK, 1.0)
+    router.choose(ids, ["r1"], 1.0).close(counted(ids), 1.0)
     assert blocks_held(router, text, 1.0) == {"r1": 7}, "64 tokens were too many"
     assert blocks_held(router, ids, 1.0) == {"r1": 12}
     assert router.held_tokens("r1") == 7 * 64 + 12 * 16 == 640
@@ -319,10 +324,10 @@ def test_a_long_request_has_its_blocks_in_use_until_its_end(took_s: float, stays
     router.add(Replica("r1", 4))
     first = router.choose(prompt_of(b"aa"), ["r1"], 0.0)
     if took_s < 5:
-        first.close(Outcome(True), took_s)
-    router.choose(prompt_of(b"bb"), ["r1"], 5.0).close(Outcome(True), 5.1)
-    first.close(Outcome(True), took_s)
-    router.choose(prompt_of(b"cc"), ["r1"], 11.0).close(Outcome(True), 11.1)
+        first.close(Outcome(True, 2), took_s)
+    router.choose(prompt_of(b"bb"), ["r1"], 5.0).close(Outcome(True, 2), 5.1)
+    first.close(Outcome(True, 2), took_s)
+    router.choose(prompt_of(b"cc"), ["r1"], 11.0).close(Outcome(True, 2), 11.1)
     held = {text: router.trie.match(keys_of(text), 11.2).get("r1", 0) for text in (b"aa", b"bb", b"cc")}
     assert held == {b"aa": 0, b"bb": 0, b"cc": 2} | {stays: 2}
 
@@ -334,7 +339,7 @@ def with_tenants(router: Router, prompts: int = 20) -> list[Prompt]:
     """Prompts of others, which r1 holds: 50 blocks each."""
     found = [prompt_of(bytes([number, 1]) * 25) for number in range(prompts)]
     for prompt in found:
-        router.choose(prompt, ["r1"], 0.0).close(OK, 0.5)
+        router.choose(prompt, ["r1"], 0.0).close(counted(prompt), 0.5)
     return found
 
 
@@ -371,10 +376,82 @@ def test_a_prompt_that_was_computed_evicts_what_it_has_to() -> None:
     assert router.trie.held_by("r1") == 1900
     booking.first_token(2.0)
     router.sweep(2.0)
+    assert router.trie.held_by("r1") == 1900, "a token does not show how much was computed"
+    booking.close(counted(booking.prompt), 2.5)
+    router.sweep(2.5)
     assert router.trie.held_by("r1") == 1000
     assert held_of(router, prompts) == [0] * 18 + [50, 50]
-    booking.close(Outcome(ok=False), 3.0)
-    assert blocks_held(router, booking.prompt, 3.0) == {"r1": 900}, "the client left, the blocks are there"
+
+
+def test_a_count_far_below_the_estimate_credits_the_blocks_that_it_pays_for() -> None:
+    router = router_with()
+    router.add(Replica("r1", 1000))
+    router.choose(prompt_of(b"aaaa"), ["r1"], 0.0).close(counted(prompt_of(b"aaaa")), 0.0)
+    longer = prompt_of(b"aaaa" + bytes(800))
+    router.choose(longer, ["r1"], 1.0).close(Outcome(True, 84), 1.0)
+    assert blocks_held(router, longer, 1.0) == {"r1": 84}
+    router.choose(longer, ["r1"], 1.0).close(Outcome(True, 2), 1.0)
+    assert blocks_held(router, longer, 1.0) == {"r1": 84}, "counted before"
+    router.choose(longer, ["r1"], 1.0).close(Outcome(True, 600), 1.0)
+    assert blocks_held(router, longer, 1.0) == {"r1": 804}, "tokens are an estimate"
+    assert router.trie.pending_of("r1") == 0
+    router.check()
+
+
+def test_a_new_path_weighs_what_the_engine_has_counted() -> None:
+    for count, weighs in ((1500, 1500), (2500, 2500), (4000, 4000), (9000, 4000), (900, 900)):
+        router = router_with("r1")
+        prompt = Prompt(text_keys(bytes([count % 251]) * 8000, 100, 1), 8000, 100, "m")  # 2,000 tokens, as believed
+        router.choose(prompt, ["r1"], 0.0).close(Outcome(True, count), 0.0)
+        assert router.held_tokens("r1") == pytest.approx(weighs, rel=0.03)
+        extended = Prompt(text_keys(bytes([count % 251]) * 8000 + b"x" * 800, 100, 1), 8800, 100, "m")
+        router.choose(extended, ["r1"], 0.0).close(Outcome(True, 2200), 0.0)
+        router.check()
+
+
+@pytest.mark.parametrize("outcome", [Outcome(True, shown=False), Outcome(True, 0, shown=False), Outcome(ok=False)])
+def test_an_answer_with_nothing_in_it_credits_nothing(outcome: Outcome) -> None:
+    router = router_with("r1")
+    router.choose(prompt_of(b"aaaa"), ["r1"], 0.0).close(OK, 0.0)
+    longer = prompt_of(b"aaaa" + bytes(80))
+    booking = router.choose(longer, ["r1"], 1.0)
+    booking.first_token(1.0)
+    booking.close(outcome, 2.0)
+    assert blocks_held(router, longer, 2.0) == {"r1": 4}
+
+
+def test_a_prompt_in_flight_hides_others_up_to_what_was_counted_for_its_client() -> None:
+    router = router_with()
+    router.add(Replica("r1", 1000))
+    prompts = with_tenants(router)
+    stranger = prompt_of(bytes([99]) * 300)
+    stranger.origin = 7
+    booking = router.choose(stranger, ["r1"], 1.0)
+    assert held_of(router, prompts) == [50] * 20
+    booking.close(Outcome(ok=False), 1.0)
+    known = prompt_of(bytes([98]) * 300)
+    booking = router.choose(known, ["r1"], 1.0)
+    assert held_of(router, prompts) == [0] * 6 + [50] * 14
+    booking.close(Outcome(ok=False), 1.0)
+    router.sweep(1.0)
+    assert held_of(router, prompts) == [50] * 20
+    router.check()
+
+
+def test_credits_that_are_never_counted_have_a_share_of_the_memory() -> None:
+    router = router_with("r1", memory_bytes=200_000)
+    for number in range(300):
+        prompt = prompt_of(number.to_bytes(2, "big") * 5)
+        router.choose(prompt, ["r1"], 0.0).close(counted(prompt), 0.0)
+    evicted = router.trie.evicted["memory"]
+    for number in range(2000):
+        prompt = prompt_of(number.to_bytes(2, "big") * 6)
+        prompt.origin = number
+        router.choose(prompt, ["r1"], 1.0).close(OK, 1.0)
+    kept = sum(blocks_held(router, prompt_of(number.to_bytes(2, "big") * 5), 1.0) != {} for number in range(300))
+    assert kept > 150, "most"
+    assert router.trie.evicted["memory"] < evicted + 2000
+    router.check()
 
 
 def test_what_exceeds_the_context_or_the_cache_is_never_credited() -> None:
@@ -387,7 +464,7 @@ def test_what_exceeds_the_context_or_the_cache_is_never_credited() -> None:
         booking.close(Outcome(ok=False), 0.0)
         assert blocks_held(router, booking.prompt) == {}
     longer = router.choose(prompt_of(bytes([8]) * 400), ["r1"], 0.0)
-    longer.close(OK, 0.0)
+    longer.close(counted(longer.prompt), 0.0)
     assert blocks_held(router, longer.prompt) == {"r1": 400}, "the engine took it: our tokens are an estimate"
 
 
@@ -468,8 +545,8 @@ def test_a_replica_that_keeps_one_conversation_holds_the_last_one_only() -> None
     waiting = router.choose(second, ["r1"], 2.0)
     assert blocks_held(router, first, 2.0) == {"r1": 50}, "until the other one is computed"
     waiting.first_token(3.0)
-    assert (blocks_held(router, first, 3.0), blocks_held(router, second, 3.0)) == ({}, {"r1": 50})
-    waiting.close(OK, 4.0)
+    waiting.close(counted(second), 4.0)
+    assert (blocks_held(router, first, 4.0), blocks_held(router, second, 4.0)) == ({}, {"r1": 50})
     refused = router.choose(first, ["r1"], 5.0)
     refused.close(Outcome(ok=False), 6.0)
     assert blocks_held(router, second, 6.0) == {"r1": 50}, "what was refused has displaced nothing"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
+from router.index.paid import MAX_HOLDERS, PaidPrefixes
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import NoReuse
 from router.simulation.policies import SIMULATED
@@ -31,7 +32,7 @@ def router_with(*names: str, capacity: int | None = None, **options: Any) -> Rou
 def served(router: Router, prompt: Prompt, now: float, cached: int | None = None, name: str = "r1") -> Booking:
     """One request on a replica, answered at once."""
     booking = router.choose(prompt, [name], now)
-    booking.close(Outcome(True, prompt.units if cached is not None else None, cached), now)
+    booking.close(Outcome(True, prompt.units, cached), now)
     return booking
 
 
@@ -406,3 +407,39 @@ def test_a_replica_that_seemed_slow_at_first_gets_its_share(seed: int) -> None:
     simulation = LateFirsts(FleetSpec(replicas=8), source, RouterPlacement(router_with(ttl_s=300.0), FleetSpec(replicas=8)))
     requests = Counter(one.replica for one in simulation.run())
     assert min(requests.values()) > 0.5 * requests.total() / 8
+
+
+# -- prefixes that were paid for
+
+
+def test_a_prediction_is_paid_for_as_far_as_answers_for_this_client_were_counted() -> None:
+    router, tenant, other = router_with("r1"), numbered(1), numbered(1)
+    tenant.origin, other.origin = 1, 2
+    router.choose(other, R1, 0.0).close(Outcome(True, 10), 0.0)
+    booking = router.choose(tenant, R1, 1.0)
+    assert (booking.chosen.matched_tokens, booking.paid_tokens) == (10, 0), "others have put it there"
+    booking.close(Outcome(ok=False), 1.0)
+    assert router.choose(tenant, R1, 2.0).paid_tokens == 0, "it was refused"
+    router.choose(tenant, R1, 2.0).close(Outcome(True, 10), 2.0)
+    assert router.choose(tenant, R1, 3.0).paid_tokens == 10
+    assert router.choose(tenant, R1, 3.0).chosen.matched_tokens == 10
+    reporting = numbered(2)
+    router.choose(reporting, R1, 4.0).close(Outcome(True, 10, 0), 4.0)
+    assert router.choose(reporting, R1, 5.0).paid_tokens == 0, "the engine reports what was cached"
+    router.purge("r1")
+    assert router.choose(tenant, R1, 6.0).paid_tokens == 0
+    router.check()
+
+
+def test_holders_of_paid_prefixes_are_bounded() -> None:
+    paid = PaidPrefixes(100.0, 1 << 22)
+    for origin in range(MAX_HOLDERS + 10):
+        prompt = numbered(1)
+        prompt.origin = origin
+        paid.add("r1", prompt, 0.0)
+    prompt.origin = 0
+    assert paid.blocks("r1", prompt, 0.0) == 0
+    prompt.origin = MAX_HOLDERS
+    assert paid.blocks("r1", prompt, 0.0) == 10
+    paid.trie.sweep(0.0, 10**6)
+    paid.check()

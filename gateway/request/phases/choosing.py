@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gateway.config.live import Live
 from gateway.dialects.salts import require_saltable, tenant_salt
+from gateway.dialects.table import computes
 from gateway.fleet.directory import Fleet
 from gateway.request.exchange import Exchange
 from gateway.request.extensions import Extensions
@@ -49,8 +50,10 @@ class ChoosePhase:
                 require_saltable(api.body, exchange.request.headers.get("Content-Type") or "")
             exchange.salt = tenant_salt(caller.tenant, api.salt)
         begun = self._clock()
-        target, number = exchange.target, caller.number(exchange.request.lease.account.client)
-        prompt = prompt_of(self._live, api, caller, target.label, number)
+        target, record = exchange.target, exchange.record
+        prompt = prompt_of(self._live, api, caller, target.label, exchange.request.lease.account.client)
+        if not (api.metered or computes(record.subject.endpoint, exchange.request.method)):
+            prompt.units = 0
         live = self._fleet.candidates(target, begun)
         if api.refers and (known := self._objects.find(api.refers, caller)) and known[0] in live:
             live = [known[0]]  # no other replica has the object
@@ -60,7 +63,7 @@ class ChoosePhase:
         explainers = [each for each in extensions.explainers if each.wants(exchange, begun)] if extensions.explainers else None
         ranking = self._router.rank(prompt, live, begun)[1] if explainers else None
         booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
-        decision, record = booking.decision, exchange.record
+        decision = booking.decision
         self._metrics.routing_seconds.observe((), self._clock() - begun)
         self._metrics.routing.add((self._router.policy_name, decision.reason))
         exchange.book(booking)

@@ -107,6 +107,7 @@ def _complete(record: SettledRequest, exchange: Exchange) -> None:
     placement.asked = placement.asked or attempts.asked
     answer.answered = delivered.status
     answer.first_token, answer.last_byte = delivered.first_token, delivered.last_byte
+    answer.shown = delivered.shown or delivered.first_token is not None
     spent.usage, answer.resumed, spent.bill = exchange.usage, delivered.resumed, delivered.bill
     if answer.answered == SWITCHING and delivered.reply:
         spent.usage, answer.unread = delivered.reply.usage, delivered.reply.unread

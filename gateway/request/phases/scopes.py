@@ -8,21 +8,24 @@ from gateway.request.client import Caller
 from router import Prompt, session_key
 
 
-def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, client: int = 0) -> Prompt:
+def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: str = "") -> Prompt:
     """A request's prompt for the router, seeded so that different models and cache salts never match each other, nor, with
     `routing.isolation: tenant`, different tenants.
 
-    label: the model's bounded name. client: a number for the client.
+    label: the model's bounded name. address: of the client.
     """
-    return router_prompt(api, live.blocks, label, session_of(api, caller, label), client, scope_of(live, caller))
+    client, session = caller.number(address), session_of(api, caller, label)
+    prompt = router_prompt(api, live.blocks, label, session, client, scope_of(live, caller))
+    prompt.origin = caller.origin(address)
+    return prompt
 
 
 def session_of(api: ApiRequest, caller: Caller, label: str) -> tuple[str, int]:
     """The session of a request: its name, or "", and its number for the router's memory. The number may come from a less
-    reliable name, because a name that never repeats does no harm there.
+    reliable name, because a name that never repeats does no harm there. Only generations show what a replica has of a session.
     """
     name = caller.session or api.session
-    known = name or caller.weak_session
+    known = (name or caller.weak_session) if api.metered else ""
     return name, session_key(known, label, caller.tenant) if known else 0
 
 

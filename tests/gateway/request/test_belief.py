@@ -69,16 +69,27 @@ async def test_a_prompt_that_the_engine_refuses_costs_nobody_his_credit(refusal:
             assert run.gateway.router.trie.evicted["capacity"] == 0
 
 
+async def post_from(run: Running, address: str, body: dict[str, Any], tenant: str) -> None:
+    """A request from another address of this machine."""
+    connector = aiohttp.TCPConnector(local_addr=(address, 0))
+    path, headers = "/v1/chat/completions", {"X-Tenant-Id": tenant}
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(run.url + path, json=body, headers=headers) as answer,
+    ):
+        await answer.read()
+
+
 async def test_one_clients_misses_neither_purge_a_replica_nor_trim_what_others_share_with_it() -> None:
+    """Without keys a client is an address: it may call itself any number of tenants."""
     async with FakeReplica(script=[reports("trick")]) as replica:
         pool = {"replicas": [{"url": replica.url, "capacity_tokens": 1_000_000}]}
         async with running(pools=[pool]) as run:
             await warm(run)
             before, known = await predicted(run), held(run, replica)
-            attacker = {"X-Tenant-Id": "attacker"}
             for number in range(6):
                 shared = body(f"tenant{number}-")  # as a shared system prompt is
-                await run.post(shared | {"trick": True}, headers=attacker)
+                await post_from(run, "127.0.0.2", shared | {"trick": True}, f"t{number}")
             assert held(run, replica) == known
             assert await predicted(run) == pytest.approx(before, abs=5)
             assert run.gateway.router.trie.evicted["purge"] == 0
@@ -91,7 +102,8 @@ async def test_misses_of_two_clients_are_a_restart() -> None:
             await warm(run)
             await predicted(run)
             for number in range(3):
-                await run.post(body(f"tenant{number}-") | {"trick": True}, headers={"X-Tenant-Id": f"t{number % 2}"})
+                address = f"127.0.0.{2 + number % 2}"
+                await post_from(run, address, body(f"tenant{number}-") | {"trick": True}, "t")
             assert run.gateway.router.trie.evicted["purge"] > 0
 
 
@@ -214,3 +226,63 @@ async def test_a_long_sweep_lets_requests_go_first() -> None:
         assert trie.size_bytes > full // 10, "the sweep is not at its end"
         await eventually(lambda: trie.size_bytes < 10_000)
         run.gateway.router.check()
+
+
+# -- prompts that nothing has computed
+
+
+def counts_texts(request: FakeRequest) -> int:
+    """The tokens of what a template prints: the texts."""
+    return sum(len(message["content"]) for message in request.json["messages"]) // 4
+
+
+async def prints_texts(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    """An engine whose template prints the texts of the messages, or that cuts a prompt without saying so."""
+    tokens = 84 if "cut" in request.json else counts_texts(request)
+    choice = {"index": 0, "message": {"role": "assistant", "content": "y"}, "finish_reason": "stop"}
+    writer.write(http(200, json.dumps({"id": "x", "choices": [choice], "usage": usage(tokens, 1, 0)}).encode()))
+
+
+JUNK = " ".join(f"junk{number}" for number in range(12_000))
+MESSAGE = {"role": "user", "content": "x" * 400}
+UNCOMPUTED: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/detokenize", {"prompt": JUNK}),
+    ("GET", "/version", {"prompt": JUNK}),
+    ("POST", "/v1/anything", {"messages": [{"role": "user", "content": JUNK}]}),
+    ("POST", "/v1/embeddings", {"input": JUNK}),
+    ("POST", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": JUNK}]}),
+    ("POST", "/v1/chat/completions", {"messages": [MESSAGE], "documents": [{"text": JUNK}]}),
+    ("POST", "/v1/chat/completions", {"messages": [{**MESSAGE, "anything": JUNK}]}),
+    ("POST", "/v1/chat/completions", {"messages": [{**MESSAGE, "reasoning_content": JUNK}]}),
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": JUNK}], "cut": 1}),
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": JUNK}], "nothing": 1}),
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": JUNK}], "unreported": 1}),
+]
+
+
+async def answers_all(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+    known = request.json or {}
+    if request.path != "/v1/chat/completions" or "nothing" in known:
+        writer.write(http(200, b'{"object": "ok"}'))
+    elif "unreported" in known:
+        writer.write(http(200, b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "y"}}]}'))
+    else:
+        await prints_texts(request, writer)
+
+
+@pytest.mark.parametrize(("method", "path", "sent"), UNCOMPUTED)
+async def test_a_prompt_that_nothing_has_computed_displaces_nothing(method: str, path: str, sent: dict[str, Any]) -> None:
+    async with FakeReplica(script=[answers_all]) as replica:
+        pool = {"replicas": [{"url": replica.url, "capacity_tokens": 20_000}]}
+        async with running(pools=[pool]) as run:
+            await warm(run)
+            before = await predicted(run)
+            for number in range(8):
+                attack = {"model": "m", **json.loads(json.dumps(sent).replace("junk", f"{number}"))}
+                async with run.session.request(method, run.url + path, json=attack) as answer:
+                    assert answer.status in (200, 404, 405)
+                    await answer.read()
+            assert run.gateway.router.trie.evicted["capacity"] == 0
+            assert await predicted(run) == pytest.approx(before, abs=5)
+            assert min(before) > 500
+            run.gateway.router.check()

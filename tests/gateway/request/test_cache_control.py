@@ -133,7 +133,8 @@ async def test_a_prompt_is_computed_without_an_answer(engine: Behaviour, stream:
 
 
 async def test_a_prewarm_is_promised_and_found(request_lines: Callable[[], list[dict[str, Any]]]) -> None:
-    async with FakeReplica([refuses_nothing]) as one, FakeReplica([refuses_nothing]) as two, running(one, two) as run:
+    engine = message(input_tokens=len(RULES) // 4)
+    async with FakeReplica([engine]) as one, FakeReplica([engine]) as two, running(one, two) as run:
         await spoken(run, asked(max_tokens=0))
         await spoken(run, asked())
         first, second = request_lines()

@@ -181,7 +181,10 @@ def codex(turn: int, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("path", "body_of", "behaviour"),
-    [(MESSAGES, claude_code, message()), (RESPONSES, codex, writes(http(200, json.dumps(response(usage=None)).encode())))],
+    [
+        (MESSAGES, claude_code, message(input_tokens=4000)),
+        (RESPONSES, codex, writes(http(200, json.dumps(response(usage=None)).encode()))),
+    ],
 )
 async def test_agents_stay_where_their_conversation_is(path: str, body_of: Any, behaviour: Behaviour) -> None:
     fleet = [FakeReplica([behaviour]) for _ in range(4)]
@@ -201,7 +204,8 @@ async def test_a_conversation_goes_on_in_another_dialect() -> None:
     question = {"role": "user", "content": "What is in a.txt?" * 50}
     spoken = [question, {"role": "assistant", "content": "A list. " * 50}, {"role": "user", "content": "And in b.txt? " * 50}]
     done = [*spoken, {"role": "assistant", "content": "Nothing. " * 50}, {"role": "user", "content": "Thanks."}]
-    fleet = [FakeReplica() for _ in range(4)]
+    counts = {"prompt_tokens": 1500, "completion_tokens": 4, "input_tokens": 1500, "output_tokens": 4}
+    fleet = [FakeReplica([writes(http(200, json.dumps({"id": "x", "usage": counts}).encode()))]) for _ in range(4)]
     async with fleet[0], fleet[1], fleet[2], fleet[3], running(*fleet) as run:
         steps = [
             (CHAT, {"model": "m", "messages": [{"role": "system", "content": LONG}, question]}),
@@ -584,7 +588,8 @@ async def test_a_dry_run_shows_the_promise() -> None:
         "system": "".join(f"{number}. You help. " for number in range(800)),
         "cache_control": {"type": "ephemeral"},
     }
-    async with FakeReplica([message()]) as one, FakeReplica([message()]) as two, running(one, two) as run:
+    engine = message(input_tokens=4000)
+    async with FakeReplica([engine]) as one, FakeReplica([engine]) as two, running(one, two) as run:
         _, _, before = await run.post(asked, path=f"/warmroute/route?path={MESSAGES}")
         assert (before["promise"], before["promised_tokens"]) == ("", 0)
         assert (await run.post(asked, path=MESSAGES))[0] == 200

@@ -437,13 +437,15 @@ async def test_conversations_stay_and_the_log_has_what_was_predicted_and_reporte
         assert samples['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == 5
 
 
-async def test_other_paths_pass_through_by_the_same_routing() -> None:
+async def test_other_paths_pass_through_by_load() -> None:
     empty = writes(http(200, b'{"data": []}'))
     async with FakeReplica([empty]) as one, FakeReplica([empty]) as two, running(one, two) as run:
-        for _ in range(3):
-            code, _, _ = await run.post({"model": "m", "input": "the same text " * 100}, path="/v1/embeddings")
+        for path in ("/v1/embeddings", "/detokenize", "/v1/anything"):
+            code, _, _ = await run.post({"model": "m", "input": "the same text " * 100}, path=path)
             assert code == 200
-        assert sorted([len(one.requests), len(two.requests)]) == [0, 3], "the same prompt goes to the same replica"
+        router = run.gateway.router
+        assert not router.trie.blocks, "nothing shows that a prompt is in a cache"
+        assert [load.booked_tokens for load in router.ledger.loads.values()].count(0) == len(router.ledger.loads)
         async with run.session.delete(run.url + "/v1/files/f-1?q=1") as answer:
             assert answer.status == 200
         assert ("DELETE", "/v1/files/f-1?q=1") in {(sent.method, sent.path) for sent in one.requests + two.requests}

@@ -44,6 +44,7 @@ class Oracle:
         self.touches = 0
         self.held: dict[str, pygtrie.Trie] = {}
         self.capacity: dict[str, int | None] = {}
+        self.backed: dict[str, int] = {}
 
     def add(self, replica: str, capacity: int | None) -> None:
         self.held.setdefault(replica, pygtrie.Trie())
@@ -75,6 +76,13 @@ class Oracle:
         capacity = self.capacity[replica]
         return None if capacity is None else capacity // weight
 
+    def weigh(self, replica: str, prompt: bytes, weight: int) -> None:
+        held, path = self.held.get(replica, pygtrie.Trie()), {prompt[:end] for end in range(1, len(prompt) + 1)}
+        begun = [(name, bytes(key)) for name, keys in self.held.items() for key in keys if bytes(key)[:1] == prompt[:1]]
+        if {key for _, key in begun} == path and {name for name, _ in begun} == {replica}:
+            for key in path:
+                held[key] = held[key]._replace(weight=weight)
+
     def weight_of(self, prompt: bytes) -> int | None:
         """What a block weighs of whatever begins as this prompt does; None if nobody holds such a thing."""
         known = (held.get(prompt[:1]) for held in self.held.values() if prompt)
@@ -93,12 +101,12 @@ class Oracle:
             held[prompt[:end]] = held[prompt[:end]]._replace(confirmed=True)
         self.shrink(replica)
 
-    def take_back(self, replica: str, prompt: bytes) -> None:
+    def take_back(self, replica: str, prompt: bytes, keep: int = 0) -> None:
         if replica not in self.held:
             return
         held = self.held[replica]
         self.expire(replica)
-        for end in range(len(prompt), 0, -1):
+        for end in range(len(prompt), keep, -1):
             block = prompt[:end]
             if held.has_subtrie(block):
                 return
@@ -124,13 +132,18 @@ class Oracle:
     def weight(self, replica: str) -> int:
         return sum(block.weight for block in self.held[replica].values())
 
+    def burden(self, replica: str) -> int:
+        """What counts against the capacity."""
+        confirmed = self.confirmed(replica)
+        return confirmed + min(self.weight(replica) - confirmed, self.backed.get(replica, 0))
+
     def room(self, replica: str, blocks: int, weight: int) -> tuple[int, float]:
         held, capacity = self.held.get(replica), self.capacity.get(replica)
         if not held or capacity is None:
             return 0, 0.0
         stalest = sorted(held, key=lambda block: (held[block].touch, -len(block)))
         survivors = stalest[len(self.doomed(replica)) :]
-        out = max(0, min(self.weight(replica), capacity) + blocks * weight - capacity)
+        out = max(0, min(self.burden(replica), capacity) + blocks * weight - capacity)
         return math.ceil(out / weight), held[survivors[0]].used
 
     def doomed(self, replica: str) -> list[tuple[int, ...]]:
@@ -138,7 +151,7 @@ class Oracle:
         held, capacity = self.held[replica], self.capacity[replica]
         if capacity is None:
             return []
-        doomed, weight, excess = [], 0, self.weight(replica) - capacity
+        doomed, weight, excess = [], 0, self.burden(replica) - capacity
         for key in sorted(held, key=lambda block: (held[block].touch, -len(block))):
             if weight >= excess or weight + held[key].weight > capacity // 2:
                 break
@@ -146,8 +159,9 @@ class Oracle:
             doomed.append(key)
         return doomed
 
-    def used_since(self, replica: str, since: float) -> int:
-        return sum(block.weight for block in self.held.get(replica, pygtrie.Trie()).values() if block.used > since)
+    def used_since(self, replica: str, since: float, *, confirmed: bool) -> int:
+        used = [block for block in self.held.get(replica, pygtrie.Trie()).values() if block.used > since]
+        return sum(block.weight for block in used if block.confirmed or not confirmed)
 
     def match(self, prompt: bytes, now: float) -> dict[str, int]:
         alive = max(self.now, now) - TTL
@@ -185,6 +199,7 @@ class TrieMachine(CountedMachine):
         self.trie.remove_replica(replica)
         self.oracle.purge(replica)
         self.oracle.held.pop(replica, None)
+        self.oracle.backed.pop(replica, None)
 
     @rule(replica=replicas)
     def purge(self, replica: str) -> None:
@@ -229,13 +244,30 @@ class TrieMachine(CountedMachine):
         self.trie.confirm(replica, keys_of(prompt), self.now, tail, weight=weight)
         self.oracle.confirm(replica, prompt, self.now, self.trie.credited, weighs)
 
-    @rule(data=st.data(), replica=replicas)
-    def take_back(self, data: st.DataObject, replica: str) -> None:
+    @rule(data=st.data(), replica=replicas, keep=st.integers(0, 12))
+    def take_back(self, data: st.DataObject, replica: str, keep: int) -> None:
         """Once nothing is left that was to be dropped: else it may keep what that hangs on."""
         self.drop_all()
         prompt = data.draw(st.sampled_from(sorted(self.prompts)))
-        self.trie.take_back(replica, keys_of(prompt))
-        self.oracle.take_back(replica, prompt)
+        self.trie.take_back(replica, keys_of(prompt), keep)
+        self.oracle.take_back(replica, prompt, keep)
+
+    @rule(replica=replicas, weight=st.integers(0, 40))
+    def back(self, replica: str, weight: int) -> None:
+        self.trie.back(replica, weight)
+        if replica in self.oracle.held:
+            self.oracle.backed[replica] = weight
+        self.sweep()
+
+    @rule(data=st.data(), replica=replicas, weight=weights)
+    def weigh(self, data: st.DataObject, replica: str, weight: int) -> None:
+        """Only if the replica alone holds the prompt, and nothing else of its path."""
+        self.drop_all()
+        prompt = data.draw(st.sampled_from(sorted(self.prompts)))
+        self.trie.weigh(replica, keys_of(prompt), weight)
+        if prompt:
+            self.oracle.weigh(replica, prompt, weight)
+        self.sweep()
 
     @rule(replica=replicas, prompt=letters, weight=weights)
     def take_back_too_early(self, replica: str, prompt: bytes, weight: int) -> None:
@@ -273,10 +305,11 @@ class TrieMachine(CountedMachine):
         self.sweep()
         assert self.trie.room(replica, blocks, weight) == self.oracle.room(replica, blocks, weight)
 
-    @rule(replica=replicas, back=st.sampled_from([-1.0, 0.0, 0.5, 4.0, 5.0, 30.0]))
-    def used_since(self, replica: str, back: float) -> None:
+    @rule(replica=replicas, back=st.sampled_from([-1.0, 0.0, 0.5, 4.0, 5.0, 30.0]), confirmed=st.booleans())
+    def used_since(self, replica: str, back: float, confirmed: bool) -> None:
         self.sweep()
-        assert self.trie.used_since(replica, self.now - back) == self.oracle.used_since(replica, self.now - back)
+        used = self.trie.used_since(replica, self.now - back, confirmed=confirmed)
+        assert used == self.oracle.used_since(replica, self.now - back, confirmed=confirmed)
 
     @rule(prompt=letters)
     def match(self, prompt: bytes) -> None:
@@ -559,8 +592,8 @@ def test_too_much_to_count_is_not_counted() -> None:
     trie = trie_with("r1", ttl=1e9)
     for number in range(MAX_COUNTED + 1):
         trie.insert("r1", keys_of(b"x" + number.to_bytes(2, "big")), float(number))
-    assert trie.used_since("r1", MAX_COUNTED - 10.0) == 1 + 2 + 10
-    assert trie.used_since("r1", -1.0) is None
+    assert trie.used_since("r1", MAX_COUNTED - 10.0, confirmed=False) == 1 + 2 + 10
+    assert trie.used_since("r1", -1.0, confirmed=False) is None
 
 
 def test_uses_at_the_same_instant_keep_their_order() -> None:
@@ -715,7 +748,7 @@ def test_unknown_replicas_are_ignored() -> None:
     trie.take_back("gone", keys_of(b"aa"))
     trie.confirm("gone", keys_of(b"aa"), 0.0)
     assert trie.pending_of("gone") == trie.weight_held_by("gone") == 0
-    assert (trie.room("gone", 5, 1), trie.used_since("gone", -1.0), trie.held_by("gone")) == ((0, 0.0), 0, 0)
+    assert (trie.room("gone", 5, 1), trie.used_since("gone", -1.0, confirmed=True), trie.held_by("gone")) == ((0, 0.0), 0, 0)
     trie.purge("gone")
     trie.remove_replica("gone")
     trie.check()
@@ -774,7 +807,7 @@ def test_what_was_used_since_is_counted_by_weight() -> None:
     trie = trie_with("r1", ttl=100.0)
     for now, prompt in enumerate((b"aabb", b"aa", b"xyz")):
         trie.insert("r1", keys_of(prompt), float(now))
-    assert [trie.used_since("r1", since) for since in (-1.0, 0.0, 1.0, 2.0)] == [7, 5, 3, 0]
+    assert [trie.used_since("r1", since, confirmed=True) for since in (-1.0, 0.0, 1.0, 2.0)] == [7, 5, 3, 0]
 
 
 def test_the_lifetime_is_how_long_blocks_go_unused_before_they_must_go() -> None:
@@ -839,6 +872,7 @@ def test_what_has_expired_makes_no_room_for_what_is_pending() -> None:
     trie = trie_with("r1", capacity=4)
     trie.insert("r1", keys_of(b"aa"), 0.0)
     trie.insert("r1", keys_of(b"bb"), 5.0)
+    trie.back("r1", 4)
     trie.insert("r1", keys_of(b"cccc"), 11.0, confirmed=False)
     assert trie.match(keys_of(b"bb"), 11.0) == {}, "not counted on: it will have to go"
     trie.take_back("r1", keys_of(b"cccc"))
@@ -851,6 +885,7 @@ def test_blocks_to_be_evicted_are_counted_in_blocks_of_their_own_weight() -> Non
     trie.add_replica("r", 20)
     trie.insert("r", keys_of(b"a"), 1.0, weight=10)
     trie.insert("r", keys_of(b"bc"), 2.0, weight=3)
+    trie.back("r", 8)
     trie.insert("r", keys_of(b"defg"), 3.0, weight=2, confirmed=False)
     trie.check()
     assert [trie.match(keys_of(text), 4.0) for text in (b"a", b"bcx", b"defg")] == [{}, {"r": 2}, {"r": 4}]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, MAX_UNITS, MIN_UNITS, Scales
+from router.learning.scales import DEFAULT_UNITS_PER_TOKEN, MAX_CLIENTS, MAX_UNITS, MIN_UNITS, Scales
 
 
 def learned(*prompts: tuple[int, int]) -> float:
@@ -42,3 +42,27 @@ def test_what_is_not_about_text_is_ignored(units: int, tokens: int | None) -> No
 @given(st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**9)), max_size=50))
 def test_it_stays_within_its_bounds(prompts: list[tuple[int, int]]) -> None:
     assert MIN_UNITS <= learned(*prompts) <= MAX_UNITS
+
+
+def test_one_client_does_not_move_the_scale_of_others() -> None:
+    """40 requests of 2,000 printed tokens, with 40 kB of fields that no template prints."""
+    for others in (1, 2, 5):
+        scales = Scales()
+        for number in range(30):
+            scales.learn("m", 8000, 2000, 1 + number % others)
+        for _ in range(40):
+            scales.learn("m", 48_000, 2000, 99)
+            scales.learn("m", 2000, 2000, 98 if others > 2 else 99)
+        assert scales.units_per_token("m") == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_flood_of_clients_keeps_the_first_and_the_last() -> None:
+    scales = Scales()
+    scales.learn("m", 8000, 2000, 1)
+    for number in range(2, 3 * MAX_CLIENTS):
+        scales.learn("m", 12_000, 2000, number)
+    assert scales.units_per_token("m") > 5
+    (name, sums), *_ = scales.entries()
+    other = Scales()
+    other.restore(name, sums)
+    assert other.units_per_token("m") == pytest.approx(scales.units_per_token("m"))
