@@ -63,6 +63,7 @@ class TinyRun:
 
     def __post_init__(self) -> None:
         self.now = 0.0
+        self.peak = 0  # calls at once
         self.results: dict[str, StepResult] = {}
         self.prompts: dict[str, list[str]] = {}  # tokens, in the order of the starts
         self.written: dict[str, list[str]] = {}
@@ -140,9 +141,9 @@ class TinyRun:
                     ]
                 else:
                     self.prompts[copy] = tokens(prompt_of(call, scope))
-                self._due.append((self.now + self.seconds.get(step.name, 1), len(self._due), copy))
+                self._called(copy, step)
             case ConnectorCall():
-                self._due.append((self.now + self.seconds.get(step.name, 1), len(self._due), copy))
+                self._called(copy, step)
             case SwitchArms(arms=arms):
                 taken = next((arm for arm in arms if arm.when is None or arm.when.fill(scope)), None)
                 self._decided.add(copy)
@@ -155,6 +156,10 @@ class TinyRun:
             case EachItem() as each:
                 for at, item in enumerate(each.items_for(scope)):
                     self._enter(each.steps, {**self._entered[copy][1], each.variable: item}, f"{suffix}[{at}]")
+
+    def _called(self, copy: str, step: WorkflowStep) -> None:
+        self._due.append((self.now + self.seconds.get(step.name, 1), len(self._due), copy))
+        self.peak = max(self.peak, sum(self.results[each].status == RUNNING for _, _, each in self._due))
 
     def _answered(self, copy: str) -> None:
         step, _, _ = self._entered[copy]

@@ -57,7 +57,7 @@ def plan_of(workflow: Workflow, allowance: RunAllowance) -> WorkflowPlan:
     calls = connectors + sum(copies[name] for name in models)
     output_tokens = sum(copies[name] * (call.max_tokens or allowance.max_tokens) for name, call in models.items())
     _check_limits(workflow, allowance, calls, output_tokens, connectors)
-    widest = min(MAX_AT_ONCE, _widest(workflow.steps, graph.lifted()))
+    widest = min(MAX_AT_ONCE, _widest(workflow.steps, graph.requires))
     return WorkflowPlan(calls, output_tokens, widest, shared_prefixes(graph, copies), list(_warnings(workflow)))
 
 
@@ -93,7 +93,8 @@ def _check_limits(workflow: Workflow, allowance: RunAllowance, calls: int, outpu
 def _widest(block: Block, needs: Mapping[str, frozenset[str]]) -> int:
     """Calls at once at most: the heaviest set of steps of which none needs another one, each with its calls at once.
 
-    By Dilworth's theorem it is the sum of the weights less the greatest flow along needs. Of a switch, one arm runs.
+    By Dilworth's theorem it is the sum of the weights less the greatest flow along needs. Of a switch, one arm runs. Needs of
+    steps within a step do not count: the others within it may run before.
     """
     weight = {name: _own_width(step, needs) for name, step in block.items()}
     left, right = dict(weight), dict(weight)

@@ -23,7 +23,7 @@ from gateway.features.workflows.language.expressions import parse_expression
 from gateway.features.workflows.language.faults import MAX_FAULTS, DocumentError, DocumentFault
 from gateway.features.workflows.language.functions import FUNCTIONS
 from gateway.features.workflows.language.operations import ExpressionError
-from gateway.features.workflows.language.plan import RunAllowance, plan_of
+from gateway.features.workflows.language.plan import MAX_AT_ONCE, RunAllowance, plan_of
 from gateway.features.workflows.language.python_form import compile_program
 from gateway.features.workflows.language.reading import read_json, read_yaml
 from gateway.features.workflows.language.results import StepResult
@@ -213,8 +213,10 @@ def test_documents(document: Any) -> None:
     with contextlib.suppress(EvaluationError, DocumentError):
         messages = [{"role": "user", "content": "x"}]
         inputs = {name: messages if each.type == "messages" else each.default for name, each in workflow.inputs.items()}
-        run = TinyRun(workflow, inputs, dict.fromkeys(names, '["Yes"]'), AnyConnector()).run()
+        seconds = {name: 1 + at % 3 for at, name in enumerate(names)}
+        run = TinyRun(workflow, inputs, dict.fromkeys(names, '["Yes"]'), AnyConnector(), seconds).run()
         assert len(run.prompts) <= plan.calls
+        assert run.peak <= plan.widest or plan.widest == MAX_AT_ONCE
 
 
 class AnyConnector(dict[str, Any]):

@@ -286,6 +286,13 @@ def test_bounds_are_sums_over_all_steps_that_are_possible() -> None:
             },
             3,
         ),
+        (
+            {
+                "e": each(3, {"f": CHAT}),
+                "s": {"switch": [{"else": True, "steps": {"c": CHAT, "d": {**CHAT, "needs": ["e"]}}}]},
+            },
+            5,  # `c` beside all items of `e`, though `d` waits for them
+        ),
         ({f"s{at}": CHAT for at in range(20)}, 16),
         ({"a": {"let": 1}}, 0),
     ],
