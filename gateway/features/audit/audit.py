@@ -20,8 +20,8 @@ counts is right, both have the finding.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
-from statistics import median
 from typing import Final
 
 from gateway.features.audit.claim import AnswerClaim
@@ -64,6 +64,7 @@ CUT: Final = 16  # bytes per token of a text that is not cut
 CAPPED: Final = 1.5  # a prompt so many times longer than that of the largest count, with the same count, is cut
 UNSENT_TOKENS: Final = 512  # the answer before, which the client sends back, was never sent but is cached
 PASSED: Final = 16  # tokens of a stream that is compared with its count
+LEAST_TO_COMPARE: Final = 4.0  # answers of a replica that others are compared with
 PREFILLED: Final = 1000  # computed prompt tokens of a measured prefill
 DECODED: Final = 32
 
@@ -182,18 +183,35 @@ class Audit:
 
 def _signed(sign: str, members: list[tuple[str, AuditedReplica]]) -> Iterable[str]:
     """The replicas that show a sign, unlike most others."""
-    showing = [(name, each) for name, each in members if each.signs[sign].shows(alone=len(each.clients) < 2)]
-    for name, each in showing:
-        others = [other.signs[sign] for other_name, other in members if other_name != name]
-        shares = [tally.share for tally in others if tally.total >= 4]
-        pair = sign == PROMPT_DIFFERS and len(shares) == 1  # which of two counts is right is unknown
-        if sign in ABSOLUTE or pair or (shares and median(shares) <= each.signs[sign].share / 2):
+    tallies = [(name, each.signs[sign], each.signs[sign].shows(alone=len(each.clients) < 2)) for name, each in members]
+    if not any(shows for _, _, shows in tallies):
+        return
+    counted = [(name, tally, shows) for name, tally, shows in tallies if tally.total >= LEAST_TO_COMPARE]
+    others = dict(zip([name for name, _, _ in counted], medians([tally.share for _, tally, _ in counted]), strict=True))
+    pair = sign == PROMPT_DIFFERS and len(counted) == 2  # which of two counts is right is unknown
+    for name, tally, shows in tallies:
+        usual = others.get(name)
+        if shows and (sign in ABSOLUTE or pair or (usual is not None and usual <= tally.share / 2)):
             yield name
 
 
 def _levels(level: str, members: list[tuple[str, AuditedReplica]], least: int = 1) -> Iterable[tuple[str, float, float]]:
     """(replica, its level, the median of the others), as logarithms. least: number of the others."""
     known = [(name, each.levels[level].mean) for name, each in members if each.levels[level].known]
-    for name, mean in known:
-        if len(known) > least:
-            yield name, mean, median([each for other, each in known if other != name])
+    if len(known) > least:
+        for (name, mean), others in zip(known, medians([mean for _, mean in known]), strict=True):
+            if others is not None:
+                yield name, mean, others
+
+
+def medians(values: list[float]) -> list[float | None]:
+    """For each value the median of the others; None if there are none. O(n log n)."""
+    order, others = sorted(values), len(values) - 1
+    if others < 1:
+        return [None] * len(values)
+    low, high = (others - 1) // 2, others // 2
+    found: list[float | None] = []
+    for value in values:
+        own = bisect_left(order, value)
+        found.append((order[low + (low >= own)] + order[high + (high >= own)]) / 2)
+    return found

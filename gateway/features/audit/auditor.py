@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-from gateway.features.audit.audit import CACHED_UNSENT, DISTRUSTED, PROMPT_EXCESS, TOO_FAST, Audit
+from gateway.features.audit.audit import ANSWERS_EMPTY, CACHED_UNSENT, DISTRUSTED, PROMPT_EXCESS, TOO_FAST, Audit
 from gateway.features.audit.claim import AnswerClaim
 from gateway.features.audit.metrics import AuditMetrics
 from gateway.features.audit.sent import SentPrompts
@@ -87,8 +87,10 @@ class Auditor:
         claim = AnswerClaim(prompt.keys, prompt.units, prompt.block_units, prompt.scale, prompt.client, usage)
         claim.images, claim.size = exchange.api.images, max(prompt.units, len(exchange.api.body))
         claim.prefill_s = booking.lease.prefill_s
-        if record.subject.stream and delivered.first_token is not None and delivered.last_byte is not None:
-            claim.passed, claim.decode_s = delivered.passed, delivered.last_byte - delivered.first_token
+        if record.subject.stream and delivered.last_byte is not None:
+            first = delivered.first_token
+            claim.passed = 0 if first is None else delivered.passed
+            claim.decode_s = None if first is None else delivered.last_byte - first
         if usage is not None and prompt.units and self._knows_all(state):
             claim.sent = int((sent[1] + 1) * prompt.block_units * usage.prompt / prompt.units)
         self._audit.observe(name, state.member.pool, claim)
@@ -134,6 +136,8 @@ class Auditor:
             for finding in sorted(old - new):
                 self._metrics.findings.set((name, finding), 0 if state else None)
                 log.info("a finding of the audit has ended", extra={"replica": name, "finding": finding})
+            if ANSWERS_EMPTY in new - old:
+                self._router.restarted(name)  # it has computed none of the prompts that it is believed to hold
             if state is not None:
                 state.findings = new
                 state.miscounts_cached, state.miscounts_prompts = CACHED_UNSENT in new, PROMPT_EXCESS in new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.usage import Usage
 from gateway.features.audit import audit as rules
-from gateway.features.audit.audit import Audit
+from gateway.features.audit.audit import Audit, medians
 from gateway.features.audit.claim import AnswerClaim
 from gateway.features.audit.evidence import LEAST, RatioLevel, SignTally
 from gateway.features.audit.sent import GROWTH, SentPrompts
@@ -242,6 +243,12 @@ def test_what_was_sent_is_never_above_its_bound(sent: list[tuple[str, bytes]]) -
 
 def _common(one: bytes, two: bytes) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+@given(st.lists(st.floats(-100, 100), max_size=9))
+def test_the_median_of_the_others(values: list[float]) -> None:
+    expected = [median(values[:at] + values[at + 1 :]) if len(values) > 1 else None for at in range(len(values))]
+    assert medians(values) == expected
 
 
 def test_old_prompts_are_dropped_a_generation_at_a_time() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.features.audit.auditor import Auditor
 from tests.gateway.conftest import Running, running
-from tests.support.fakes import FakeReplica, FakeRequest, answers
+from tests.support.fakes import FakeReplica, FakeRequest, answers, streams
 
 SIZE = 12_000  # bytes of a prompt
 
@@ -19,6 +19,11 @@ SIZE = 12_000  # bytes of a prompt
 def body(number: int) -> dict[str, Any]:
     text = f"{number:04} " * (SIZE // 5)
     return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+
+async def ask(run: Running, number: int, *, stream: bool) -> None:
+    async with run.session.post(f"{run.url}/v1/chat/completions", json={**body(number), "stream": stream}) as answer:
+        await answer.read()
 
 
 async def findings(run: Running) -> dict[str, list[str]]:
@@ -86,18 +91,21 @@ async def test_cached_tokens_of_prompts_that_were_never_sent_there_are_not_belie
         assert after.get(hit, 0) == before.get(hit, 0), "they are estimated"
 
 
-async def test_a_replica_that_answers_with_nothing_at_once_gets_little_work() -> None:
-    nothing = answers("", prompt=3000, completion=0)
-    async with FakeReplica([nothing]) as empty, FakeReplica([answers(prompt=3000)]) as honest, running(empty, honest) as run:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_replica_that_answers_with_nothing_at_once_gets_little_work(stream: bool) -> None:
+    nothing = streams("", prompt=3000, cached=2990) if stream else answers("", prompt=3000, completion=0)
+    some = streams("a", "b", prompt=3000) if stream else answers(prompt=3000)
+    async with FakeReplica([nothing]) as empty, FakeReplica([some]) as honest, running(empty, honest) as run:
         for number in range(40):
             run.gateway[Auditor].sweep(run.gateway.clock())
-            await run.post(body(number))
+            await ask(run, number, stream=stream)
         run.gateway[Auditor].judge()
         assert (await findings(run))[empty.name] == ["answers_empty"]
+        assert run.gateway.router.trie.held()[empty.name] == 0, "it has computed nothing"
         before = len(honest.requests)
         for number in range(100, 140):
             run.gateway[Auditor].sweep(run.gateway.clock())
-            await run.post(body(number))
+            await ask(run, number, stream=stream)
         assert len(honest.requests) - before >= 30
         assert run.gateway.router.ledger.of(empty.name).rate.tokens == 0
 
