@@ -159,9 +159,11 @@ async def test_a_run_is_refused_at_its_beginning(tmp_path: Path) -> None:
         assert int(headers["Retry-After"]) >= 1
         slow.go.set()
         path = f"/v1/responses/{begun['id']}"
+        assert (await run.get(path, headers=bearer(key)))[0] == 429, "asking for it is a request, too"
+        _, free = await made(run)  # of the same tenant
 
         async def state() -> str:
-            return str(json.loads((await run.get(path, headers=bearer(key)))[2])["status"])
+            return str(json.loads((await run.get(path, headers=bearer(free)))[2])["status"])
 
         while await state() != "completed":  # noqa: ASYNC110  (there is no event)
             await asyncio.sleep(0.01)
