@@ -12,14 +12,14 @@ from typing import Final
 
 from router.types import KEY_BYTES, BlockKeys
 
-_BITS: Final = 23
+_BITS: Final = 24
 _MASK: Final = (1 << _BITS) - 1
 GROWTH: Final = 4
-PROMPTS: Final = 200_000  # about four keys of two bits each: a fifth of all bits
+PROMPTS: Final = 200_000  # about four keys each: a twentieth of all bits
 
 
 class SentPrompts:
-    """The prompts of all replicas of one process, in 2 MiB."""
+    """The prompts of all replicas of one process, in 4 MiB."""
 
     def __init__(self, prompts: int = PROMPTS) -> None:
         self._most = prompts
@@ -30,25 +30,18 @@ class SentPrompts:
         """Store a prompt that is sent to the replica now. Returns the blocks of it that the replica can have seen before.
         O(log blocks).
         """
-        salt = hash(replica)
         self._count += 1
         if self._count > self._most:
             self._count = 1
             self._now, self._before = bytearray(len(self._now)), self._now
-        now, before = self._now, self._before
-        blocks, place, known = len(keys) // KEY_BYTES, 1, True
-        bound = blocks
-        while place <= blocks:
-            number = int.from_bytes(keys[(place - 1) * KEY_BYTES : place * KEY_BYTES], "little") ^ salt
-            one, two = number & _MASK, (number >> _BITS) & _MASK
-            byte_one, bit_one, byte_two, bit_two = one >> 3, 1 << (one & 7), two >> 3, 1 << (two & 7)
-            if known and not (
-                (now[byte_one] & bit_one and now[byte_two] & bit_two)
-                or (before[byte_one] & bit_one and before[byte_two] & bit_two)
-            ):
-                known = False
-                bound = place - 1
-            now[byte_one] |= bit_one
-            now[byte_two] |= bit_two
+        salt, now, place, end = hash(replica), self._now, KEY_BYTES, len(keys)
+        bound = -1
+        while place <= end:
+            bits = (int.from_bytes(keys[place - KEY_BYTES : place - KEY_BYTES + 4], "little") ^ salt) & _MASK
+            byte, bit = bits >> 3, 1 << (bits & 7)
+            if not now[byte] & bit:
+                if bound < 0 and not self._before[byte] & bit:
+                    bound = place // KEY_BYTES - 1
+                now[byte] |= bit
             place *= GROWTH
-        return bound
+        return end // KEY_BYTES if bound < 0 else bound
