@@ -398,7 +398,9 @@ class Router(Owner):
         if not self._least_cost:  # that policy stores nothing
             self._policy.booked(name)
         keys = self._creditable(booking)
-        self._back(booking, len(keys) // KEY_BYTES - booking.matched_blocks)
+        new = len(keys) // KEY_BYTES - booking.matched_blocks
+        if new > 0:
+            self._back(booking, new)
         booking.idle_s = idle_s = self.trie.insert(name, keys, now, weight=booking.weight, confirmed=False)
         booking.pending, booking.tail, booking.reserved = True, self.trie.tail, self.trie.reserved
         if idle_s is not None:
@@ -440,12 +442,12 @@ class Router(Owner):
             self._clear_pending(booking)
             return prompt.keys
         keep, known = prompt.blocks, min(booking.matched_blocks, prompt.blocks)
-        weight = trie.weight_of(prompt.keys, booking.weight)
+        weight = booking.tail.node.weight if booking.tail is not None else trie.weight_of(prompt.keys, booking.weight)
         paid, estimate = count * TOKEN_WEIGHT, weight * prompt.units // prompt.block_units
         if paid * FAR_BELOW < estimate:
             keep = min(keep, paid // weight)
             trie.take_back(name, prompt.keys, keep)
-        elif count >= WEIGHED_TOKENS:
+        elif count >= WEIGHED_TOKENS and not known:
             counted = paid * prompt.block_units // prompt.units
             trie.weigh(name, prompt.keys, max(weight // FAR_BELOW, min(counted, weight * FAR_BELOW), 1))
         keys = prompt.keys[: keep * KEY_BYTES]
@@ -469,7 +471,7 @@ class Router(Owner):
         """Reserve the weight of the booking's new blocks of its client's allowance."""
         lease, trie = booking.lease, self.trie
         allowances = self._allowances.get(lease.replica)
-        if blocks <= 0 or allowances is None:
+        if allowances is None:
             return
         weight = blocks * trie.weight_of(booking.prompt.keys, booking.weight)
         if allowances.reserve(booking.prompt.origin, weight, lease.since, trie.ttl_s):

@@ -69,11 +69,13 @@ class Caller:
         """
         return self.key or xxh3_64_intdigest(address.encode())
 
-    def origin(self, address: str) -> int:
+    def origin(self, address: str, number: int) -> int:
         """A number for the sender by properties that it cannot make up, for evidence about replicas: the tenant of its key, or
-        without keys its address.
+        without keys its address. number: the client's.
         """
-        return xxh3_64_intdigest((address if self.grant is None else f"tenant {self.tenant}").encode("utf-8", "surrogatepass"))
+        if self.grant is not None:
+            return xxh3_64_intdigest(b"tenant " + self.tenant.encode("utf-8", "surrogatepass"))
+        return xxh3_64_intdigest(address.encode()) if self.key else number
 
     def __repr__(self) -> str:
         return f"<Caller {self.tenant!r}, {self.key:x}>"

@@ -9,7 +9,7 @@ import orjson
 import xxhash
 
 from gateway.dialects.prompt.calls import add_chat_calls
-from gateway.dialects.prompt.canonical import FIELD, TURN, CanonicalPrompt, short, to_json
+from gateway.dialects.prompt.canonical import FIELD, MAX_NAME, TURN, CanonicalPrompt, short, to_json
 from gateway.dialects.prompt.content import add_content
 from gateway.dialects.prompt.head import head_parts
 from gateway.dialects.prompt.marks import MARKER
@@ -46,7 +46,7 @@ def _add_message(prompt: CanonicalPrompt, message: Any, index: int) -> None:
     if not isinstance(role, str):
         where = f"messages[{index}].role"
         raise bad_request(f"{where} must be a string such as 'user'.", where)
-    prompt.parts.append(TURN + short(role))
+    prompt.parts.append(TURN + (role.encode() if len(role) <= MAX_NAME else short(role)))
     if isinstance(name, str):
         prompt.parts.append(b"@" + short(name))
     prompt.parts.append(FIELD)
