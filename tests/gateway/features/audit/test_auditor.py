@@ -13,7 +13,7 @@ from gateway.features.audit.auditor import Auditor
 from tests.gateway.conftest import Running, running
 from tests.support.fakes import FakeReplica, FakeRequest, answers, streams
 
-SIZE = 12_000  # bytes of a prompt
+SIZE = 16_000  # bytes of a prompt
 
 
 def body(number: int) -> dict[str, Any]:
@@ -53,7 +53,7 @@ async def test_impossible_counts_are_a_finding_and_are_not_billed(caplog: pytest
         for number in range(12, 24):
             await run.post(body(number))
         assert scales.units_per_token("m") == known, "nothing is learned from it"
-        liar.script = (answers(prompt=3000, cached=0, completion=5),)
+        liar.script = (answers(prompt=4000, cached=0, completion=5),)
         for number in range(60):
             run.gateway[Auditor].sweep(run.gateway.clock())
             await run.post(body(number))
@@ -65,9 +65,9 @@ async def test_impossible_counts_are_a_finding_and_are_not_billed(caplog: pytest
 
 async def test_cached_tokens_of_prompts_that_were_never_sent_there_are_not_believed() -> None:
     async def lies(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        await answers(prompt=3000, cached=2990, completion=5)(request, writer)
+        await answers(prompt=4000, cached=3990, completion=5)(request, writer)
 
-    told = answers(prompt=3000, cached=0, completion=5)
+    told = answers(prompt=4000, cached=0, completion=5)
     async with FakeReplica([lies]) as liar, FakeReplica([told]) as honest, running(liar, honest) as run:
         for number in range(60):
             run.gateway[Auditor].sweep(run.gateway.clock())
@@ -93,8 +93,8 @@ async def test_cached_tokens_of_prompts_that_were_never_sent_there_are_not_belie
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_replica_that_answers_with_nothing_at_once_gets_little_work(stream: bool) -> None:
-    nothing = streams("", prompt=3000, cached=2990) if stream else answers("", prompt=3000, completion=0)
-    some = streams("a", "b", prompt=3000) if stream else answers(prompt=3000)
+    nothing = streams("", prompt=4000, cached=3990) if stream else answers("", prompt=4000, completion=0)
+    some = streams("a", "b", prompt=4000) if stream else answers(prompt=4000)
     async with FakeReplica([nothing]) as empty, FakeReplica([some]) as honest, running(empty, honest) as run:
         for number in range(40):
             run.gateway[Auditor].sweep(run.gateway.clock())
