@@ -10,6 +10,8 @@ ONCE ?=
 # Two more than there are cores: many tests wait for processes and timers.
 JOBS ?= $(shell expr $$(nproc) + 2)
 ARGS ?=
+# Tests start hundreds of processes: without bytecode files each of them compiles the program again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test test-image test-clients test-cluster test-engines test-nightly test-compiled compiled compiled-quick soak lint bench peers mutants fmt tools clean
 
