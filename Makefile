@@ -17,17 +17,20 @@ unexport PYTHONDONTWRITEBYTECODE
 
 install: $(VENV)/.dev
 
+# --no-compile: bytecode of what is imported is written then; of all packages it takes a minute.
+PIP_QUICK := --quiet --disable-pip-version-check --no-compile
+
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
 # The demo needs the real engine and a client, the tests need everything.
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	$(BIN)/python -m pip install $(PIP_QUICK) -e '.[demo]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install $(PIP_QUICK) -e '.[dev]'
 	touch $(VENV)/.demo $@
 
 demo: $(VENV)/.demo

@@ -6,6 +6,8 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from scripts import structure_words
 from scripts.structure_source import Source
@@ -52,11 +54,19 @@ OTHERS = frozenset(
 NOUNS = frozenset(["Feed", "Speed"])  # that look like participles
 
 
-def classes() -> Iterator[tuple[str, str]]:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                yield node.name, path.relative_to(ROOT).as_posix()
+@cache
+def classes() -> list[tuple[str, str]]:
+    return [(node.name, path.relative_to(ROOT).as_posix()) for path in SOURCES for node in classes_in(path)]
+
+
+def classes_in(path: Path) -> Iterator[ast.ClassDef]:
+    """Classes in a module, and in its classes and functions; expressions have none."""
+    left: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ClassDef):
+            yield node
+        left += (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt))
 
 
 def test_names_of_classes_are_nouns() -> None:
