@@ -35,9 +35,8 @@ class ApiRequest:
     question where its prompt differs from an earlier one; None without one. session: the conversation that the body names, or
     "". alias: the client's name for the model, "" if that was the model's own. refers: the id of a stored object that the
     request continues, or "". references: some input items are ids of stored items. keeps: the answer is a stored object itself.
-    size: bytes or token ids to be computed if they are more than the prompt (a batch), or to be counted only; else 0. answers: number of answers.
-    output: the most tokens of each, 0: without a limit. outline: of the prompt, ()
-    unless a feature needs it.
+    size: bytes or token ids to be computed if they are more than the prompt (a batch), or to be counted only; else 0. answers:
+    number of answers. output: the most tokens of each, 0: no limit. outline: of the prompt, () unless a feature needs it.
     """
 
     __slots__ = (

@@ -127,9 +127,8 @@ class Lifecycle:
                 failed = failure.again()
             exchange.leave_queue()
             if fallback is None or not (target := await fallback.after(exchange, failed)):
-                for substitute in self.extensions.substitutes:
-                    if own := substitute(exchange, failed):
-                        return own
+                if own := self._substitute(exchange, failed):
+                    return own
                 answer = self.attempts.final_refusal(exchange, failed)
                 break
         try:
@@ -138,6 +137,10 @@ class Lifecycle:
             answer.close()
         self.ending.delivered(exchange, answer)
         return reply
+
+    def _substitute(self, exchange: Exchange, failed: GatewayError) -> ClientReply | None:
+        """The first answer of a feature in place of the error."""
+        return next((own for substitute in self.extensions.substitutes if (own := substitute(exchange, failed))), None)
 
     async def require_welcome(self, request: ClientRequest) -> None:
         """Check that the sender may open a connection for later requests. Raises GatewayError 400, 401, 429 or 503."""

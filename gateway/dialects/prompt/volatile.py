@@ -8,7 +8,8 @@ with a digest of each, shows the first one.
 
 Only tokens with a digit (or names of weekdays) count, so words are never masked. Kinds: a TIME is a date, a time of day or
 seconds since 1970; a PATH is a token of a file's path; an ID is a UUID, a number, or a token behind a word such as `id` or
-`session`; any other token is a NONCE. A false mark does no harm: it counts only if two texts differ there. Pure. O(length): about 20 ms a MiB of plain text.
+`session`; any other token is a NONCE. A false mark does no harm: it counts only if two texts differ there. Pure.
+O(length): about 20 ms a MiB of plain text.
 """
 
 from __future__ import annotations
