@@ -147,6 +147,7 @@ class Router(Owner):
         self._allowances.pop(name, None)
         self._forget(name)
         self.trie.remove_replica(name)
+        self._paid.remove_replica(name)
         self.ledger.starting.pop(name, None)
         self.ledger.remove(name)
 

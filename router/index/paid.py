@@ -39,6 +39,12 @@ class PaidPrefixes:
                 self.trie.remove_replica(self._holders.popitem(last=False)[0])
         self.trie.insert(holder, prompt.keys, now)
 
+    def remove_replica(self, replica: str) -> None:
+        """The replica left. O(holders)."""
+        for holder in [holder for holder in self._holders if holder.partition(" ")[2] == replica]:
+            del self._holders[holder]
+            self.trie.remove_replica(holder)
+
     def blocks(self, replica: str, prompt: Prompt, now: float) -> int:
         """Leading blocks of the prompt that were computed for its client there."""
         holder = _holder(replica, prompt)

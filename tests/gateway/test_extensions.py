@@ -141,19 +141,19 @@ WITH_ECHO = Surroundings(dialects=Dialects({**DIALECTS, "/v1/echo": Echo()}))
 async def test_a_dialect_is_routed_metered_and_has_its_own_errors() -> None:
     settled: list[SettledRequest] = []
     around = Surroundings(dialects=WITH_ECHO.dialects, observers=[settled.append])
-    async with composed(replica(lambda _request: framed(b'{"echo":"hi","tokens":7}')), around) as gateway:
+    async with composed(replica(lambda _request: framed(b'{"echo":"hi","tokens":500}')), around) as gateway:
         answers = [
             await gateway.served.lifecycle.serve(BytesRequest(b'{"say":"%b"}' % (b"x" * 2000), "/v1/echo")) for _ in range(2)
         ]
         refused = await gateway.served.lifecycle.serve(BytesRequest(b"{}", "/v1/echo"))
         tokens = gateway.metrics.prompt_tokens.values
-    assert [bytes(reply.body) for reply in answers if isinstance(reply, BytesReply)] == [b'{"echo":"hi","tokens":7}'] * 2
+    assert [bytes(reply.body) for reply in answers if isinstance(reply, BytesReply)] == [b'{"echo":"hi","tokens":500}'] * 2
     assert isinstance(refused, BytesReply)
     assert (refused.status, bytes(refused.body)) == (400, b'{"oops":"\'say\' is needed."}')
-    assert [request.spent.usage for request in settled] == [Usage(7, 1, 0)] * 2 + [None]
+    assert [request.spent.usage for request in settled] == [Usage(500, 1, 0)] * 2 + [None]
     first, second = settled[0].placement, settled[1].placement
     assert second.predicted_cached_tokens > first.predicted_cached_tokens == 0, "the second goes to the first's cache"
-    assert tokens["m", "replica.memory:1", "miss"] == 14
+    assert tokens["m", "replica.memory:1", "miss"] == 1000
 
 
 # -- an observer

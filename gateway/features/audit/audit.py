@@ -97,6 +97,7 @@ class Audit:
     def forget(self, replica: str) -> None:
         """The replica is another process, or has left."""
         self._replicas.pop(replica, None)
+        self._twins.forget(replica)
 
     @property
     def replicas(self) -> Iterable[str]:

@@ -33,5 +33,13 @@ class PromptTwins:
         self._known.move_to_end(prompt)
         return [count for _, count in others]
 
+    def forget(self, replica: str) -> None:
+        """Drop the counts of a replica. O(prompts)."""
+        for prompt, known in list(self._known.items()):
+            if left := [each for each in known if each[0] != replica]:
+                self._known[prompt] = left
+            else:
+                del self._known[prompt]
+
     def __len__(self) -> int:
         return len(self._known)

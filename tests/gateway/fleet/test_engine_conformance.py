@@ -138,9 +138,7 @@ async def test_its_streams_are_whole_for_openais_client(name: str, usage: bool, 
 
 ERRORS = [
     ("vllm/error_unknown_model.json", openai.NotFoundError),
-    ("vllm/error_too_long.json", openai.BadRequestError),
     ("vllm/error_bad_json_type.json", openai.BadRequestError),
-    ("llamacpp/error_too_long.json", openai.BadRequestError),
     ("llamacpp/error_bad_messages.json", openai.BadRequestError),
 ]
 

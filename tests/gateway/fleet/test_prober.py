@@ -21,6 +21,7 @@ from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, di
 STARTED = 1_795_000_000.0
 LONG = {"model": "m", "messages": [{"role": "user", "content": "All of it again, word by word. " * 300}]}
 LONG_TOKENS = 2400
+BODY_TOKENS = 300
 
 
 def page(text: str) -> Behaviour:
@@ -38,7 +39,11 @@ def vllm(kv: int | None = None, started: float | None = None, active: int = 0) -
 
 def engine(owner: str = "vllm", **pages: Behaviour) -> FakeReplica:
     """A replica whose engine answers these: `metrics`, `props`, `v1_loads`."""
-    return FakeReplica(listing=models("m", owner=owner), pages={"/" + name.replace("_", "/"): pages[name] for name in pages})
+    return FakeReplica(
+        [answers(prompt=BODY_TOKENS)],
+        listing=models("m", owner=owner),
+        pages={"/" + name.replace("_", "/"): pages[name] for name in pages},
+    )
 
 
 async def look(run: Running, probes: int = 1) -> None:
@@ -114,7 +119,9 @@ IN_ENGINE_BLOCKS = 'vllm:cache_config_info{engine="0",block_size="16",num_gpu_bl
 @pytest.mark.parametrize(("block_bytes", "blocks"), [(256, 100), (1024, 25)])
 async def test_a_capacity_is_a_number_of_our_own_blocks_of_text(block_bytes: int, blocks: int, metrics: Behaviour) -> None:
     prompts = [{**LONG, "messages": [{"role": "user", "content": f"{n} {'word ' * 1000}"}]} for n in range(8)]
-    async with engine(metrics=metrics) as replica, running(replica, routing={"block_bytes": block_bytes}) as run:
+    replica = engine(metrics=metrics)
+    replica.script = (answers(prompt=1250),)
+    async with replica, running(replica, routing={"block_bytes": block_bytes}) as run:
         assert capacity(run, replica) == 6400
         for prompt in prompts:
             await run.post(prompt)
@@ -446,7 +453,12 @@ async def test_a_restart_begins_the_row_of_zeros_anew(caplog: pytest.LogCaptureF
 
 
 async def test_what_the_best_holder_had_is_available_wherever_the_request_went() -> None:
-    async with FakeReplica() as one, FakeReplica() as two, running(one, two, routing={"policy": "round_robin"}) as run:
+    script = [answers(prompt=BODY_TOKENS)]
+    async with (
+        FakeReplica(script) as one,
+        FakeReplica(script) as two,
+        running(one, two, routing={"policy": "round_robin"}) as run,
+    ):
         codes = [(await run.post())[0] for _ in range(2)]
         assert (codes, len(one.requests), len(two.requests)) == ([200, 200], 1, 1)
         metrics = await run.metrics()
