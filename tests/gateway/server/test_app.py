@@ -197,7 +197,7 @@ async def test_a_broken_encoding_is_a_400() -> None:
 
 
 async def test_counters_equal_what_clients_saw() -> None:
-    async with FakeReplica([answers(prompt=50, completion=3, cached=20)]) as replica, running(replica) as run:
+    async with FakeReplica([answers(prompt=250, completion=3, cached=20)]) as replica, running(replica) as run:
         seen = [(await run.post(BODY if index % 3 else b"{"))[0] for index in range(12)]
         samples = await run.metrics()
         assert samples['warmroute_requests_total{code="200",endpoint="/v1/chat/completions",model="m"}'] == seen.count(200)
@@ -207,7 +207,7 @@ async def test_counters_equal_what_clients_saw() -> None:
         labels = f'model="m",replica="{replica.name}"'
         assert samples[f"warmroute_completion_tokens_total{{{labels}}}"] == 3 * seen.count(200)
         assert samples[f'warmroute_prompt_tokens_total{{cache="hit",{labels}}}'] == 20 * seen.count(200)
-        assert samples[f'warmroute_prompt_tokens_total{{cache="miss",{labels}}}'] == 30 * seen.count(200)
+        assert samples[f'warmroute_prompt_tokens_total{{cache="miss",{labels}}}'] == 230 * seen.count(200)
         assert samples[f'warmroute_replica_inflight{{replica="{replica.name}"}}'] == 0
         assert samples["warmroute_trie_blocks"] == run.gateway.router.trie.blocks > 0
 
