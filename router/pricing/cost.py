@@ -84,7 +84,8 @@ def starting(work_s: float, age_s: float) -> float:
     """The price of new work on a replica that came up age_s ago. work_s: at its full rate."""
     if age_s >= START_S:
         return 0.0
-    return work_s / (FIRST_SHARE + (1 - FIRST_SHARE) * max(0.0, age_s) / START_S) - work_s
+    share = FIRST_SHARE + (1 - FIRST_SHARE) * max(0.0, age_s) / START_S
+    return work_s * max(0.0, 1 / share - 1)
 
 
 def discounted(full: Cost, rent_s: float) -> Cost:

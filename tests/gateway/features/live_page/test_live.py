@@ -265,7 +265,7 @@ async def test_what_clients_can_name_is_cut() -> None:
 
 
 async def test_the_index_is_drawn_level_by_level() -> None:
-    async with FakeReplica([answers()]) as one, running(one) as run:
+    async with FakeReplica([answers(prompt=700)]) as one, running(one) as run:
         for tail in ("a", "b"):
             messages = [{"role": "system", "content": "head " * 400}, {"role": "user", "content": f"{tail} " * 400}]
             assert (await run.post({"model": "m", "messages": messages}))[0] == 200
