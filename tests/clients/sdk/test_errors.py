@@ -154,11 +154,13 @@ async def test_the_client_s_own_time_out_frees_the_replica(stuck: FakeReplica, n
 
 @pytest.mark.parametrize("name", ["chat", "messages", "responses"])
 async def test_the_gateway_s_time_out_is_an_error_of_the_api(stuck: FakeReplica, name: str) -> None:
+    """The replica is up: neither the gateway nor the client sends the same prompt again."""
     async with running(stuck, timeouts={"first_byte_s": 0.2}) as run:
-        tapped = Tapped(run.url)
-        with pytest.raises(raised(name, "InternalServerError")) as caught:
+        tapped = Tapped(run.url, retries=2)
+        with pytest.raises(raised(name, "InternalServerError"), match="first_byte_s") as caught:
             await ask(tapped, name)
-        assert caught.value.status_code == 502  # type: ignore[attr-defined]
+        assert caught.value.status_code == 504  # type: ignore[attr-defined]
+        assert len(tapped.exchanges) == len(stuck.requests) == 1
         tapped.check()
 
 

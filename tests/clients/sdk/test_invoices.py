@@ -243,7 +243,7 @@ async def ask(run: Running, name: str) -> None:
     path, body = {
         "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}),
         "completion": ("/v1/completions", {"prompt": content}),
-        "message": ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": content}]}),
+        "message": ("/v1/messages", {"max_tokens": 100, "messages": [{"role": "user", "content": content}]}),
         "response": ("/v1/responses", {"input": content}),
     }[kind]
     async with run.session.post(run.url + path, json={"model": model, **body, "stream": "stream" in name}) as answer:

@@ -20,7 +20,7 @@ import pytest
 from gateway.parser.parsing import INLINE_BYTES, UNCOUNTED_BYTES
 from gateway.parser.process import ParserProcess
 from tests.gateway.conftest import Running, eventually, running
-from tests.support.fakes import FakeReplica
+from tests.support.fakes import FakeReplica, answers
 
 MIB = 1 << 20
 CHAT = b'{"model":"m","messages":[{"role":"user","content":'
@@ -137,7 +137,8 @@ async def test_what_is_wrong_is_a_400_at_any_size(tail: bytes, code: str) -> Non
 
 async def test_a_conversation_matches_its_beginning_across_the_bound() -> None:
     """Its first turns are parsed in the loop, the later ones beside it: their keys are the same."""
-    async with FakeReplica(), FakeReplica() as replica, running(replica) as run:
+    counted = [answers(prompt=tokens) for tokens in (400_000, 440_000, 480_000)]
+    async with FakeReplica(), FakeReplica(counted) as replica, running(replica) as run:
         messages = [{"role": "user", "content": "word " * 400_000}]
         seen = []
         for _ in range(3):

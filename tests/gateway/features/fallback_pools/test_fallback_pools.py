@@ -43,6 +43,7 @@ from tests.support.fakes import (
 
 CHAT, MESSAGES, RESPONSES, EMBEDDINGS = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/embeddings"
 TEXT = "Some words, and more. " * 100
+COUNTED = answers("small", prompt=len(TEXT) // 4)  # as an engine would count it
 BODY = {"model": "large", "messages": [{"role": "user", "content": TEXT}]}
 MIB = 1 << 20
 Lines = Callable[[], list[dict[str, Any]]]
@@ -203,7 +204,10 @@ async def test_a_full_queue() -> None:
 async def test_a_wait_that_is_too_long() -> None:
     """The block keys were made before the wait, with the other model's name."""
     hold = asyncio.Event()
-    async with two(hangs(hold), pool={"max_inflight": 1, "max_queue": 1, "queue_s": 0.05}) as both, occupied(both):
+    async with (
+        two(hangs(hold), small=COUNTED, pool={"max_inflight": 1, "max_queue": 1, "queue_s": 0.05}) as both,
+        occupied(both),
+    ):
         assert (await both.run.post(BODY))[0] == 200
         assert (both.names, await both.fallbacks("queue_timeout")) == (["little"], 1)
         await require_cached(both.run, {**BODY, "model": "little"})
@@ -222,7 +226,7 @@ async def require_cached(run: Running, body: Any) -> None:
 
 
 async def test_the_second_pool_knows_the_prompt_by_its_own_models_keys() -> None:
-    async with two(status(503)) as both:
+    async with two(status(503), small=COUNTED) as both:
         await both.run.post(BODY)
         await require_cached(both.run, {**BODY, "model": "little"})
         found = await dry_run(both.run, BODY)
@@ -519,7 +523,7 @@ async def test_a_body_that_another_process_parses_falls_back_byte_by_byte() -> N
         {"n": {"model": "large"}, "messages": [{"role": "user", "content": TEXT * (2 * INLINE_BYTES // len(TEXT))}]}
     )
     raw = f'{{"model":"large",{long[1:]}'.encode()
-    async with two(status(500), answers(), limits={"body_mb": 16, "inflight_mb": 128}) as both:
+    async with two(status(500), small=answers(prompt=len(raw) // 4), limits={"body_mb": 16, "inflight_mb": 128}) as both:
         assert (await both.run.post(io.BytesIO(raw)))[0] == 200
         assert both.small.requests[0].body == raw.replace(b'{"model":"large"', b'{"model":"little"', 1)
         await require_cached(both.run, raw.replace(b'{"model":"large"', b'{"model":"little"', 1))
