@@ -434,6 +434,11 @@ class Router(Owner):
         prompt, name, trie = booking.prompt, booking.lease.replica, self.trie
         if not prompt.keys:
             return prompt.keys
+        if self._has_one_conversation(name):  # that of the last request; the count may be of new tokens only
+            self._clear_pending(booking)
+            self.purge(name)
+            trie.insert(name, prompt.keys, now, weight=booking.weight)
+            return prompt.keys
         if count is None:
             size, most = booking.reserved, trie.max_bytes
             full = trie.size_bytes > most - most // PLENTY
@@ -459,14 +464,12 @@ class Router(Owner):
 
     def _confirm(self, booking: Booking, keys: BlockKeys, now: float) -> None:
         """The replica holds these leading blocks of the booking's prompt: evict others for them."""
-        tail, name = booking.tail, booking.lease.replica
         self._clear_pending(booking)
+        self.trie.confirm(booking.lease.replica, keys, now, booking.tail, weight=booking.weight)
+
+    def _has_one_conversation(self, name: str) -> bool:
         replica = self._replicas.get(name)
-        if replica is not None and replica.one_conversation:
-            self.purge(name)
-            self.trie.insert(name, keys, now, weight=booking.weight)
-            return
-        self.trie.confirm(name, keys, now, tail, weight=booking.weight)
+        return replica is not None and replica.one_conversation
 
     def _back(self, booking: Booking, blocks: int) -> None:
         """Reserve the weight of the booking's new blocks of its client's allowance."""

@@ -50,6 +50,7 @@ _OURS: Final = frozenset(
 )
 _MADE: Final = _OURS - {b"expect", b"x-warmroute-admin-key"}  # anew, and compared one by one; the others are dropped
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9_.:/+=-]{1,128}")
+_OWN_ID: Final = re.compile(rb"wr-[0-9a-f]{32}")
 _LOOPBACK: Final = re.compile(rb"(localhost|127[.0-9]*|2130706433|\[::1\])(:\d{1,5})?", re.IGNORECASE)  # and short forms
 # The headers that every proxy adds. Programs behind a proxy may read "_" as "-".
 _PROXIES: Final = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
@@ -183,6 +184,8 @@ class Head:
             return False  # some may not be doubled
         if len(self.values(b"host")) != 1 or not re.fullmatch(rb"[a-z0-9.]+(:\d{1,4})?", self.values(b"host")[0]):
             return False
+        if self.values(b"origin") and not self._asked_first():
+            return False
         codings = self.values(b"content-encoding")
         plain = all(coding.lower() in (b"", b"identity") for coding in codings) and len(codings) < 2
         return plain and not (self.values(b"expect") or self.values(b"upgrade") or self.values(b"connection"))
@@ -192,6 +195,11 @@ class Head:
             return True
         codings = [value.lower() for value in self.values(b"content-encoding")]
         return codings in ([b"gzip"], [b"br"], [b"zstd"]) and not (self.opaque and codings != [b"gzip"])
+
+    def _asked_first(self) -> bool:
+        """A browser sends such a POST only after a preflight."""
+        kinds = self.values(b"content-type")
+        return bool(kinds) and kinds[0].startswith(b"application/json")
 
     def upstream(self) -> list[tuple[bytes, bytes]]:
         """The headers that a replica must get."""
@@ -283,8 +291,10 @@ class Watched:
         if offered and _SAFE_ID.fullmatch(offered[0]):
             assert given_id == offered[0], context
         else:
-            assert given_id.startswith(b"wr-"), context
-        assert taken.get(b"x-request-id") == [given_id], context
+            assert taken.get(b"x-request-id") == [given_id], context
+        (sent_id,) = taken.get(b"x-request-id")
+        assert _OWN_ID.fullmatch(sent_id), context
+        assert sent_id not in offered, context
         assert taken.get(b"host") == [self.replica.url.removeprefix("http://").encode()], context
         assert taken.get(b"accept-encoding") == [b"identity"], context
         assert taken.get(b"x-warmroute-via") == [self.run.gateway.loops.id.encode()], context

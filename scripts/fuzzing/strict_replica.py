@@ -17,6 +17,11 @@ _LINE = re.compile(rb"([A-Z-]+) (/[!-~]*) HTTP/1\.1")
 _FIELD = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ?([^\x00-\x08\x0a-\x1f\x7f]*)")
 _CHOICE = {"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}
 _ANSWER = http(200, json.dumps({"id": "c", "model": "m", "choices": [_CHOICE], "usage": usage()}).encode())
+_MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "x"}]}
+_RESPONSE = {"id": "r", "object": "response", "model": "m", "status": "completed", "output": [_MESSAGE]}
+_RESPONSES = http(
+    200, json.dumps(_RESPONSE | {"usage": {"input_tokens": 100, "output_tokens": 4, "total_tokens": 104}}).encode()
+)
 
 
 class Received(NamedTuple):
@@ -103,7 +108,9 @@ class StrictReplica:
     def _answer(self, path: str) -> bytes:
         if path == "/v1/models":
             return http(200, json.dumps({"object": "list", "data": [entry(name) for name in self.names]}).encode())
-        return http(404, b"{}") if path in FACTS else _ANSWER
+        if path in FACTS:
+            return http(404, b"{}")
+        return _RESPONSES if path == "/v1/responses" else _ANSWER
 
 
 def _fields_of(head: bytes) -> tuple[tuple[bytes, bytes], ...] | None:

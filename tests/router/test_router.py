@@ -536,7 +536,9 @@ def test_scales_are_learned_for_a_bounded_number_of_names() -> None:
     assert router.units_per_token("m0") == 4.0 > router.units_per_token("used")
 
 
-def test_a_replica_that_keeps_one_conversation_holds_the_last_one_only() -> None:
+@pytest.mark.parametrize("tokens", [None, 10, 50])
+def test_a_replica_that_keeps_one_conversation_holds_the_last_one_only(tokens: int | None) -> None:
+    """Such an engine counts nothing, or only what was new."""
     router = router_with()
     for name in ("r1", "r2"):
         router.add(Replica(name, one_conversation=True))
@@ -545,7 +547,7 @@ def test_a_replica_that_keeps_one_conversation_holds_the_last_one_only() -> None
     waiting = router.choose(second, ["r1"], 2.0)
     assert blocks_held(router, first, 2.0) == {"r1": 50}, "until the other one is computed"
     waiting.first_token(3.0)
-    waiting.close(counted(second), 4.0)
+    waiting.close(Outcome(True, tokens), 4.0)
     assert (blocks_held(router, first, 4.0), blocks_held(router, second, 4.0)) == ({}, {"r1": 50})
     refused = router.choose(first, ["r1"], 5.0)
     refused.close(Outcome(ok=False), 6.0)

@@ -537,6 +537,22 @@ async def test_silence_in_a_stream_is_noticed_in_time() -> None:
         await served(run)
 
 
+@pytest.mark.parametrize("begin", [b"", b"{"], ids=["nothing", "begun"])
+async def test_silence_in_an_error_ends_the_request(begin: bytes) -> None:
+    """The words of an error are read before the client gets its status."""
+
+    async def stalls(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 1000\r\n\r\n" + begin)
+        await asyncio.Event().wait()
+
+    limits = {"first_byte_s": 0.2, "idle_s": 0.2}
+    async with FakeReplica([stalls, answers()]) as replica, running(replica, timeouts=limits) as run:
+        status, _, error = await run.post(BODY)
+        assert (status, error["error"]["code"]) == (504, "timeout")
+        assert "nothing came for 0.2 s" in error["error"]["message"]
+        await served(run)
+
+
 @pytest.mark.parametrize("code", [204, 304])
 async def test_a_body_where_there_can_be_none_is_dropped(code: int) -> None:
     bad = writes(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (code, len(LIAR)) + LIAR)

@@ -40,6 +40,7 @@ def texts(asked: dict[str, Any]) -> list[str]:
 
 
 def answer_of(asked: dict[str, Any], id_: str) -> dict[str, Any]:
+    prompt_tokens = 10 + sum(map(len, texts(asked))) // 4
     message = {
         "type": "message",
         "id": f"msg_{id_}",
@@ -60,11 +61,11 @@ def answer_of(asked: dict[str, Any], id_: str) -> dict[str, Any]:
         "previous_response_id": asked.get("previous_response_id"),
         "store": asked.get("store", True),
         "usage": {
-            "input_tokens": 10,
+            "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": 3,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": 13,
+            "total_tokens": prompt_tokens + 3,
         },
     }
 

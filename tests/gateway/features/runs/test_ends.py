@@ -169,22 +169,28 @@ async def test_a_cancel_is_logged_as_what_it_is(tmp_path: Path, request_lines: A
         assert not [name for name in metrics if 'code="499"' in name]
 
 
-async def test_a_cancel_while_a_replica_refuses_is_no_error_either(tmp_path: Path, request_lines: Any) -> None:
-    waits = asyncio.Event()
+@pytest.mark.parametrize("status", [400, 409])  # an error whose words are read before its status goes on, and another
+async def test_a_cancel_while_a_replica_refuses_is_no_error_either(tmp_path: Path, request_lines: Any, status: int) -> None:
+    waits, left = asyncio.Event(), asyncio.Event()
 
     async def refuses_slowly(_request: FakeRequest, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+        writer.write(b"HTTP/1.1 %d No\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{" % status)
         await writer.drain()
         waits.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            left.set()
+            raise
 
     async with FakeReplica([refuses_slowly], listing=models("m")) as one, running(one, state=kept_in(tmp_path)) as run:
         first = await begin(run)
         await waits.wait()
         (going,) = run.gateway[Runs]._runs.values()
-        await eventually(lambda: going.status == 400)
+        await eventually(lambda: status in (400, going.status))
         await run.client.responses.cancel(first.id)
         await eventually(lambda: not len(run.gateway[Runs]))
+        await left.wait()
         (line,) = [line for line in request_lines() if line["id"] == first.id]
         assert (line["status"], line["cancelled"], line["level"]) == (200, True, "info")
         assert "error" not in line
