@@ -19,7 +19,7 @@ from gateway.upstream.resolver import Resolver
 from tests.gateway.conftest import BODY, Running, eventually, listening, running
 from tests.gateway.upstream.test_resolver import NameServer
 from tests.support.configs import load
-from tests.support.fakes import FakeReplica, FakeRequest, answers, models, streams
+from tests.support.fakes import FakeReplica, FakeRequest, answers, http, models, streams, writes
 
 FOREIGN = {"X-Forwarded-For": "203.0.113.5"}  # came through a proxy: not a local client, wherever the proxy runs
 
@@ -226,7 +226,8 @@ async def test_an_added_name_does_not_lead_to_a_metadata_service() -> None:
 @pytest.mark.parametrize("header", [*SESSION_HEADERS, WEAK_SESSION_HEADER])
 async def test_the_cost_knows_the_session_that_the_client_names(header: str) -> None:
     """Its prompts share no block: a session is expected where it was answered last, and the dry run shows it."""
-    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+    script = [answers(prompt=1300)]
+    async with FakeReplica(script) as one, FakeReplica(script) as two, running(one, two) as run:
         bodies = [{**BODY, "messages": [{"role": "user", "content": f"{number} " * 2000}]} for number in range(40)]
         homes = set()
         for number, body in enumerate(bodies[:20]):
@@ -292,7 +293,13 @@ async def test_a_user_is_no_session(user: Any) -> None:
 
 async def test_a_dry_run_of_another_api_reads_its_body_as_that() -> None:
     body = {"model": "m", "system": "s" * 1000, "messages": [{"role": "user", "content": "x" * 1000}]}
-    async with FakeReplica() as one, FakeReplica() as two, running(one, two) as run:
+    message = {
+        "type": "message",
+        "content": [{"type": "text", "text": "a"}],
+        "usage": {"input_tokens": 500, "output_tokens": 1},
+    }
+    script = [writes(http(200, json.dumps(message).encode()))]
+    async with FakeReplica(script) as one, FakeReplica(script) as two, running(one, two) as run:
         home = (await run.post(body, path="/v1/messages"))[1]["X-Warmroute-Replica"]
         _, _, dry = await run.post(body, path="/warmroute/route?path=/v1/messages")
         assert (dry["replica"], dry["reason"]) == (home, "warm")
