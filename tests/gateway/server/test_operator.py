@@ -293,8 +293,8 @@ async def test_a_user_is_no_session(user: Any) -> None:
 
 async def test_a_dry_run_of_another_api_reads_its_body_as_that() -> None:
     body = {"model": "m", "system": "s" * 1000, "messages": [{"role": "user", "content": "x" * 1000}]}
-    message = {
-        "type": "message",
+    said = {
+        "type": "said",
         "content": [{"type": "text", "text": "a"}],
         "usage": {"input_tokens": 500, "output_tokens": 1},
     }
