@@ -13,6 +13,7 @@ The input of a custom tool is written at its end, because its arguments are vali
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -27,6 +28,7 @@ from gateway.features.translation.responses.answer import OUTPUT_TEXT, REFUSAL, 
 from gateway.features.translation.responses.tools import ToolName, tool_names
 from gateway.features.translation.translation import EventWriter, WholeChat
 
+_BLANK: Final = re.compile(rb"(?: |\\[nrt])*")  # white space in a JSON string
 MAX_COLLECTED: Final = 4 << 20  # bytes of texts and arguments, as JSON; the longest answers of 2026 have one MiB
 MAX_ITEMS: Final = 1024  # and parts of one
 
@@ -219,9 +221,9 @@ class ResponseWriter(EventWriter):
             out += self._event(b"response.custom_tool_call_input.done", b'%b,"input":"%b"' % (place, given))
         else:
             out = b""
-            if not given.strip():  # of a tool without parameters; clients parse them
-                given = b"{}"
-                out = self._event(b"response.function_call_arguments.delta", b'%b,"delta":"%b"' % (place, given))
+            if _BLANK.fullmatch(given):  # of a tool without parameters; clients parse them, and compare them with the deltas
+                given += b"{}"
+                out = self._event(b"response.function_call_arguments.delta", b'%b,"delta":"{}"' % place)
             fields = b'%b,"name":%b,"arguments":"%b"' % (place, orjson.dumps(head.tool.name), given)
             out += self._event(b"response.function_call_arguments.done", fields)
         return out + self._done(call.index, head.json(given, status))
