@@ -294,11 +294,11 @@ async def test_a_user_is_no_session(user: Any) -> None:
 async def test_a_dry_run_of_another_api_reads_its_body_as_that() -> None:
     body = {"model": "m", "system": "s" * 1000, "messages": [{"role": "user", "content": "x" * 1000}]}
     said = {
-        "type": "said",
+        "type": "message",
         "content": [{"type": "text", "text": "a"}],
         "usage": {"input_tokens": 500, "output_tokens": 1},
     }
-    script = [writes(http(200, json.dumps(message).encode()))]
+    script = [writes(http(200, json.dumps(said).encode()))]
     async with FakeReplica(script) as one, FakeReplica(script) as two, running(one, two) as run:
         home = (await run.post(body, path="/v1/messages"))[1]["X-Warmroute-Replica"]
         _, _, dry = await run.post(body, path="/warmroute/route?path=/v1/messages")
