@@ -31,6 +31,7 @@ from yarl import URL
 
 from bench.measure.ports import free_port
 from gateway.app import compose
+from gateway.features.audit.twins import PROMPTS, PromptTwins
 from gateway.server.endpoints import clients_runner
 from gateway.telemetry.log_output import LogOutput
 from gateway.telemetry.request_log import RequestLog
@@ -340,8 +341,11 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routi
                 run.gateway.upstream.close()  # of idle connections there are as many as were used in 4 s
                 run.gateway.router.sweep(run.gateway.clock())
 
-            for number in range(MAX_NEW):  # the flood would take an hour to fill this table
+            for number in range(MAX_NEW):  # the flood would take an hour to fill these tables
                 run.gateway.router.sessions.answered(number, one.url, 1, run.gateway.clock())
+            (twins,) = (found for found in kept(run) if isinstance(found, PromptTwins))
+            for number in range(PROMPTS):
+                twins.count(("*", number.to_bytes(8), 1), one.url, 1)
             lengths = Lengths(run)
             for _ in range(FILLING):
                 await a_round(FILL, PLACES)
