@@ -1,9 +1,9 @@
 """A gateway that a real Prometheus scrapes: with keys, a ledger, prices, comparison of policies, and all that goes wrong.
 
 Replicas: two simulated engines (one found in a file), one that refuses every generation (so there are retries), one that
-breaks off its streams, one that is slow behind a queue for two, one that is down, and one that is down and has a fallback. A
-second gateway, which is not scraped, gets some of the traffic; both share through a real store, and have their keys in one
-database.
+breaks off its streams, one that is slow behind a queue for two, one with too large counts, one that is down, and one that is
+down and has a fallback. A second gateway, which is not scraped, gets some of the traffic; both share through a real store, and
+have their keys in one database.
 """
 
 from __future__ import annotations
@@ -98,6 +98,18 @@ class Slow(Faulty):
         self.answer(200, {"id": "c", "object": "chat.completion", "model": self.model, "created": 1, "choices": [choice]})
 
 
+class Boasts(Faulty):
+    """More prompt tokens than a request has bytes, which the audit finds."""
+
+    model = "boasts"
+
+    def generate(self) -> None:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}
+        counts = {"prompt_tokens": 9000, "completion_tokens": 1, "total_tokens": 9001}
+        answer = {"id": "c", "object": "chat.completion", "model": self.model, "created": 1, "choices": [choice]}
+        self.answer(200, {**answer, "usage": counts})
+
+
 @dataclass
 class Stack:
     """A running gateway, its sibling, its listener for Prometheus, and the Prometheus that scrapes it."""
@@ -143,6 +155,7 @@ class Stack:
         """A full queue, a broken stream, a fallback, keys over their limit and without one, a kept response, a breakpoint."""
         assert set(pool.map(self.post, [chat("narrow", "Slowly. " * 40)] * 6)) >= {200, 429}
         assert self.post({**chat("breaks", "Tell me. " * 40), "stream": True}) == 200
+        assert set(pool.map(self.post, [chat("boasts", "How long? " * 40)] * 6)) == {200}
         assert self.post(chat("detour", "This way. " * 40)) == 200
         assert 429 in {self.post(chat("sim", "Hi"), "capped") for _ in range(3)}
         assert [self.post(chat("sim", "Hi"), other) for other in ("nobody", "")] == [401, 401]
@@ -205,7 +218,7 @@ def stack_in(folder: Path) -> Iterator[Stack]:
     with contextlib.ExitStack() as parts:
         enter = parts.enter_context
         replicas = {name: enter(simulated(folder, name)) for name in ("one", "two")}
-        replicas |= {kind.__name__.lower(): enter(serving_thread(kind)) for kind in (Faulty, Breaks, Slow)}
+        replicas |= {kind.__name__.lower(): enter(serving_thread(kind)) for kind in (Faulty, Breaks, Slow, Boasts)}
         store = enter(serving(RedisServer(folder)))
         (folder / "found.yaml").write_text(yaml.safe_dump({"replicas": [{"name": "two", "url": replicas["two"]}]}), "utf-8")
         own, settings = enter(a_gateway(folder, "gateway", replicas, store.url))
@@ -250,6 +263,7 @@ def settings_of(folder: Path, name: str, replicas: Mapping[str, str], store: str
             pool("asleep", "asleep", models=["asleep"]),
             pool("narrow", "slow", models=["narrow"], max_inflight=1, max_queue=2),
             pool("breaks", "breaks", models=["breaks"], resume_streams=True),
+            pool("boasts", "boasts", models=["boasts"]),
             pool("detour", "gone", models=["detour"], fallback={"pool": "main", "model": "sim"}),
         ],
         "discovery": [{"file": str(folder / "found.yaml"), "pool": "main"}],

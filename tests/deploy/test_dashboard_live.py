@@ -172,6 +172,7 @@ TRUE_HERE = {
     "WarmrouteQueueRefusals",
     "WarmrouteModelWithoutPrice",
     "WarmrouteReloadInvalid",
+    "WarmrouteReplicaFinding",
 }
 MAY_BE_TRUE = {
     "WarmrouteReplicaCircuitOpen",
