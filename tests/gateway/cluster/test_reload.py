@@ -128,7 +128,7 @@ async def test_a_replica_that_has_left_is_no_longer_probed() -> None:
 async def test_a_replica_that_stays_keeps_all_that_it_has() -> None:
     go_on = asyncio.Event()
     async with (
-        FakeReplica([answers(), streams("a", "b", hold=go_on), answers()]) as stays,
+        FakeReplica([answers(prompt=400), streams("a", "b", hold=go_on, prompt=400), answers(prompt=400)]) as stays,
         FakeReplica() as joins,
         running(stays) as run,
     ):
