@@ -77,7 +77,8 @@ def counted_once(usage: Usage, estimate: int) -> Usage:
     rest = usage.prompt - cached - usage.written
     if not (cached <= rest <= cached * _NEARLY and usage.prompt > estimate * _APART and rest < estimate * _APART):
         return usage
-    return Usage(rest, usage.completion, cached)
+    written = min(usage.written, rest - cached)
+    return Usage(rest, usage.completion, cached, written, min(usage.hours, written))
 
 
 def token_count(value: Any) -> int | None:

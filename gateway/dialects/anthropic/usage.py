@@ -9,7 +9,8 @@ counts is not yet split and is no usage by itself: the client may disconnect bef
 written tokens by their time in the cache.
 
 Some engines count the cached part in `input_tokens` as well. One of these shows it: `message_start` had the same count and no
-split; `total_tokens` is the sum without the cache; `input_tokens` is the sum of the two cache counts (oMLX).
+split, or `total_tokens` is the sum without the cache. Where neither is there (oMLX), the estimate of the prompt decides
+(`counted_once`): an equal number of fresh and cached tokens may be chance.
 """
 
 from __future__ import annotations
@@ -71,4 +72,4 @@ def _includes(counts: Mapping[str, Any], fresh: int, parts: int, completion: int
     """True if `input_tokens` includes the cached and written parts (see the module)."""
     if not 0 < parts <= fresh:
         return False
-    return fresh == parts or counts.get(_UNSPLIT) == fresh or counts.get(_TOTAL) == fresh + completion
+    return counts.get(_UNSPLIT) == fresh or counts.get(_TOTAL) == fresh + completion
