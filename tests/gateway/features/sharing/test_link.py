@@ -396,7 +396,13 @@ async def test_the_file_is_read_where_there_is_no_sibling(store: RedisServer, tm
 async def test_without_the_server_each_goes_on_alone_and_together_when_it_is_back(
     store: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with FakeReplica() as a, FakeReplica() as b, sharing(a, b, **at(store)) as one, sharing(a, b, **at(store)) as two:
+    script = [answers(prompt=250)]
+    async with (
+        FakeReplica(script) as a,
+        FakeReplica(script) as b,
+        sharing(a, b, **at(store)) as one,
+        sharing(a, b, **at(store)) as two,
+    ):
         await together(one, two)
         store.kill()
         await eventually(lambda: not up(one) and not up(two))
