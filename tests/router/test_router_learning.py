@@ -431,6 +431,20 @@ def test_a_prediction_is_paid_for_as_far_as_answers_for_this_client_were_counted
     router.check()
 
 
+def test_a_replica_that_left_has_no_paid_prefixes_when_it_is_back() -> None:
+    router, tenant, other = router_with("r1", "r2"), numbered(1), numbered(1)
+    tenant.origin, other.origin = 1, 2
+    for name in ("r1", "r2"):
+        router.choose(tenant, [name], 0.0).close(Outcome(True, 10), 0.0)
+    router.remove("r1")
+    router.add(Replica("r1"))
+    router.choose(other, R1, 1.0).close(Outcome(True, 10), 1.0)
+    booking = router.choose(tenant, R1, 2.0)
+    assert (booking.chosen.matched_tokens, booking.paid_tokens) == (10, 0)
+    assert router.choose(tenant, ["r2"], 2.0).paid_tokens == 10
+    router.check()
+
+
 def test_holders_of_paid_prefixes_are_bounded() -> None:
     paid = PaidPrefixes(100.0, 1 << 22)
     for origin in range(MAX_HOLDERS + 10):

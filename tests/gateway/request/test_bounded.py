@@ -365,6 +365,7 @@ async def test_a_flood_of_names_leaves_no_more_behind_than_the_tables_hold(routi
     endpoints = {found for name in metrics for found in re.findall(r'endpoint="([^"]*)"', name)}
     assert endpoints == {"/v1/chat/completions", "other"}
     assert not grew
+    assert len(twins) <= PROMPTS
     full, then = sizes[:FULL], sizes[FULL:]
     grown = (then[-1].by_type - full[-1].by_type).most_common(10)
     assert max(each.entries for each in then) <= max(each.entries for each in full) + SLACK[0], grown

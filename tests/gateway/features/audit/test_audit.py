@@ -267,6 +267,19 @@ def test_twins_are_bounded() -> None:
     assert len(twins) == 3
 
 
+def test_the_counts_of_a_replica_that_left_are_compared_with_nobody_s() -> None:
+    audit = Audit()
+    for name, text in (("r1", b"a" * BLOCK), ("r1", b"b" * BLOCK), ("r2", b"b" * BLOCK)):
+        audit.observe(name, "pool", AnswerClaim(text_keys(text, BLOCK, 1), BLOCK, BLOCK, "m", 1, Usage(100, 1, None)))
+    audit.forget("r1")
+    assert repr(audit) == "<Audit of 1 replicas, 1 prompts>"
+    twins = PromptTwins()
+    for name, tokens in (("r1", 1), ("r2", 2)):
+        twins.count(("m", b"a", 9), name, tokens)
+    twins.forget("r1")
+    assert twins.count(("m", b"a", 9), "r3", 3) == [2]
+
+
 def test_a_tally_needs_half_of_the_answers_and_two_clients() -> None:
     tally = SignTally()
     for _ in range(LEAST):
