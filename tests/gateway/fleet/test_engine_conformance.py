@@ -136,20 +136,25 @@ async def test_its_streams_are_whole_for_openais_client(name: str, usage: bool, 
         assert (line.get("estimated") == "tokens") != usage
 
 
-ERRORS = [
-    ("vllm/error_unknown_model.json", openai.NotFoundError),
-    ("vllm/error_bad_json_type.json", openai.BadRequestError),
-    ("llamacpp/error_bad_messages.json", openai.BadRequestError),
+FULL_CONTEXT = {"type": "invalid_request_error", "code": "context_length_exceeded"}  # the words of the API
+ERRORS: list[tuple[str, type[openai.APIStatusError], dict[str, str]]] = [
+    ("vllm/error_unknown_model.json", openai.NotFoundError, {}),
+    ("vllm/error_too_long.json", openai.BadRequestError, FULL_CONTEXT),
+    ("vllm/error_bad_json_type.json", openai.BadRequestError, {}),
+    ("llamacpp/error_too_long.json", openai.BadRequestError, FULL_CONTEXT),
+    ("llamacpp/error_bad_messages.json", openai.BadRequestError, {}),
 ]
 
 
 @recorded
-@pytest.mark.parametrize(("name", "raised"), ERRORS)
-async def test_its_errors_go_to_the_client_as_they_are(name: str, raised: type[openai.APIStatusError]) -> None:
+@pytest.mark.parametrize(("name", "raised", "changed"), ERRORS)
+async def test_its_errors_go_to_the_client_as_they_are(
+    name: str, raised: type[openai.APIStatusError], changed: dict[str, str]
+) -> None:
     async with replica_of(name.partition("/")[0], capture(name)) as replica, running(replica) as run:
         with pytest.raises(raised) as error:
             await run.client.chat.completions.create(**{**BODY, "model": "smollm2"})
-        assert error.value.body == kept_in(name)["error"]
+        assert error.value.body == kept_in(name)["error"] | changed
         assert len(replica.requests) == 1, "no other replica is asked for what is the client's fault"
         (state,) = run.gateway.fleet.replicas
         assert state.breaker.allows(run.gateway.clock())
