@@ -103,20 +103,19 @@ class Router(Owner):
             self._least_cost = isinstance(self._policy, LeastCost)
         self._memory_bytes = memory_bytes
         self.trie.ttl_s = self._paid.trie.ttl_s = ttl_s
-        self.trie.max_bytes = max(memory_bytes, min(self.trie.max_bytes, self.trie.needed_bytes))
+        self.trie.resize(memory_bytes)
+        self._paid.resize(memory_bytes)
 
     def sweep(self, now: float) -> bool:
         """Drop a slice of expired entries, and shrink a step towards a lowered memory bound.
 
         To be called once a second. True if there may be more to do: call it again soon.
         """
-        trie = self.trie
         if self.ledger.starting:
             self.ledger.started(now - START_S)
-        if shrinking := trie.max_bytes > self._memory_bytes:
-            trie.max_bytes = max(self._memory_bytes, min(trie.max_bytes, trie.needed_bytes) - SHRINK_BYTES)
-        more = self._paid.trie.sweep(now)
-        return trie.sweep(now) or shrinking or more
+        more = self.trie.resize(self._memory_bytes, SHRINK_BYTES) or self._paid.resize(self._memory_bytes, SHRINK_BYTES)
+        more = self._paid.trie.sweep(now) or more
+        return self.trie.sweep(now) or more
 
     # -- replicas
 
@@ -299,9 +298,9 @@ class Router(Owner):
         if not outcome.ok or (tokens is None and not outcome.shown):
             self._take_back(booking)
             return False
-        if outcome.cached_tokens is None and prompt.keys:
-            self._paid.add(name, prompt, now)
         keys, counted = self._settle(booking, tokens, now), tokens is not None
+        if outcome.cached_tokens is None and keys:
+            self._paid.add(name, prompt, keys, now)
         evidence.answered(prompt.origin, now)
         if not outcome.countable:
             tokens = cached = None

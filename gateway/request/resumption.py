@@ -244,8 +244,8 @@ class Copy:
 
 
 class SecondBegin(OuterReader):
-    """Reads a stream for a client that has the beginning of another one: what comes before the first token and repeats it (a
-    role, `message_start`, `response.created`) is removed.
+    """Reads a second stream for a client that has received the opening events of a first one. Removes the second stream's own
+    opening events (a role, `message_start`, `response.created`).
     """
 
     def __init__(self, inner: StreamReader, is_opening: Callable[[bytes], bool]) -> None:

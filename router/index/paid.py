@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Final
 
 from router.index.trie import RadixTrie
-from router.types import Prompt
+from router.types import BlockKeys, Prompt
 
 MAX_HOLDERS: Final = 4096
 MEMORY_SHARE: Final = 16  # of the index's memory
@@ -27,8 +27,12 @@ class PaidPrefixes:
         self.trie = RadixTrie(ttl_s, memory_bytes // MEMORY_SHARE)
         self._holders: OrderedDict[str, None] = OrderedDict()
 
-    def add(self, replica: str, prompt: Prompt, now: float) -> None:
-        """An engine has computed the prompt, and the client was charged for it."""
+    def resize(self, memory_bytes: int, step: int = 0) -> bool:
+        """See RadixTrie.resize. memory_bytes: of the index."""
+        return self.trie.resize(memory_bytes // MEMORY_SHARE, step)
+
+    def add(self, replica: str, prompt: Prompt, keys: BlockKeys, now: float) -> None:
+        """An engine has computed these leading blocks of the prompt, and the client was charged for them."""
         holder = _holder(replica, prompt)
         if holder in self._holders:
             self._holders.move_to_end(holder)
@@ -37,7 +41,7 @@ class PaidPrefixes:
             self.trie.add_replica(holder)
             if len(self._holders) > MAX_HOLDERS:
                 self.trie.remove_replica(self._holders.popitem(last=False)[0])
-        self.trie.insert(holder, prompt.keys, now)
+        self.trie.insert(holder, keys, now)
 
     def remove_replica(self, replica: str) -> None:
         """The replica left. O(holders)."""

@@ -77,6 +77,13 @@ class RadixTrie(Tree):
         uses = self._uses.get(replica)
         return uses.weight if uses else 0
 
+    def resize(self, most: int, step: int = 0) -> bool:
+        """Move the memory bound towards `most`: up at once, down to the needed bytes less `step`. True if it is still higher:
+        call it again soon. O(1).
+        """
+        self.max_bytes = max(most, min(self.max_bytes, self.needed_bytes) - step)
+        return self.max_bytes > most
+
     def capacity_of(self, replica: str) -> int:
         """The weight that a replica can hold, or UNBOUNDED. O(1)."""
         uses = self._uses.get(replica)

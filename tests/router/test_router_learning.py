@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router import Booking, Outcome, Prompt, Replica, Router, text_keys
-from router.index.paid import MAX_HOLDERS, PaidPrefixes
+from router.index.paid import MAX_HOLDERS, MEMORY_SHARE, PaidPrefixes
 from router.simulation.fleet import Cache, FleetSpec, RouterPlacement, ServedRequest, Simulation
 from router.simulation.generators import NoReuse
 from router.simulation.policies import SIMULATED
@@ -431,6 +431,30 @@ def test_a_prediction_is_paid_for_as_far_as_answers_for_this_client_were_counted
     router.check()
 
 
+def test_paid_prefixes_follow_the_memory_of_the_index() -> None:
+    paid, newcomer = PaidPrefixes(100.0, 1 << 24), numbered(0)
+    for number in range(1, 200):
+        prompt = numbered(number)
+        paid.add("r1", prompt, prompt.keys, 0.0)
+    before = paid.trie.size_bytes
+    while paid.resize(1 << 16, 1000):
+        paid.add("r1", newcomer, newcomer.keys, 1.0)
+    paid.add("r1", newcomer, newcomer.keys, 1.0)
+    assert paid.trie.size_bytes <= (1 << 16) // MEMORY_SHARE < before
+    assert not paid.resize(1 << 24)
+    assert paid.trie.max_bytes == (1 << 24) // MEMORY_SHARE
+    paid.check()
+
+
+def test_a_prediction_is_paid_for_as_far_as_the_count_reached() -> None:
+    router, tenant, other = router_with("r1"), numbered(1), numbered(1)
+    tenant.origin, other.origin = 1, 2
+    router.choose(other, R1, 0.0).close(Outcome(True, 10), 0.0)
+    router.choose(tenant, R1, 1.0).close(Outcome(True, 3), 1.0)
+    booking = router.choose(tenant, R1, 2.0)
+    assert (booking.chosen.matched_tokens, booking.paid_tokens) == (10, 3)
+
+
 def test_a_replica_that_left_has_no_paid_prefixes_when_it_is_back() -> None:
     router, tenant, other = router_with("r1", "r2"), numbered(1), numbered(1)
     tenant.origin, other.origin = 1, 2
@@ -450,7 +474,7 @@ def test_holders_of_paid_prefixes_are_bounded() -> None:
     for origin in range(MAX_HOLDERS + 10):
         prompt = numbered(1)
         prompt.origin = origin
-        paid.add("r1", prompt, 0.0)
+        paid.add("r1", prompt, prompt.keys, 0.0)
     prompt.origin = 0
     assert paid.blocks("r1", prompt, 0.0) == 0
     prompt.origin = MAX_HOLDERS
