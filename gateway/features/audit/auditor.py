@@ -84,7 +84,7 @@ class Auditor:
         if state is None:
             return
         prompt, usage = booking.prompt, delivered.usage
-        claim = AnswerClaim(prompt.keys, prompt.units, prompt.block_units, prompt.scale, prompt.client, usage)
+        claim = AnswerClaim(prompt.keys, prompt.units, prompt.block_units, prompt.scale, prompt.origin, usage)
         claim.images, claim.size = exchange.api.images, max(prompt.units, len(exchange.api.body))
         claim.prefill_s = booking.lease.prefill_s
         if record.subject.stream and delivered.last_byte is not None:

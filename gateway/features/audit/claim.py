@@ -9,11 +9,11 @@ from router.types import BlockKeys
 class AnswerClaim:
     """One complete answer of a metered generation about one prompt. Immutable by convention.
 
-    client: a number of the client. keys, units: of its canonical prompt; block_units: of one block. scale: the name of the
-    model's tokenizer, "" if a unit is a token. size: of the whole request, at least that of the prompt. images: in the prompt.
-    sent: tokens of it that the replica can have seen before; None: unknown. usage: as the engine reported it, None without a
-    report. passed: tokens of its stream, None for a plain answer. prefill_s, decode_s: durations, None if the answer does not
-    show them.
+    client: a number of the client: of its tenant with keys, else of its address. keys, units: of its canonical prompt;
+    block_units: of one block. scale: the name of the model's tokenizer, "" if a unit is a token. size: of the whole request, at
+    least that of the prompt. images: in the prompt. sent: tokens of it that the replica can have seen before; None: unknown.
+    usage: as the engine reported it, None without a report. passed: tokens of its stream, None for a plain answer. prefill_s,
+    decode_s: durations, None if the answer does not show them.
     """
 
     __slots__ = (

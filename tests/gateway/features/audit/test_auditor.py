@@ -7,6 +7,7 @@ import json
 import logging
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.features.audit.auditor import Auditor
@@ -61,6 +62,24 @@ async def test_impossible_counts_are_a_finding_and_are_not_billed(caplog: pytest
         assert await findings(run) == {liar.name: []}
     said = [record.message for record in caplog.records if record.name == "warmroute.audit"]
     assert said == ["a replica's answers contradict each other", "a finding of the audit has ended"]
+
+
+async def test_made_up_tenants_are_one_client() -> None:
+    async def counts(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        odd = request.headers["x-tenant-id"] != "honest"
+        await answers(prompt=90_000 if odd else 4000, cached=0, completion=5)(request, writer)
+
+    async with FakeReplica([counts]) as replica, running(replica) as run:
+        elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        async with aiohttp.ClientSession(connector=elsewhere) as other:
+            for number in range(3):
+                json_, tenant = body(number), {"X-Tenant-Id": "honest"}
+                async with other.post(f"{run.url}/v1/chat/completions", json=json_, headers=tenant) as answer:
+                    assert answer.status == 200
+        for number in range(12):
+            assert (await run.post(body(number), headers={"X-Tenant-Id": f"t{number}"}))[0] == 200
+        run.gateway[Auditor].judge()
+        assert await findings(run) == {replica.name: []}
 
 
 async def test_cached_tokens_of_prompts_that_were_never_sent_there_are_not_believed() -> None:
