@@ -7,7 +7,7 @@ batch computes the pairs of every token with every other token, and `dense_s` is
 """
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 Piece = tuple[int, int]  # a part of a prompt: tokens computed in this step, tokens computed up to its end
@@ -62,8 +62,16 @@ class StepCosts:
         return self.times(step.amounts)
 
     def times(self, amounts: Iterable[float]) -> float:
-        costs: tuple[float, ...] = astuple(self)
-        return sum(cost * amount for cost, amount in zip(costs, amounts, strict=True))
+        alone, prompt, decodes, further, context, pairs, rest = amounts
+        return (
+            self.step_s * alone
+            + self.prompt_s * prompt
+            + self.decode_s * decodes
+            + self.further_s * further
+            + self.context_s * context
+            + self.pair_s * pairs
+            + self.dense_s * rest
+        )
 
 
 @dataclass(frozen=True, slots=True)
