@@ -43,15 +43,18 @@ class Usage:
         return f"Usage{self._fields()}"
 
 
-def plausible(usage: Usage, context: int | None, answers: int, output: int, *, turns: bool) -> bool:
-    """True if a request can have used so much. context: of the model; None: unknown. answers: number in one request. output:
-    the most tokens of each, as the client limits them; 0: without a limit. turns: a server may have run several turns.
+def bounded(usage: Usage, context: int | None, answers: int, output: int, *, turns: bool) -> Usage | None:
+    """The usage within what a request can have used: None if more than its context, and at most the tokens of answers that the
+    client allows. context: of the model; None: unknown. answers: number in one request. output: the most tokens of each, as
+    the client limits them; 0: without a limit. turns: a server may have run several turns.
     """
-    size = (context or UNKNOWN_CONTEXT) * answers * _TOLERANCE * (_SERVER_TURNS if turns else 1)
-    if output:
-        longest = min(size, output * answers * _TOLERANCE * (_SERVER_TURNS if turns else 1))
-        return usage.prompt <= size and usage.completion <= longest
-    return usage.prompt <= size and usage.completion <= size
+    times = answers * _TOLERANCE * (_SERVER_TURNS if turns else 1)
+    size = (context or UNKNOWN_CONTEXT) * times
+    if usage.prompt > size or usage.completion > size:
+        return None
+    if output and usage.completion > output * times:  # some engines ignore a limit; their count of the prompt is as good
+        return Usage(usage.prompt, output * times, usage.cached, usage.written, usage.hours)
+    return usage
 
 
 def written_tokens(details: Any, prompt: int, cached: int | None) -> int:

@@ -17,7 +17,7 @@ from gateway.admission.memory import LARGE_BODY
 from gateway.admission.pool_queue import Permit
 from gateway.dialects.api_request import ApiRequest
 from gateway.dialects.dialect import AnswerEditor, Answers, AnswerTail, Dialect, StreamReader
-from gateway.dialects.usage import Usage, counted_once, plausible
+from gateway.dialects.usage import Usage, bounded, counted_once
 from gateway.errors import NO_ACCESS, REFUSED, UNREACHABLE, GatewayError, over_budget
 from gateway.fleet.breaker import Trial
 from gateway.fleet.directory import Target
@@ -304,8 +304,8 @@ class Exchange:
 
     @property
     def usage(self) -> Usage | None:
-        """The engine's usage, without cached tokens if their count is unreliable; None if the request cannot have used so
-        much.
+        """The engine's usage, within what the client allows, without cached tokens if their count is unreliable; None if the
+        request cannot have used so much.
         """
         usage, trial = self.delivered.usage, self.attempts.trial
         if usage is None:
@@ -313,9 +313,8 @@ class Exchange:
         if usage.prompt > _SURE or usage.completion > min(self.api.output or _SURE, _SURE):
             api, entry = self.api, trial[1].models.get(self.api.model) if trial is not None else None
             context = entry.context_tokens if entry is not None else None
-            if not plausible(usage, context, api.answers, api.output, turns=not api.countable):
-                return None
-        if trial is not None and (not trial[1].engine.counts_cached or trial[1].findings):
+            usage = bounded(usage, context, api.answers, api.output, turns=not api.countable)
+        if usage is not None and trial is not None and (not trial[1].engine.counts_cached or trial[1].findings):
             return self._audited(usage, trial[1])
         return usage
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.openai.usage import parse_usage
-from gateway.dialects.usage import Usage, plausible, token_count
+from gateway.dialects.usage import Usage, bounded, token_count
 from gateway.features.websocket.boundaries import CONTROLS, FrameTap
 
 MAX_EVENT: Final = 1 << 18
@@ -117,7 +117,7 @@ class UsageTap(FrameTap):
         if kind not in (_RESPONSE, _TRANSCRIPTION):
             return
         usage = usage_of(event.get("response") if kind == _RESPONSE else event)
-        if usage is None or not plausible(usage, None, 1, 0, turns=False):
+        if usage is None or bounded(usage, None, 1, 0, turns=False) is None:
             self._miss()
         else:
             self.usage = added(self.usage, usage)

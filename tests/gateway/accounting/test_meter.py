@@ -14,7 +14,7 @@ from gateway.accounting.money import DOLLAR, MOST
 from gateway.config.live import Live
 from gateway.config.schema import PriceConfig
 from gateway.dialects.openai.usage import parse_usage
-from gateway.dialects.usage import Usage, plausible
+from gateway.dialects.usage import Usage, bounded
 from gateway.telemetry.metrics import TENANTS, Metrics
 from tests.gateway.conftest import BODY, running
 from tests.gateway.servers import live_of
@@ -96,27 +96,30 @@ async def test_counts_that_cannot_be_are_replaced_by_estimates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usage", "context", "answers", "output", "turns", "good"),
+    ("usage", "context", "answers", "output", "turns", "completion"),
     [
-        (Usage(2_000_000, 100), None, 1, 0, False, True),
-        (Usage(10**9, 100), None, 1, 0, False, False),
-        (Usage(100, 10**9), None, 1, 0, False, False),
-        (Usage(8_000, 8_000), 8_192, 1, 0, False, True),
-        (Usage(100_000, 10), 8_192, 1, 0, False, False),
-        (Usage(100_000, 10), 8_192, 1, 0, True, True),
-        (Usage(100_000, 10), 8_192, 8, 0, False, True),
-        (Usage(100, 101), None, 1, 100, False, True),
-        (Usage(100, 500), None, 1, 100, False, False),
-        (Usage(100, 500), None, 3, 100, False, True),
+        (Usage(2_000_000, 100), None, 1, 0, False, 100),
+        (Usage(10**9, 100), None, 1, 0, False, None),
+        (Usage(100, 10**9), None, 1, 0, False, None),
+        (Usage(8_000, 8_000), 8_192, 1, 0, False, 8_000),
+        (Usage(100_000, 10), 8_192, 1, 0, False, None),
+        (Usage(100_000, 10), 8_192, 1, 0, True, 10),
+        (Usage(100_000, 10), 8_192, 8, 0, False, 10),
+        (Usage(100, 101), None, 1, 100, False, 101),
+        (Usage(100, 500), None, 1, 100, False, 200),
+        (Usage(100, 500), None, 3, 100, False, 500),
     ],
     ids=repr,
 )
-def test_what_a_request_can_use(usage: Usage, context: int | None, answers: int, output: int, turns: bool, good: bool) -> None:
-    assert plausible(usage, context, answers, output, turns=turns) == good
+def test_what_a_request_can_use(
+    usage: Usage, context: int | None, answers: int, output: int, turns: bool, completion: int | None
+) -> None:
+    expected = None if completion is None else Usage(usage.prompt, completion)
+    assert bounded(usage, context, answers, output, turns=turns) == expected
 
 
-@pytest.mark.parametrize(("prompt", "completion"), [(10**8, 4), (100, 10**8), (100, 3000)])
-async def test_counts_beyond_the_context_or_the_requests_limit_are_estimated(prompt: int, completion: int) -> None:
+@pytest.mark.parametrize(("prompt", "completion"), [(10**8, 4), (100, 10**8)])
+async def test_counts_beyond_the_context_are_estimated(prompt: int, completion: int) -> None:
     price = {"m": {"input": 1, "output": 1}}
     async with FakeReplica([answers(prompt=prompt, completion=completion)]) as one, running(one, prices=price) as run:
         await run.post({**BODY, "max_tokens": 1000})
@@ -124,6 +127,16 @@ async def test_counts_beyond_the_context_or_the_requests_limit_are_estimated(pro
         assert page['warmroute_estimated_answers_total{model="m",what="tokens"}'] == 1
         cost = sum(value for name, value in page.items() if name.startswith("warmroute_cost_usd_total"))
         assert 0 < cost < 1000 / 1e6
+
+
+async def test_an_answer_beyond_the_limit_of_its_request_costs_that_limit_and_its_prompt_is_counted() -> None:
+    price = {"m": {"input": 1, "output": 1}}
+    async with FakeReplica([answers(prompt=100, completion=30_000)]) as one, running(one, prices=price) as run:
+        await run.post({**BODY, "max_tokens": 5000})
+        page = await run.metrics()
+        assert 'warmroute_estimated_answers_total{model="m",what="tokens"}' not in page
+        cost = sum(value for name, value in page.items() if name.startswith("warmroute_cost_usd_total"))
+        assert cost == pytest.approx((100 + 2 * 5000) / 1e6)
 
 
 @pytest.mark.parametrize(("context", "estimated"), [(8192, True), (131_072, False), (None, False)])
