@@ -21,7 +21,7 @@ from typing import Final
 MAX_CLIENTS: Final = 1024
 CLIENT_SHARE: Final = 8
 TOTAL_SHARE: Final = 4
-ALL: Final = 0  # the number of all clients together
+ALL: Final = -1  # the number of all clients together, which no client has
 
 
 class Allowance:
