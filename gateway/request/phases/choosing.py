@@ -62,7 +62,8 @@ class ChoosePhase:
         extensions = self._extensions
         explainers = [each for each in extensions.explainers if each.wants(exchange, begun)] if extensions.explainers else None
         ranking = self._router.rank(prompt, live, begun)[1] if explainers else None
-        booking = self._router.choose(prompt, live, begun, silent=not (api.metered and api.stream and api.countable))
+        timed = api.metered and api.stream and api.countable and not api.images  # engines encode images before the prefill
+        booking = self._router.choose(prompt, live, begun, silent=not timed)
         decision = booking.decision
         self._metrics.routing_seconds.observe((), self._clock() - begun)
         self._metrics.routing.add((self._router.policy_name, decision.reason))

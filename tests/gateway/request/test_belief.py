@@ -11,7 +11,7 @@ import pytest
 
 from gateway.request.client import caller_of
 from tests.gateway.conftest import Running, eventually, running
-from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, status, usage, writes
+from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, http, status, streams, usage, writes
 
 MANY = 12
 
@@ -286,3 +286,17 @@ async def test_a_prompt_that_nothing_has_computed_displaces_nothing(method: str,
             assert await predicted(run) == pytest.approx(before, abs=5)
             assert min(before) > 500
             run.gateway.router.check()
+
+
+@pytest.mark.parametrize("image", [False, True])
+async def test_the_time_of_a_prompt_with_an_image_says_nothing_about_prefill(image: bool) -> None:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": body("a", 3000)["messages"][0]["content"]}]
+    if image:
+        parts.append({"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}})
+    request = {"model": "m", "stream": True, "messages": [{"role": "user", "content": parts}]}
+    async with FakeReplica([streams("hello", prompt=6000, cached=0)]) as replica, running(replica) as run:
+        rate = f'warmroute_replica_prefill_tokens_per_second{{replica="{replica.name}"}}'
+        before = (await run.metrics())[rate]
+        async with run.session.post(f"{run.url}/v1/chat/completions", json=request) as answer:
+            assert b"hello" in await answer.read()
+        assert ((await run.metrics())[rate] == before) is image
