@@ -455,7 +455,7 @@ class Router(Owner):
         elif count >= WEIGHED_TOKENS and not known:
             counted = paid * prompt.block_units // prompt.units
             trie.weigh(name, prompt.keys, max(weight // FAR_BELOW, min(counted, weight * FAR_BELOW), 1))
-        keys = prompt.keys[: keep * KEY_BYTES]
+        keys = prompt.keys if keep == prompt.blocks else prompt.keys[: keep * KEY_BYTES]
         self._confirm(booking, keys, now)
         if keep > known:
             self._allowances[name].count(prompt.origin, (keep - known) * weight, trie.capacity_of(name), now, trie.ttl_s)
@@ -463,8 +463,9 @@ class Router(Owner):
 
     def _confirm(self, booking: Booking, keys: BlockKeys, now: float) -> None:
         """The replica holds these leading blocks of the booking's prompt: evict others for them."""
+        tail = booking.tail
         self._clear_pending(booking)
-        self.trie.confirm(booking.lease.replica, keys, now, booking.tail, weight=booking.weight)
+        self.trie.confirm(booking.lease.replica, keys, now, tail, weight=booking.weight)
 
     def _has_one_conversation(self, name: str) -> bool:
         replica = self._replicas.get(name)

@@ -192,6 +192,7 @@ class Exchange:
 
     __slots__ = (
         "_copied",
+        "_judged",
         "answers",
         "api",
         "assembly",
@@ -234,6 +235,7 @@ class Exchange:
         self.edited: AnswerEditor | None = None
         self.assembly: AnswerAssembly | None = None
         self._copied = False  # a changed copy of the body is charged
+        self._judged: tuple[Usage, Usage | None] | None = None  # the usage as reported, and as far as it is believed
 
     def book(self, booking: Booking) -> None:
         """Set the booking on a replica. The number and the failures of attempts in an earlier pool are kept."""
@@ -307,14 +309,24 @@ class Exchange:
         """The engine's usage, within what the client allows, without cached tokens if their count is unreliable; None if the
         request cannot have used so much.
         """
-        usage, trial = self.delivered.usage, self.attempts.trial
-        if usage is None:
+        reported, judged = self.delivered.usage, self._judged
+        if reported is None:
             return None
+        if judged is None or judged[0] is not reported:
+            self._judged = judged = reported, self._believable(reported)
+        return judged[1]
+
+    def _believable(self, usage: Usage) -> Usage | None:
+        """The part of a reported usage that is believed."""
+        trial = self.attempts.trial
         if usage.prompt > _SURE or usage.completion > min(self.api.output or _SURE, _SURE):
             api, entry = self.api, trial[1].models.get(self.api.model) if trial is not None else None
             context = entry.context_tokens if entry is not None else None
-            usage = bounded(usage, context, api.answers, api.output, turns=not api.countable)
-        if usage is not None and trial is not None and (not trial[1].engine.counts_cached or trial[1].findings):
+            possible = bounded(usage, context, api.answers, api.output, turns=not api.countable)
+            if possible is None:
+                return None
+            usage = possible
+        if trial is not None and (not trial[1].engine.counts_cached or trial[1].findings):
             return self._audited(usage, trial[1])
         return usage
 

@@ -21,20 +21,22 @@ from typing import Final
 MAX_CLIENTS: Final = 1024
 CLIENT_SHARE: Final = 8
 TOTAL_SHARE: Final = 4
+_STEP: Final = 1 / 256  # of the TTL: sums decay by so much at a time
 ALL: Final = -1  # the number of all clients together, which no client has
 
 
 class Allowance:
     """A decaying sum of one client. amount: at the time `at`."""
 
-    __slots__ = ("amount", "at")
+    __slots__ = ("amount", "at", "client")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, client: int, now: float) -> None:
+        self.client = client
         self.amount = 0.0
         self.at = now
 
     def age(self, now: float, ttl_s: float) -> None:
-        if now > self.at:
+        if now - self.at > ttl_s * _STEP:
             self.amount *= math.exp((self.at - now) / ttl_s)
             self.at = now
 
@@ -42,27 +44,33 @@ class Allowance:
 class Clients:
     """The sums of at most MAX_CLIENTS clients. Operations are O(1)."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_last")
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Allowance] = OrderedDict()
+        self._last: Allowance | None = None  # the most recently counted one
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, client: int) -> Allowance | None:
-        return self._known.get(client)
+        last = self._last
+        return last if last is not None and last.client == client else self._known.get(client)
 
     def of(self, client: int, now: float, ttl_s: float) -> Allowance:
-        allowance = self._known.get(client)
-        if allowance is None:
-            allowance = self._known[client] = Allowance(now)
-            if len(self._known) > MAX_CLIENTS:
-                self._known.popitem(last=False)
-        else:
+        allowance = self._last
+        if allowance is None or allowance.client != client:
+            allowance = self._last = self._known.get(client) or self._enter(client, now)
             self._known.move_to_end(client)
-            allowance.age(now, ttl_s)
+        allowance.age(now, ttl_s)
         return allowance
+
+    def _enter(self, client: int, now: float) -> Allowance:
+        """A new client, in place of the least recently counted one if there are too many."""
+        entered = self._known[client] = Allowance(client, now)
+        if len(self._known) > MAX_CLIENTS:
+            self._known.popitem(last=False)
+        return entered
 
     def check(self) -> None:
         """Raises AssertionError if a bound is broken."""

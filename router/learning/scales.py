@@ -32,13 +32,23 @@ RESTORED: Final = 0  # the client in whose place another router's estimate stand
 class Scale:
     """The scale of one name. value: units per token. Operations are O(MAX_CLIENTS log MAX_CLIENTS)."""
 
-    __slots__ = ("_clients", "value")
+    __slots__ = ("_clients", "_last", "value")
 
     def __init__(self) -> None:
         self.value = DEFAULT_UNITS_PER_TOKEN
         self._clients: OrderedDict[int, Ratio] = OrderedDict()  # the first one stays the first
+        self._last: tuple[int, Ratio] | None = None  # the client of the last observation
 
     def learn(self, seen: float, weight: float, client: int) -> None:
+        last = self._last
+        if last is None or last[0] != client:
+            self._last = last = client, self._of(client)
+        ratio = last[1]
+        ratio.learn(ratio.near(seen) * weight, weight, weight)
+        self.value = ratio.value if len(self._clients) == 1 else self._median()
+
+    def _of(self, client: int) -> Ratio:
+        """The estimate of a client, as the latest one."""
         ratio = self._clients.get(client)
         if ratio is None:
             ratio = self._clients[client] = Ratio(self.value, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
@@ -47,8 +57,7 @@ class Scale:
                 del self._clients[second]
         elif client != next(iter(self._clients)):
             self._clients.move_to_end(client)
-        ratio.learn(ratio.near(seen) * weight, weight, weight)
-        self.value = ratio.value if len(self._clients) == 1 else self._median()
+        return ratio
 
     def restore(self, sums: tuple[float, float]) -> None:
         ratio = self._clients[RESTORED] = Ratio(self.value, SCALE_PRIOR_TOKENS, SCALE_HALF_LIFE_TOKENS)
