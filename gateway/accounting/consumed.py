@@ -4,7 +4,8 @@
     everything                             as reported                                                     ""
     no cached tokens                       the router's prediction, as a share of the prompt, as far as    CACHED
                                            answers charged to this client have put it there
-    usage before the end of the answer     the tokens of the answer that passed                            OUTPUT
+    usage before the end of the answer,    the tokens of the answer that passed                            OUTPUT
+    or an impossible count of the answer
     no cached tokens, and early; nothing   the prompt as reported, else as the router estimated it         TOKENS
 
 For an engine without a prefix cache, zero cached tokens are certain and no estimate. A prompt is never cached completely: its

@@ -44,16 +44,16 @@ class Usage:
 
 
 def bounded(usage: Usage, context: int | None, answers: int, output: int, *, turns: bool) -> Usage | None:
-    """The usage within what a request can have used: None if more than its context, and at most the tokens of answers that the
-    client allows. context: of the model; None: unknown. answers: number in one request. output: the most tokens of each, as
-    the client limits them; 0: without a limit. turns: a server may have run several turns.
+    """The counts that a request can have used: `usage` itself; without tokens of the answer if it cannot have so many; None if
+    the prompt cannot. context: of the model; None: unknown. answers: number in one request. output: the most tokens of each,
+    as the client limits them; 0: without a limit. turns: a server may have run several turns.
     """
     times = answers * _TOLERANCE * (_SERVER_TURNS if turns else 1)
     size = (context or UNKNOWN_CONTEXT) * times
-    if usage.prompt > size or usage.completion > size:
+    if usage.prompt > size:
         return None
-    if output and usage.completion > output * times:  # some engines ignore a limit; their count of the prompt is as good
-        return Usage(usage.prompt, output * times, usage.cached, usage.written, usage.hours)
+    if usage.completion > (min(size, output * times) if output else size):  # some engines ignore the limit
+        return Usage(usage.prompt, 0, usage.cached, usage.written, usage.hours)
     return usage
 
 

@@ -91,7 +91,7 @@ class Delivery:
                 body, delivered.usage = editor.whole(body, delivered.usage)
             if (exchange.assembly or exchange.tap) and answer.status == 200:
                 body = await _watched(exchange, body)
-            if exchange.usage is None:
+            if not exchange.answer_counted:
                 delivered.passed = len(body) // BYTES_PER_TOKEN
                 delivered.shown = answer.status == 200 and exchange.api.metered and _has_output(exchange, body)
             if open_ and answer.status == 200 and exchange.api.metered:
@@ -207,7 +207,7 @@ class Delivery:
             reply.feed_from(None)
             if delivered.usage is None and tail:
                 delivered.usage = tail.usage()  # some engines write it before the last part
-            if exchange.usage is None:
+            if not exchange.answer_counted:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
                 delivered.shown = tail is not None
 

@@ -306,8 +306,8 @@ class Exchange:
 
     @property
     def usage(self) -> Usage | None:
-        """The engine's usage, within what the client allows, without cached tokens if their count is unreliable; None if the
-        request cannot have used so much.
+        """The engine's usage, without counts that are impossible or unreliable (`answer_counted`); None if the prompt cannot be
+        so long.
         """
         reported, judged = self.delivered.usage, self._judged
         if reported is None:
@@ -315,6 +315,12 @@ class Exchange:
         if judged is None or judged[0] is not reported:
             self._judged = judged = reported, self._believable(reported)
         return judged[1]
+
+    @property
+    def answer_counted(self) -> bool:
+        """True if the engine has reported a possible count of the answer's tokens."""
+        believed, reported = self.usage, self.delivered.usage
+        return believed is not None and reported is not None and believed.completion == reported.completion
 
     def _believable(self, usage: Usage) -> Usage | None:
         """The part of a reported usage that is believed."""
@@ -348,7 +354,8 @@ class Exchange:
         cached = self.booking.paid_tokens if reported is None or reported.cached is None else 0
         predicted = Prediction(decision.prompt_tokens, cached, caches=caches)
         delivered = self.delivered
-        return consumed(reported, predicted, delivered.passed, whole=whole and not delivered.late, images=self.api.images)
+        whole = whole and not delivered.late and self.answer_counted
+        return consumed(reported, predicted, delivered.passed, whole=whole, images=self.api.images)
 
     def give_up(self) -> None:
         """Another pool gets the request: drop the copies of its body, and release their memory. Idempotent."""

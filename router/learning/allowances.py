@@ -21,7 +21,7 @@ from typing import Final
 MAX_CLIENTS: Final = 1024
 CLIENT_SHARE: Final = 8
 TOTAL_SHARE: Final = 4
-_STEP: Final = 1 / 256  # of the TTL: sums decay by so much at a time
+_STEP: Final = 1 / 256  # of the TTL: the time between two decays of a sum
 ALL: Final = -1  # the number of all clients together, which no client has
 
 

@@ -117,7 +117,7 @@ class UsageTap(FrameTap):
         if kind not in (_RESPONSE, _TRANSCRIPTION):
             return
         usage = usage_of(event.get("response") if kind == _RESPONSE else event)
-        if usage is None or bounded(usage, None, 1, 0, turns=False) is None:
+        if usage is None or bounded(usage, None, 1, 0, turns=False) is not usage:
             self._miss()
         else:
             self.usage = added(self.usage, usage)
