@@ -86,12 +86,25 @@ def test_any_cutting_of_any_frames_gives_the_sum(data: st.DataObject) -> None:
         frame(text({"type": "response.done", "response": {}})),
         frame(text({"type": "response.done", "response": {"usage": {"input_tokens": -1, "output_tokens": 1}}})),
         frame(text({"type": "response.done", "response": {"usage": {"input_tokens": 10**12, "output_tokens": 1}}})),
+        frame(text({"type": "response.done", "response": {"usage": {"input_tokens": 10**8, "output_tokens": 1}}})),
+        frame(text({"type": "response.done", "response": {"usage": {"input_tokens": 1, "output_tokens": 10**8}}})),
         frame(text(done(pad=MAX_EVENT))),
         frame(text(done())[:40], fin=False) + frame(b"x" * MAX_EVENT, opcode=0),
         bytes((0x81, 0x80 | 4)) + b"mask" + b"abcd",
         b"\x8a\x00" * (MAX_FRAMES + 1),
     ],
-    ids=["compressed", "no usage", "negative", "absurd", "too long", "too long in parts", "masked", "too many frames"],
+    ids=[
+        "compressed",
+        "no usage",
+        "negative",
+        "absurd",
+        "no such prompt",
+        "no such answer",
+        "too long",
+        "too long in parts",
+        "masked",
+        "too many frames",
+    ],
 )
 def test_what_cannot_be_read_is_known_to_be_missing(stream: bytes) -> None:
     tap = tapped(stream, frame(text({"type": "response.created"})))
