@@ -66,7 +66,6 @@ HOT = (
     "gateway/features/audit/claim.py",
     "gateway/features/audit/evidence.py",
     "gateway/features/audit/sent.py",
-    "gateway/features/audit/twins.py",
     "gateway/features/diagnostics/diagnoses.py",
     "gateway/features/translation/adaptation/answers.py",
     "gateway/dialects/answer.py",

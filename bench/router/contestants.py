@@ -271,7 +271,7 @@ KINDS: dict[str, Any] = {kind.name: kind for kind in (Warmroute, PlainPygtrie, B
 
 def prompt_of(text: bytes) -> Prompt:
     """As the gateway makes it."""
-    return Prompt(text_keys(text, BLOCK_BYTES, seed(MODEL, "")), len(text), BLOCK_BYTES, MODEL)
+    return Prompt(text_keys(text, BLOCK_BYTES, seed((MODEL, ""))), len(text), BLOCK_BYTES, MODEL)
 
 
 def split(keys: BlockKeys) -> list[bytes]:

@@ -14,8 +14,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import msgspec
 import orjson
 
+from gateway.dialects.answer_members import read_members
 from gateway.dialects.dialect import AnswerTail
 from gateway.dialects.excerpt import one_line
 from gateway.dialects.lenient import BOM, read_json
@@ -37,6 +39,8 @@ def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
     error with status 200, which clients would read as an answer without content.
     """
     if len(body) <= MAX_PARSED_ANSWER:
+        if (usage := _usual_usage(body, parse)) is not None:
+            return usage
         try:
             answer = read_json(body)
         except ValueError:
@@ -47,6 +51,18 @@ def usage_of(body: bytes, parse: ParseUsage) -> Usage | None:
     if not body[-64:].rstrip().endswith(b"}"):
         raise ReplicaFailure("garbage", "the answer is no JSON object")
     return usage_in(body, parse)
+
+
+def _usual_usage(body: bytes, parse: ParseUsage) -> Usage | None:
+    """The usage of nearly all answers; None: the whole answer is to be read."""
+    try:
+        members = read_members(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    usage = members.usage
+    if members.error or members.object == "error" or members.type == "error" or not isinstance(usage, dict):
+        return None
+    return parse({"choices": [], "usage": usage})
 
 
 def _usage_in_object(answer: Any, parse: ParseUsage) -> Usage | None:

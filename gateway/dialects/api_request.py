@@ -153,7 +153,7 @@ def router_prompt(
     prompt = api.prompt
     if prompt is None:
         return Prompt(b"", 0, blocks[0], scale, name, client, number)
-    first = seed(api.model, api.salt, *scope)
+    first = seed((api.model, api.salt) + scope)  # noqa: RUF005  (compiled, a star would make a list first)
     if isinstance(prompt, bytes):
         made = Prompt(text_keys(prompt, blocks[0], first), max(len(prompt), api.size), blocks[0], scale, name, client, number)
         if api.breakpoints:

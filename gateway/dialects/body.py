@@ -12,7 +12,7 @@ from gateway.dialects.prompt.head import head_digest, short_digest
 from gateway.errors import bad_request
 
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
-_SESSIONS: Final = ("prompt_cache_key", "conversation", "session_params")
+_SESSIONS: Final[tuple[str, ...]] = ("prompt_cache_key", "conversation", "session_params")
 _DIGEST: Final = "digest:"
 _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
 
@@ -56,7 +56,7 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
     return bool(stream)
 
 
-def output_limit(body: Mapping[str, Any], names: Iterable[str]) -> int:
+def output_limit(body: dict[str, Any], names: tuple[str, ...]) -> int:
     """The most tokens of an answer: the largest number in these fields; 0 without a limit."""
     most = 0
     for name in names:

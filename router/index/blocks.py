@@ -25,7 +25,7 @@ KEPT_SEEDS: Final = 1024
 KEPT_CHARS: Final = 256
 
 
-def seed(*parts: str) -> int:
+def seed(parts: tuple[str, ...]) -> int:
     """A 64-bit seed from names (model, adapter, salt). Parts are length-prefixed: ("ab", "c") differs from ("a", "bc").
 
     Clients choose the names: the seeds of KEPT_SEEDS short ones are cached, long ones are hashed each time.
@@ -33,10 +33,10 @@ def seed(*parts: str) -> int:
     chars = 0
     for part in parts:
         chars += len(part)
-    return _kept(*parts) if chars <= KEPT_CHARS else _hashed(*parts)
+    return _kept(parts) if chars <= KEPT_CHARS else _hashed(parts)
 
 
-def _hashed(*parts: str) -> int:
+def _hashed(parts: tuple[str, ...]) -> int:
     hasher = xxhash.xxh3_64()
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass")

@@ -16,7 +16,6 @@ the sums the two errors cancel. The time of a short prompt is mostly overhead: i
 from __future__ import annotations
 
 import math
-from statistics import median
 from typing import Final
 
 DEFAULT_RATE: Final = 8000.0  # tokens per second, until one is measured
@@ -119,7 +118,9 @@ class PoolRate:
             if rate.tokens >= FULL_TOKENS:
                 measured.append(rate.tokens / rate.seconds)
         if measured:
-            self.value, self.known = median(measured), True
+            measured.sort()
+            middle = len(measured) // 2  # of an even number it is the mean of two
+            self.value, self.known = (measured[middle] + measured[~middle]) / 2, True
         for rate in self.members.values():
             rate.settle()
 

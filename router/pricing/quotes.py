@@ -7,6 +7,7 @@ prefill assumed to be over.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
@@ -18,6 +19,7 @@ from router.pricing.replication import Rents
 from router.types import KEY_BYTES, Candidate, Cost, Decision, Prompt, Random
 
 NO_COST: Final = Cost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_NEVER_S: Final = math.inf
 
 
 class Quotes:
@@ -141,9 +143,9 @@ class Quotes:
         matched, longest, total, least = self.matched, self.longest, self.total, self.least
         loads, load_of, now = self._ledger.loads, self._ledger.of, self.now
         lacking = total + DUPLICATE_WEIGHT * (total - least)  # lower bound for an idle replica without any match
-        least_s = bound_s = float("inf")
+        least_s = bound_s = _NEVER_S
         best, price, ties, idle = "", NO_COST, 1, False
-        first = self._holder
+        first = self._holder if len(self.replicas) > 1 else ""
         for name in (first, *self.replicas) if first else self.replicas:
             load = loads.get(name) or load_of(name)
             if blocks := matched.get(name, 0):

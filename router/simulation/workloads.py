@@ -218,7 +218,7 @@ def _agent_turns(row: Row, size: int, session: str, name: str) -> Iterator[Turn]
     """A session's requests in order; requests of a sub-agent stand in their place, with a prompt of their own."""
     tools, system = row.get("tool_tokens", 0), row.get("system_tokens", 0)
     head = (tools + system) // size
-    shared, own = seed("head", str(tools), str(system)), seed("session", name)
+    shared, own = seed(("head", str(tools), str(system))), seed(("session", name))
     path: list[bytes] = []
     for number, request in enumerate(row["requests"]):
         if "requests" in request:

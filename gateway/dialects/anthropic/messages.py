@@ -33,7 +33,7 @@ from gateway.errors import GatewayError
 from router import Prompt
 
 _SCANNED_AT_ONCE: Final = 1 << 12  # bytes that the event loop may scan, turn by turn
-_LIMITS: Final = ("max_tokens",)
+_LIMITS: Final[tuple[str, ...]] = ("max_tokens",)
 
 
 class Messages(Dialect):

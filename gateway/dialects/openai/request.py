@@ -36,7 +36,7 @@ _COUNTED_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_embeds": (None,),
 }
 _UNCOUNTED: Final = tuple(_COUNTED_VALUES)
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict")  # llama.cpp prefers its own name
+_LIMITS: Final[tuple[str, ...]] = ("max_tokens", "max_completion_tokens", "n_predict")  # llama.cpp prefers its own name
 SCANNED_AT_ONCE: Final = 1 << 15  # bytes that the event loop may scan
 
 

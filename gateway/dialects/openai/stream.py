@@ -30,6 +30,7 @@ from gateway.errors import ReplicaFailure
 
 _ERROR: Final = b'data:{"error"'  # first event, without its spaces, of an engine that failed before its first token
 _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beginnings of nearly all streams
+_END: Final = b"data: [DONE]\n\n"
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
 _TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "text", "arguments", "refusal")
 _CONTENT: Final = b'"content":"'  # likewise
@@ -113,6 +114,9 @@ class ChunkReader(EventReader):
                 return False
         if unread:
             return True
+        if event == _END:  # nearly all ends
+            self.done = True
+            return True
         if len(event) <= MAX_PARSED_EVENT and event.find(b"[DONE]") >= 0 and data_of(event).strip() == b"[DONE]":
             self.done = True
         if event.find(b'"usage"') < 0:
@@ -181,7 +185,7 @@ def is_opening(event: bytes) -> bool:
 
 def _without_usage(answer: Mapping[str, Any]) -> bytes:
     """The usage event without the usage, with an empty choice; b"" if it has nothing else for the client."""
-    if answer.keys() <= _COMMON or not has_any_but(_COMMON, answer):
+    if _COMMON.issuperset(answer) or not has_any_but(_COMMON, answer):
         return b""
     choice = _NO_TEXT if answer.get("object") == "text_completion" else _NO_DELTA
     rest = {name: value for name, value in answer.items() if name != "usage"}

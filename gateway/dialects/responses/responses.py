@@ -25,7 +25,7 @@ from gateway.dialects.responses.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, bad_request
 
-_LIMITS: Final = ("max_output_tokens",)
+_LIMITS: Final[tuple[str, ...]] = ("max_output_tokens",)
 
 
 class Responses(Dialect):

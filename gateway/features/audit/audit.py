@@ -149,7 +149,7 @@ class Audit:
                 signs[PROMPT_CUT].add(False, client)
         if tokens > known.longest[0] * 1.01:
             known.longest = tokens, units
-        if claim.keys:
+        if claim.keys and len(self._replicas) > 1:
             tail = units - len(claim.keys) // KEY_BYTES * claim.block_units
             others = self._twins.count((claim.scale, claim.keys[-KEY_BYTES:], units), replica, tokens)
             if others:  # the last part of a block may be another one, of the same length
@@ -168,6 +168,8 @@ class Audit:
             for sign in SIGNS:
                 for name in _signed(sign, members):
                     found.setdefault(name, set()).add(sign)
+            if len(members) < 2:
+                continue
             for level, finding, factor in ABOVE:
                 for name, mean, others in _levels(level, members):
                     if mean - others > math.log(factor) and mean > math.log(MOST[level]):
@@ -182,27 +184,25 @@ class Audit:
         return f"<Audit of {len(self._replicas)} replicas, {len(self._twins)} prompts>"
 
 
-def _signed(sign: str, members: list[tuple[str, AuditedReplica]]) -> Iterable[str]:
+def _signed(sign: str, members: list[tuple[str, AuditedReplica]]) -> list[str]:
     """The replicas that show a sign, unlike most others."""
-    tallies = [(name, each.signs[sign], each.signs[sign].shows(alone=len(each.clients) < 2)) for name, each in members]
-    if not any(shows for _, _, shows in tallies):
-        return
-    counted = [(name, tally, shows) for name, tally, shows in tallies if tally.total >= LEAST_TO_COMPARE]
-    others = dict(zip([name for name, _, _ in counted], medians([tally.share for _, tally, _ in counted]), strict=True))
-    pair = sign == PROMPT_DIFFERS and len(counted) == 2  # which of two counts is right is unknown
-    for name, tally, shows in tallies:
-        usual = others.get(name)
-        if shows and (sign in ABSOLUTE or pair or (usual is not None and usual <= tally.share / 2)):
-            yield name
+    shown = [(name, each.signs[sign]) for name, each in members if each.signs[sign].shows(alone=len(each.clients) < 2)]
+    if not shown or sign in ABSOLUTE:
+        return [name for name, _ in shown]
+    counted = [(name, each.signs[sign]) for name, each in members if each.signs[sign].total >= LEAST_TO_COMPARE]
+    if sign == PROMPT_DIFFERS and len(counted) == 2:  # which of two counts is right is unknown
+        return [name for name, _ in shown]
+    usual = dict(zip([name for name, _ in counted], medians([tally.share for _, tally in counted]), strict=True))
+    return [name for name, tally in shown if (others := usual.get(name)) is not None and others <= tally.share / 2]
 
 
-def _levels(level: str, members: list[tuple[str, AuditedReplica]], least: int = 1) -> Iterable[tuple[str, float, float]]:
+def _levels(level: str, members: list[tuple[str, AuditedReplica]], least: int = 1) -> list[tuple[str, float, float]]:
     """(replica, its level, the median of the others), as logarithms. least: number of the others."""
     known = [(name, each.levels[level].mean) for name, each in members if each.levels[level].known]
-    if len(known) > least:
-        for (name, mean), others in zip(known, medians([mean for _, mean in known]), strict=True):
-            if others is not None:
-                yield name, mean, others
+    if len(known) <= least:
+        return []
+    compared = zip(known, medians([mean for _, mean in known]), strict=True)
+    return [(name, mean, others) for (name, mean), others in compared if others is not None]
 
 
 def medians(values: list[float]) -> list[float | None]:

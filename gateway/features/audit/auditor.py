@@ -125,6 +125,8 @@ class Auditor:
 
     def _apply(self, found: dict[str, frozenset[str]]) -> None:
         """Apply the present findings."""
+        if not (found or self._found):
+            return
         for name in (*found, *(each for each in self._found if each not in found)):
             new, old = found.get(name, frozenset()), self._found.get(name, frozenset())
             if new == old:

@@ -8,6 +8,8 @@ from typing import Final
 LEAST: Final = 5  # answers with a sign before anything is concluded
 MEASURED: Final = 10  # answers of a level
 _KEEP: Final = math.pow(0.5, 1 / 50)  # an answer's weight halves with 50 more
+_SIGNED: Final = LEAST * math.pow(_KEEP, LEAST)  # the faded counts of so many answers
+_KNOWN: Final = MEASURED * math.pow(_KEEP, MEASURED)
 _RECENT: Final = 8  # signs, of which another client than the one with most must have a quarter
 
 
@@ -38,7 +40,7 @@ class SignTally:
         """True if at least half of the answers have the sign, of two clients, or of the only one. alone: the replica has only
         one client.
         """
-        if self.signs < LEAST * _KEEP**LEAST or self.share < 0.5:
+        if self.signs < _SIGNED or self.share < 0.5:
             return False
         clients = self.clients
         return alone or 4 * (len(clients) - max(map(clients.count, clients))) >= len(clients)
@@ -64,7 +66,7 @@ class RatioLevel:
     @property
     def known(self) -> bool:
         """True if there are enough answers."""
-        return self.weight >= MEASURED * _KEEP**MEASURED
+        return self.weight >= _KNOWN
 
     @property
     def mean(self) -> float:

@@ -29,10 +29,10 @@ def test_the_partial_last_block_has_no_key() -> None:
 
 
 def test_seeds_keep_models_and_salts_apart() -> None:
-    seeds = [seed("m", "a"), seed("m", "b"), seed("ma", ""), seed("m", "", "a"), seed("m")]
+    seeds = [seed(("m", "a")), seed(("m", "b")), seed(("ma", "")), seed(("m", "", "a")), seed(("m",))]
     assert len({text_keys(b"same text", 4, value) for value in seeds}) == len(seeds)
-    assert seed("m", "a") == seed("m", "a")
-    assert seed("m", "x" * 10**6) == seed("m", "x" * 10**6) != seed("m", "x" * (10**6 + 1))
+    assert seed(("m", "a")) == seed(("m", "a"))
+    assert seed(("m", "x" * 10**6)) == seed(("m", "x" * 10**6)) != seed(("m", "x" * (10**6 + 1)))
 
 
 def test_no_name_however_long_is_kept() -> None:
@@ -40,8 +40,8 @@ def test_no_name_however_long_is_kept() -> None:
     tracemalloc.start()
     try:
         for number in range(3 * KEPT_SEEDS):
-            seed("m", f"{number}" + "x" * 20_000)
-            seed("m", f"{number}" + "\N{GRINNING FACE}" * (KEPT_CHARS - 10))
+            seed(("m", f"{number}" + "x" * 20_000))
+            seed(("m", f"{number}" + "\N{GRINNING FACE}" * (KEPT_CHARS - 10)))
         assert tracemalloc.get_traced_memory()[0] < 3 << 20
     finally:
         tracemalloc.stop()

@@ -19,7 +19,7 @@ BLOCK = 64
 
 def prompt(number: int, session: str, turns: list[str], outliner: Outliner) -> ObservedRequest:
     text = "".join(f"\x1euser\x1f{turn}" for turn in turns).encode()
-    made = ObservedRequest("m", text_keys(text, BLOCK, seed("m")), len(text), BLOCK, outline=outliner.outline(text))
+    made = ObservedRequest("m", text_keys(text, BLOCK, seed(("m",))), len(text), BLOCK, outline=outliner.outline(text))
     made.number, made.session = number, session
     return made
 
