@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Final
 
 from router.booking import Booking, Owner
-from router.index.holds import UNBOUNDED
 from router.index.paid import PaidPrefixes
 from router.index.trie import RadixTrie
 from router.learning.allowances import Allowances, UncountedMemory
@@ -473,10 +472,10 @@ class Router(Owner):
         return replica is not None and replica.one_conversation
 
     def _back(self, booking: Booking, blocks: int) -> None:
-        """Reserve the weight of the booking's new blocks of its client's allowance, where they can hide others."""
+        """Reserve the weight of the booking's new blocks of its client's allowance."""
         lease, trie = booking.lease, self.trie
         allowances = self._allowances.get(lease.replica)
-        if allowances is None or trie.capacity_of(lease.replica) == UNBOUNDED:
+        if allowances is None:
             return
         weight = blocks * trie.weight_of(booking.prompt.keys, booking.weight)
         if allowances.reserve(booking.prompt.origin, weight, lease.since, trie.ttl_s):

@@ -44,6 +44,7 @@ class ResponseReader(NamedReader):
         self._samples = EventSamples()
         self._ending = False  # the last event is too long to be held, and passes unread
         self._tail = bytearray()  # its last bytes
+        self._event, self._name = b"", ""  # an event before the first token, and its name, which is asked for three times
 
     @property
     def last_number(self) -> int:
@@ -77,7 +78,7 @@ class ResponseReader(NamedReader):
             if len(_WRITTEN) <= at < len(event):  # nearly all streams
                 self.started = event[at] != _QUOTE
                 return
-        name = name_of(event)
+        name = self._name_of(event)
         if name in QUIET:
             self.opened = True
         elif name.endswith(".done"):
@@ -88,7 +89,12 @@ class ResponseReader(NamedReader):
             self.started = bool(data.get("delta")) or (isinstance(item, dict) and bool(item.get("name")))
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        return failure_of(event) if event.find(b"error") >= 0 or event.find(b"failed") >= 0 else None
+        return failure_of(event) if self._name_of(event) in ERRORS else None
+
+    def _name_of(self, event: bytes) -> str:
+        if event is not self._event:
+            self._event, self._name = event, name_of(event)
+        return self._name
 
     def begun(self, head: bytes) -> None:
         self._ending = name_of(head) in _COMPLETE
@@ -99,7 +105,8 @@ class ResponseReader(NamedReader):
                 self._ended(bytes(self._tail) + event)
                 self._ending = False
             return True
-        name = name_of(event)
+        name = self._name_of(event)
+        self._event = b""
         if name in _COMPLETE:
             return self._ended(event)
         if name in ERRORS:
