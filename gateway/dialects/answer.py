@@ -30,7 +30,7 @@ _LONGEST: Final = 4 << 10  # bytes of a usage object, which may be cut by the bo
 
 _USAGE: Final = re.compile(rb'"usage"[ \t\r\n]*:[ \t\r\n]*(\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\})')
 
-ParseUsage = Callable[[Mapping[str, Any]], Usage | None]
+ParseUsage = Callable[[dict[str, Any]], Usage | None]
 """Reads the usage of a parsed answer from its member `usage`; None if it is missing or malformed."""
 
 

@@ -15,15 +15,13 @@ from gateway.dialects.usage import Usage, token_count, written_tokens
 _CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")  # beside the details
 
 
-def parse_usage(answer: Mapping[str, Any]) -> Usage | None:
+def parse_usage(answer: dict[str, Any]) -> Usage | None:
     """The usage of an OpenAI-shaped answer or last chunk; None if it is missing or malformed.
 
     A cached count larger than the prompt is cut to it. Malformed: a count that is no integer or beyond MAX_TOKENS, and a
     missing count of completion tokens in an answer with choices (embeddings have none).
     """
-    usage = answer.get("usage")
-    if usage is None:
-        usage = usage_in(answer)
+    usage = usage_in(answer)
     if not isinstance(usage, dict):
         return None
     prompt = token_count(usage.get("prompt_tokens"))
@@ -45,9 +43,12 @@ def _cached_beside(usage: Mapping[str, Any]) -> int | None:
     return None
 
 
-def usage_in(answer: Mapping[str, Any]) -> Any:
+def usage_in(answer: dict[str, Any]) -> Any:
     """The usage as the engine wrote it, unchecked; None if there is none."""
-    usage, choices = answer.get("usage"), answer.get("choices")
-    if usage is None and isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return choices[0].get("usage")
+    usage = answer.get("usage")
+    if usage is None:
+        choices = answer.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        if isinstance(first, dict):
+            return first.get("usage")
     return usage

@@ -69,7 +69,7 @@ def _input(arguments: str) -> Any:
 # -- also for streams
 
 
-def start_of(answer: Mapping[str, Any], id_: str, estimate: int) -> dict[str, Any]:
+def start_of(answer: dict[str, Any], id_: str, estimate: int) -> dict[str, Any]:
     """A message without its content. answer: a completion, or a chunk of a stream, which rarely has the usage yet: until then
     the estimate counts, because clients decide by it when to compact.
     """
