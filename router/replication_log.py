@@ -130,4 +130,5 @@ def _opened(booking: Booking, *, silent: bool) -> BookingOpened:
         lease.since,
         silent,
         booking.unseen,
+        prompt.images,
     )

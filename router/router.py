@@ -7,9 +7,10 @@ answer, so that a burst of similar prompts goes to one replica.
 The credit is pending until the end of the answer: matched like any other, but it evicts nothing. Only the engine's count of
 prompt tokens confirms it, and evicts blocks for it, because only the count shows how much of the prompt was computed. A client
 may send fields that no template prints, and an engine may cut a prompt: if the count is far below the estimate, only as many
-leading blocks are credited as it pays for. Without a count (the engine reports none, the client has left) a credit stays
-pending if the answer has shown a token. A prompt that the engine refuses, or answers with nothing, leaves no trace, and the
-part beyond the replica's context (or its cache size, if the context is unknown) is not credited before the count.
+leading blocks are confirmed as it pays for. The others are taken back, or stay pending if an honest prompt may have so few
+tokens: a text of long tokens, images (`_may_have`). Without a count (the engine reports none, the client has left) a credit
+stays pending if the answer has shown a token. A prompt that the engine refuses, or answers with nothing, leaves no trace, and
+the part beyond the replica's context (or its cache size, if the context is unknown) is not credited before the count.
 
 The index is corrected by events: a failure removes a pending credit, a replica that leaves or restarts is purged, and the
 engine's reported cached tokens reveal restarts and cache sizes (`evidence.py`). If less of a prompt was cached than predicted,
@@ -33,7 +34,7 @@ from router.learning.allowances import Allowances, UncountedMemory
 from router.learning.evidence import Evidence, Miss
 from router.learning.objects import Objects
 from router.learning.promises import BUSY, GONE, HELD, LEAST_TOKENS, LOST, WAIT_S, Promises
-from router.learning.scales import MAX_SCALES, Scales
+from router.learning.scales import MAX_SCALES, MAX_UNITS, Scales
 from router.learning.sessions import Sessions
 from router.load import BookingLedger, Lease
 from router.policies.least_cost import LeastCost
@@ -298,7 +299,8 @@ class Router(Owner):
         if not outcome.ok or (tokens is None and not outcome.shown):
             self._take_back(booking)
             return False
-        keys, counted = self._settle(booking, tokens, now), tokens is not None
+        keys, whole = self._settle(booking, tokens, now)
+        counted = tokens is not None
         if outcome.cached_tokens is None and keys:
             self._paid.add(name, prompt, keys, now)
         evidence.answered(prompt.origin, now)
@@ -307,7 +309,6 @@ class Router(Owner):
         if tokens is None or cached is None or not 0 <= cached <= tokens:
             cached = None
         restarted = self._learn_counts(booking, evidence, keys, tokens, cached, now)
-        whole = len(keys) == len(prompt.keys)
         if prompt.session_key:
             self._learn_session(booking, cached)
             units = prompt.units if whole else len(keys) // KEY_BYTES * prompt.block_units
@@ -425,41 +426,54 @@ class Router(Owner):
 
     # -- learning
 
-    def _settle(self, booking: Booking, count: int | None, now: float) -> BlockKeys:
+    def _settle(self, booking: Booking, count: int | None, now: float) -> tuple[BlockKeys, bool]:
         """The end of a good answer: credit the replica with the booking's prompt as far as the engine has counted it.
 
-        Returns the keys of the credited blocks.
+        Returns the keys of the blocks that the count confirms (all that are credited, without a count), and True if the whole
+        prompt is credited.
         """
         prompt, name, trie = booking.prompt, booking.lease.replica, self.trie
         if not prompt.keys:
-            return prompt.keys
+            return prompt.keys, True
         if self._has_one_conversation(name):  # that of the last request; the count may be of new tokens only
             self._clear_pending(booking)
             self.purge(name)
             trie.insert(name, prompt.keys, now, weight=booking.weight)
-            return prompt.keys
+            return prompt.keys, True
         if count is None:
-            size, most = booking.reserved, trie.max_bytes
-            full = trie.size_bytes > most - most // PLENTY
-            if full and not self._uncounted.admit(prompt.origin, size, most, now, trie.ttl_s):
+            if not self._has_memory(booking, now):
                 self._take_back(booking)
-                return b""
+                return b"", False
             self._clear_pending(booking)
-            return prompt.keys
-        keep, known = prompt.blocks, min(booking.matched_blocks, prompt.blocks)
+            return prompt.keys, True
+        keep, known, whole = prompt.blocks, min(booking.matched_blocks, prompt.blocks), True
         weight = booking.tail.node.weight if booking.tail is not None else trie.weight_of(prompt.keys, booking.weight)
         paid, estimate = count * TOKEN_WEIGHT, weight * prompt.units // prompt.block_units
-        if paid * FAR_BELOW < estimate:
-            keep = min(keep, paid // weight)
-            trie.take_back(name, prompt.keys, keep)
-        elif count >= WEIGHED_TOKENS and not known:
+        far_below = paid * FAR_BELOW < estimate
+        honest = not far_below or _may_have(prompt, count)
+        if not known and honest and (far_below or count >= WEIGHED_TOKENS):
             counted = paid * prompt.block_units // prompt.units
-            trie.weigh(name, prompt.keys, max(weight // FAR_BELOW, min(counted, weight * FAR_BELOW), 1))
+            least = weight // FAR_BELOW
+            if far_below:
+                least = min(least, int(prompt.block_units * TOKEN_WEIGHT / MAX_UNITS))
+            trie.weigh(name, prompt.keys, max(least, min(counted, weight * FAR_BELOW), 1))
+        if far_below:
+            keep = min(keep, paid // trie.weight_of(prompt.keys, weight))
+            whole = keep == prompt.blocks or (honest and self._has_memory(booking, now))
+            if not whole:
+                trie.take_back(name, prompt.keys, keep)
         keys = prompt.keys if keep == prompt.blocks else prompt.keys[: keep * KEY_BYTES]
         self._confirm(booking, keys, now)
         if keep > known:
             self._allowances[name].count(prompt.origin, (keep - known) * weight, trie.capacity_of(name), now, trie.ttl_s)
-        return keys
+        return keys, whole
+
+    def _has_memory(self, booking: Booking, now: float) -> bool:
+        """True if the index has memory for a credit without a count, which is then added to its client's share."""
+        trie, most = self.trie, self.trie.max_bytes
+        if trie.size_bytes <= most - most // PLENTY:
+            return True
+        return self._uncounted.admit(booking.prompt.origin, booking.reserved, most, now, trie.ttl_s)
 
     def _confirm(self, booking: Booking, keys: BlockKeys, now: float) -> None:
         """The replica holds these leading blocks of the booking's prompt: evict others for them."""
@@ -505,12 +519,13 @@ class Router(Owner):
         """Learn from the engine's counts of prompt tokens and cached tokens. True if it had lost its cache."""
         prompt, lease = booking.prompt, booking.lease
         restarted, computed = False, lease.uncached_tokens
-        self.scales.learn(prompt.scale, prompt.units, tokens, prompt.origin)
         if tokens is not None:
+            if not prompt.images:
+                self.scales.learn(prompt.scale, prompt.units, tokens, prompt.origin)
             computed = min(computed, tokens)
             if cached is not None:
                 computed = tokens - cached
-                restarted = self._believe(booking, evidence, keys, cached, now)
+                restarted = self._believe(booking, evidence, keys, tokens, cached, now)
         if lease.prefill_s is not None:  # with the engine's computed tokens, if it reports them; else with the estimate
             lease.load.rate.learn(computed, lease.prefill_s)
         return restarted
@@ -524,12 +539,14 @@ class Router(Owner):
         elif cached is not None:
             self.sessions.learn(prompt.session_key, unseen, min(max(0.0, cached - matched), unseen))
 
-    def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, cached: int, now: float) -> bool:
+    def _believe(self, booking: Booking, evidence: Evidence, keys: BlockKeys, tokens: int, cached: int, now: float) -> bool:
         """Learn from the engine's reported cached tokens. keys: of the computed blocks. True if it had lost its cache."""
         prompt, name, matched, known = booking.prompt, booking.lease.replica, booking.matched_blocks, evidence.capacity
         held = int(cached * self.units_per_token(prompt.scale) / prompt.block_units)
         # Tolerance of one block: tokens are an estimate, and an engine's blocks end at other places.
         lost = held + 1 < matched
+        if lost and cached:  # unless its tokens are longer than in other prompts
+            lost = not prompt.images and cached * prompt.units < (matched - 1) * prompt.block_units * tokens
         if held > matched + 1:
             evidence.held_more(self.trie.weight_held_by(name), self._block_weight(booking))
         restarted = booking.idle_s is not None and self._weigh(booking, evidence, booking.idle_s, cached, lost, now)
@@ -591,6 +608,11 @@ class Router(Owner):
 
     def __repr__(self) -> str:
         return f"<Router {self.policy_name}, {self.ledger!r}, {self.trie!r}>"
+
+
+def _may_have(prompt: Prompt, tokens: int) -> bool:
+    """True if an honest prompt of these units may have so few tokens."""
+    return prompt.images > 0 or (prompt.scale != "" and prompt.units <= MAX_UNITS * tokens)
 
 
 def _context_of(replica: Replica | None) -> float:

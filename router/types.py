@@ -33,10 +33,11 @@ class Prompt:
     client: a hash that identifies the client, as far as the gateway can distinguish clients. origin: likewise, by properties
     that a client cannot make up, for evidence about replicas. breakpoints: (blocks, seconds)
     each: the client wants the prompt cached up to there, for so long; 0 seconds: it may have wanted that in an earlier prompt
-    (`learning/promises.py`). Both set by the creator of the prompt.
+    (`learning/promises.py`). images: number of images, whose tokens are a guess. These three are set by the creator of the
+    prompt.
     """
 
-    __slots__ = ("block_units", "breakpoints", "client", "keys", "origin", "scale", "session", "session_key", "units")
+    __slots__ = ("block_units", "breakpoints", "client", "images", "keys", "origin", "scale", "session", "session_key", "units")
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Prompt:
         self.session_key = session_key
         self.origin = client
         self.breakpoints: tuple[tuple[int, int], ...] = ()
+        self.images = 0
 
     @property
     def blocks(self) -> int:
@@ -68,7 +70,7 @@ class Prompt:
 
     def _fields(self) -> tuple[object, ...]:
         names = self.session, self.client, self.session_key
-        return self.keys, self.units, self.block_units, self.scale, *names, self.origin, self.breakpoints
+        return self.keys, self.units, self.block_units, self.scale, *names, self.origin, self.breakpoints, self.images
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Prompt) and self._fields() == other._fields()
@@ -77,7 +79,7 @@ class Prompt:
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        return f"Prompt{self._fields()[:-2]!r}"
+        return f"Prompt{self._fields()[:-3]!r}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         since=times,
         silent=st.booleans(),
         unseen=counts,
+        images=counts,
     ),
     st.builds(BookingFirstToken, numbers, times),
     st.builds(BookingMoved, numbers, names, counts, counts, counts, times, counts),
@@ -85,6 +86,7 @@ LARGE = BookingOpened(
     since=-1.0,
     silent=False,
     unseen=2**40,
+    images=2**40,
 )
 HELD = BookingOpened(
     number=1,
@@ -103,6 +105,7 @@ HELD = BookingOpened(
     since=0.0,
     silent=False,
     unseen=0,
+    images=0,
 )
 RETURNED_WITH_MORE_UNCACHED_THAN_ALL = [HELD, BookingFirstToken(1, 0.0), BookingMoved(1, "r2", 0, 0, 2**40, 0.0, 0)]
 

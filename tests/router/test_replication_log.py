@@ -357,7 +357,7 @@ def test_of_a_very_long_prompt_others_are_told_the_beginning() -> None:
 
 
 def opened(number: int, keys: bytes = b"12345678") -> BookingOpened:
-    return BookingOpened(number, keys, 20, 10, "", 0, 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0)
+    return BookingOpened(number, keys, 20, 10, "", 0, 0, 0, (), NAMES[0], 0, 10, 10, 1.0, False, 0, 0)
 
 
 @pytest.mark.parametrize(("bounds", "fit"), [({"most_open": 3}, 3), ({"most_bytes": 40}, 5)])

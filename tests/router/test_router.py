@@ -398,6 +398,55 @@ def test_a_count_far_below_the_estimate_credits_the_blocks_that_it_pays_for() ->
     router.check()
 
 
+@pytest.mark.parametrize(
+    ("count", "images", "matched"),
+    [(900, 0, 80), (600, 0, 80), (400, 0, 16), (400, 1, 80)],
+    ids=["10 bytes a token", "13 bytes a token", "20 bytes a token", "an image"],
+)
+def test_a_prompt_that_may_have_so_few_tokens_is_credited_whole_and_displaces_as_many(
+    count: int, images: int, matched: int
+) -> None:
+    """Of 2,000 tokens by the estimate: a text in a script with long tokens, an image that its engine makes smaller."""
+    router = router_with()
+    router.add(Replica("r1", 10_000))
+    for number in range(20):
+        other = Prompt(text_keys(bytes([number]) * 2000, 100, 1), 2000, 100, "m")
+        router.choose(other, ["r1"], 0.0).close(Outcome(True, 500), 0.0)
+    prompt = Prompt(text_keys(bytes([99]) * 8000, 100, 1), 8000, 100, "m")
+    prompt.origin, prompt.images = 7, images
+    router.choose(prompt, ["r1"], 1.0).close(Outcome(True, count), 1.0)
+    router.sweep(1.0)
+    assert blocks_held(router, prompt, 1.0) == {"r1": matched}
+    others = [Prompt(text_keys(bytes([number]) * 2000, 100, 1), 2000, 100, "m") for number in range(20)]
+    lost = sum(20 - blocks_held(router, other, 1.0).get("r1", 0) for other in others)
+    assert lost * 25 <= count + 25, "a block of 100 bytes has 25 tokens"
+    router.check()
+
+
+def test_cached_tokens_that_are_longer_than_others_are_no_miss() -> None:
+    for count, images in ((600, 0), (300, 1)):
+        router = router_with("r1")
+        prompt = Prompt(text_keys(bytes([99]) * 8000, 100, 1), 8000, 100, "m")
+        prompt.images = images
+        router.choose(prompt, ["r1"], 0.0).close(Outcome(True, count, 0), 0.0)
+        other, more = (Prompt(text_keys(text * 8000, 100, 1), 8000, 100, "m") for text in (b"o", b"m"))
+        router.choose(other, ["r1"], 1.0).close(Outcome(True, 2000, 0), 1.0)
+        router.choose(prompt, ["r1"], 2.0).close(Outcome(True, count, count), 2.0)
+        assert router.learned_capacity("r1") is None
+        router.choose(other, ["r1"], 3.0).close(Outcome(True, 2000, 2000), 3.0)
+        router.choose(more, ["r1"], 3.0).close(Outcome(True, 2000, 0), 3.0)
+        router.choose(prompt, ["r1"], 4.0).close(Outcome(True, count, 0 if images else count // 4), 4.0)
+        assert router.learned_capacity("r1") is not None, "a miss"
+
+
+def test_prompts_with_images_do_not_move_the_scale_of_texts() -> None:
+    router = router_with("r1")
+    prompt = Prompt(text_keys(bytes([99]) * 8000, 100, 1), 8000, 100, "m")
+    prompt.images = 1
+    router.choose(prompt, ["r1"], 0.0).close(Outcome(True, 1000, 0), 0.0)
+    assert router.units_per_token("m") == 4.0
+
+
 def test_a_new_path_weighs_what_the_engine_has_counted() -> None:
     for count, weighs in ((1500, 1500), (2500, 2500), (4000, 4000), (9000, 4000), (900, 900)):
         router = router_with("r1")
@@ -452,6 +501,20 @@ def test_credits_that_are_never_counted_have_a_share_of_the_memory() -> None:
     assert kept == 300
     assert router.trie.evicted["memory"] == evicted
     assert router.trie.size_bytes < 250_000, "the bound and the share of all clients"
+    router.check()
+
+
+def test_prompts_that_are_longer_than_their_counts_have_a_share_of_the_memory() -> None:
+    router = router_with("r1", memory_bytes=400_000)
+    for number in range(300):
+        prompt = prompt_of(number.to_bytes(2, "big") * 5)
+        router.choose(prompt, ["r1"], 0.0).close(counted(prompt), 0.0)
+    for number in range(100):
+        prompt = prompt_of(bytes([255, number]) * 750)
+        prompt.origin, prompt.images = number, 1
+        router.choose(prompt, ["r1"], 1.0).close(Outcome(True, 1), 1.0)
+    kept = sum(blocks_held(router, prompt_of(number.to_bytes(2, "big") * 5), 1.0) != {} for number in range(300))
+    assert kept == 300
     router.check()
 
 

@@ -16,7 +16,7 @@ def prompt_of(live: Live, api: ApiRequest, caller: Caller, label: str, address: 
     """
     client, session = caller.number(address), session_of(api, caller, label)
     prompt = router_prompt(api, live.blocks, label, session, client, scope_of(live, caller))
-    prompt.origin = caller.origin(address, client)
+    prompt.origin, prompt.images = caller.origin(address, client), api.images
     return prompt
 
 

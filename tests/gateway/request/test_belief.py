@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import struct
 from typing import Any
 
 import aiohttp
@@ -300,3 +302,14 @@ async def test_the_time_of_a_prompt_with_an_image_says_nothing_about_prefill(ima
         async with run.session.post(f"{run.url}/v1/chat/completions", json=request) as answer:
             assert b"hello" in await answer.read()
         assert ((await run.metrics())[rate] == before) is image
+
+
+async def test_a_prompt_with_images_that_its_engine_makes_smaller_is_known_as_a_whole() -> None:
+    """By its pixels an image has 4,096 tokens; there are engines for which it has 256."""
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 4000, 4000) + bytes(16)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(head).decode()}}
+    request = {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "who is it?"}, image]}]}
+    answer = {"id": "x", "choices": [{"index": 0, "message": {"content": "y"}}], "usage": usage(270, 1, 0)}
+    async with FakeReplica([writes(http(200, json.dumps(answer).encode()))]) as replica, running(replica) as run:
+        await run.post(request)
+        assert int((await run.post(request))[1]["X-Warmroute-Cached-Tokens"]) > 4000

@@ -30,7 +30,7 @@ from gateway.features.snapshots.snapshot import Snapshot
 from gateway.features.table import new_metrics
 from router.events import BookingClosed, BookingFirstToken, BookingMoved, BookingOpened, ObjectStored, Rent, decode, encode
 
-BOOKED = BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0)
+BOOKED = BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0, 0)
 STORE_AHEAD = 1000.0  # the store's clock
 
 
@@ -297,10 +297,10 @@ def test_a_batch_that_does_not_decode_closes_what_its_router_has_open() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        BookingOpened(1, b"k" * 8, 1 << 60, 256, "m", 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
-        BookingOpened(1, b"k" * 8, 300, 256, "m" * 2000, 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
-        BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, 0, ((1, 1),) * 2000, "r1", 0, 75, 75, 99.0, False, 0),
-        BookingOpened(1, b"k" * (9 << 20), 300, 256, "m", 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0),
+        BookingOpened(1, b"k" * 8, 1 << 60, 256, "m", 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0, 0),
+        BookingOpened(1, b"k" * 8, 300, 256, "m" * 2000, 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0, 0),
+        BookingOpened(1, b"k" * 8, 300, 256, "m", 0, 0, 0, ((1, 1),) * 2000, "r1", 0, 75, 75, 99.0, False, 0, 0),
+        BookingOpened(1, b"k" * (9 << 20), 300, 256, "m", 0, 0, 0, (), "r1", 0, 75, 75, 99.0, False, 0, 0),
         BookingMoved(1, "r" * 2000, 0, 1, 1, 0.0, 0),
         BookingClosed(1, True, 1 << 60, 0, 0.0, True, True),
         Rent(b"prefix--", float("nan")),
