@@ -28,6 +28,9 @@ class Owner:
     def paid_tokens(self, booking: Booking) -> int:
         raise NotImplementedError
 
+    def reservable_tokens(self, booking: Booking) -> int:
+        raise NotImplementedError
+
 
 class Booking:
     """A decision and its open lease. `Router.choose` makes it, `close` ends it.
@@ -94,6 +97,13 @@ class Booking:
         report cached tokens.
         """
         return self._owner.paid_tokens(self)
+
+    @property
+    def reservable_tokens(self) -> int:
+        """The predicted cached tokens, as far as the end of the answer will show them: all at a replica that reports cached
+        tokens, else the paid ones.
+        """
+        return self._owner.reservable_tokens(self)
 
     def first_token(self, now: float) -> None:
         """The answer's first token arrived: the replica has computed a prompt. Only the first call counts."""

@@ -303,7 +303,7 @@ class Router(Owner):
         counted = tokens is not None
         if outcome.cached_tokens is None and keys:
             self._paid.add(name, prompt, keys, now)
-        evidence.answered(prompt.origin, now)
+        evidence.answered(prompt.origin, now, reports=outcome.cached_tokens is not None if counted else None)
         if not outcome.countable:
             tokens = cached = None
         if tokens is None or cached is None or not 0 <= cached <= tokens:
@@ -326,6 +326,12 @@ class Router(Owner):
             return 0
         paid = self._paid.blocks(best.replica, booking.prompt, self.trie.now)
         return best.matched_tokens * min(paid, best.matched_blocks) // best.matched_blocks
+
+    def reservable_tokens(self, booking: Booking) -> int:
+        """See Booking.reservable_tokens."""
+        best = booking.decision.best
+        evidence = self._evidence.get(best.replica)
+        return self.paid_tokens(booking) if evidence is not None and evidence.reports is False else best.matched_tokens
 
     def stored(self, number: int, replica: str, model: str, now: float) -> None:
         """A replica stores an object of this number, for later requests that name it."""

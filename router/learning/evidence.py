@@ -60,6 +60,7 @@ class Evidence:
     capacity: int | None = None  # the learned one
     purged_at: float = float("-inf")
     hits: bool = False  # hits were reported since then
+    reports: bool | None = None  # True: it has reported cached tokens; False: only counts without them; None: no counts
     on_probation: bool = False  # its state is of a snapshot, and no cached prefix has confirmed it yet
     held: int = 0  # maximum weight that it has provably held
     # Prefixes of consecutive misses that a full cache cannot explain: RESTART_MISSES at most.
@@ -71,8 +72,10 @@ class Evidence:
     _longest_idle_s: float = 0.0
     _minute: float = float("-inf")
 
-    def answered(self, client: int, now: float) -> None:
-        """Record an answered request of this client."""
+    def answered(self, client: int, now: float, *, reports: bool | None) -> None:
+        """Record an answered request of this client. reports: its count has cached tokens; None: there is no count."""
+        if not self.reports and reports is not None:
+            self.reports = reports
         if client != self._client:
             if self._client is not None:
                 self._others_at = now

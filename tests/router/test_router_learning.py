@@ -431,6 +431,25 @@ def test_a_prediction_is_paid_for_as_far_as_answers_for_this_client_were_counted
     router.check()
 
 
+@pytest.mark.parametrize(
+    ("first", "reservable"),
+    [(None, 10), (Outcome(True, 10), 0), (Outcome(True, 10, 0), 10), (Outcome(True), 10)],
+    ids=["nothing yet", "no cached tokens", "cached tokens", "no usage"],
+)
+def test_a_prediction_is_reserved_as_cached_unless_the_replica_reports_no_cached_tokens(
+    first: Outcome | None, reservable: int
+) -> None:
+    router, tenant, other, another = router_with("r1"), numbered(1), numbered(1), numbered(2)
+    tenant.origin, other.origin, another.origin = 1, 2, 2
+    if first is not None:
+        router.choose(another, R1, 0.0).close(first, 0.0)
+    router.trie.insert("r1", other.keys, 0.0)
+    assert router.choose(tenant, R1, 1.0).reservable_tokens == reservable
+    router.choose(numbered(3), R1, 1.0).close(Outcome(True, 10, 0), 1.0)
+    router.choose(numbered(4), R1, 1.0).close(Outcome(True, 10), 1.0)
+    assert router.choose(tenant, R1, 2.0).reservable_tokens == 10, "an engine may leave out a zero"
+
+
 def test_paid_prefixes_follow_the_memory_of_the_index() -> None:
     paid, newcomer = PaidPrefixes(100.0, 1 << 24), numbered(0)
     for number in range(1, 200):

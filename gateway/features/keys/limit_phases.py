@@ -70,7 +70,7 @@ class LimitPhases:
         if reservation is None or not (api.metered or exchange.request.upgrades):
             return
         prompt = booking.decision.prompt_tokens
-        cached = min(max(0, booking.chosen.matched_tokens), prompt)
+        cached = min(max(0, booking.reservable_tokens), prompt)
         money = 0
         if reservation.priced:
             expected = Usage(prompt, reservation.output(api.answers, api.output), cached)

@@ -115,12 +115,12 @@ def test_one_client_of_several_makes_no_restart() -> None:
 def test_a_client_is_alone_when_no_other_came_for_a_while() -> None:
     evidence = unknown()
     assert evidence.single_client(0.0, 10.0)
-    evidence.answered(1, 0.0)
+    evidence.answered(1, 0.0, reports=None)
     assert evidence.single_client(0.0, 10.0), "the first"
-    evidence.answered(2, 5.0)
-    evidence.answered(2, 14.0)
+    evidence.answered(2, 5.0, reports=None)
+    evidence.answered(2, 14.0, reports=None)
     assert [evidence.single_client(now, 10.0) for now in (5.0, 14.9, 15.0, 15.1)] == [False, False, False, True]
-    evidence.answered(1, 20.0)
+    evidence.answered(1, 20.0, reports=None)
     assert not evidence.single_client(20.0, 10.0)
 
 

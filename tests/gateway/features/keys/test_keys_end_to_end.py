@@ -457,6 +457,24 @@ async def test_cached_tokens_do_not_count(tmp_path: Path) -> None:
         assert len(replica.requests) == 20
 
 
+async def test_what_others_have_sent_is_not_reserved_as_cached_where_the_engine_reports_nothing(tmp_path: Path) -> None:
+    bodies = [{"model": "m", "messages": [{"role": "user", "content": f"{number} hello " * 2000}]} for number in range(6)]
+    go, warm = asyncio.Event(), [answers(prompt=5000)] * len(bodies)
+    async with FakeReplica([*warm, hangs(go)]) as replica, keyed(tmp_path, replica) as run:
+        _, other = await made(run)
+        id_, key = await made(run, tenant="else", uncached_tokens_per_minute=12_000)
+        assert [(await run.post(body, headers=bearer(other)))[0] for body in bodies] == [200] * len(bodies)
+        posts = [asyncio.create_task(run.post(body, headers=bearer(key))) for body in bodies]
+        await eventually(lambda: len(replica.requests) + sum(post.done() for post in posts) == 2 * len(bodies))
+        assert len(replica.requests) == len(bodies) + 2
+        for post in posts:
+            post.cancel()
+        await asyncio.gather(*posts, return_exceptions=True)
+        account = run.gateway[Keys].limiter.account(id_)
+        assert account
+        await eventually(lambda: account.open == 0)
+
+
 @pytest.mark.parametrize("settings", [{"models": ["m"]}, {"budget_usd_day": 1.0}, {"uncached_tokens_per_minute": 1000}])
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions/batch", "/v1//chat/completions", "/v1/x/y", "/v1/batches", "/v1/messages/batches"]
