@@ -69,6 +69,8 @@ def _is_head(part: bytes) -> bool:
 
 def runs_tools(body: Mapping[str, Any]) -> bool:
     """True if the server is to run tools itself, and so to compute several prompts."""
+    if body.get("mcp_servers"):  # of the first form of that beta, in which no tool names them
+        return True
     tools = body.get("tools")
     return isinstance(tools, list) and any(isinstance(tool, dict) and "input_schema" not in tool for tool in tools)
 
