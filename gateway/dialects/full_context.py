@@ -96,9 +96,13 @@ def full_context(body: bytes) -> FullContext | None:
     if len(body) > MAX_READ:
         return None
     try:
-        error: Any = orjson.loads(body)
+        return full_context_of(orjson.loads(body))
     except orjson.JSONDecodeError:
         return None
+
+
+def full_context_of(error: Any) -> FullContext | None:
+    """`full_context` of an error that was read already."""
     message = message_of(error)
     if any(words in message for words in _RIGHT):
         return None

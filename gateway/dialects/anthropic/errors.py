@@ -8,9 +8,9 @@ from typing import Any, Final
 import orjson
 
 from gateway.dialects.events.named import name_of
-from gateway.dialects.events.sse import object_of
+from gateway.dialects.events.sse import data_of, object_of
 from gateway.dialects.excerpt import one_line
-from gateway.dialects.full_context import CODE, FullContext
+from gateway.dialects.full_context import CODE, FullContext, full_context
 from gateway.errors import GatewayError, ReplicaFailure
 
 _LEAST_ROOM: Final = 4000  # tokens of an answer: with less room Claude Code does not ask for a shorter one, and the turn fails
@@ -56,7 +56,7 @@ def error_event(error: GatewayError) -> bytes:
 def failure_of(event: bytes) -> ReplicaFailure | None:
     """The failure that an engine's error event reports; None if the client caused the error."""
     error = object_of(event).get("error") if name_of(event) == "error" else None
-    if not isinstance(error, dict) or error.get("type") in _CLIENTS:
+    if not isinstance(error, dict) or error.get("type") in _CLIENTS or full_context(data_of(event).strip()):
         return None
     return ReplicaFailure("status", f"its error: {one_line(str(error.get('message')))}")
 

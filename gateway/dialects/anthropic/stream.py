@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.dialects.anthropic.errors import failure_of
+from gateway.dialects.anthropic.errors import failure_of, full_context_error
 from gateway.dialects.anthropic.usage import is_split, merge, usage_from
 from gateway.dialects.events.named import NamedReader, has_name, name_of
 from gateway.dialects.events.passed_tokens import EventSamples, texts_in
 from gateway.dialects.events.reader import has_any, has_any_but
-from gateway.dialects.events.sse import object_of
+from gateway.dialects.events.sse import data_of, object_of
+from gateway.dialects.full_context import full_context
 from gateway.errors import ReplicaFailure
 
 OPENING: Final = "message_start"
@@ -78,7 +79,13 @@ class MessageReader(NamedReader):
         self.started = isinstance(part, dict) and has_any_but(_FORM, part)
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        return failure_of(event) if event.find(b"error") >= 0 else None
+        if event.find(b"error") < 0:
+            return None
+        if name_of(event) == "error" and (full := full_context(data_of(event).strip())):
+            full.complete(0, None)
+            self.instead, self.done = b"event: error\ndata: %b\n\n" % full_context_error(full, ""), True
+            return None
+        return failure_of(event)
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if unread or self.done:

@@ -40,7 +40,9 @@ class EventReader(StreamReader):
         raise NotImplementedError
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        """The failure that an engine's error event reports; None for other events, and if the client caused the error."""
+        """The failure that an engine's error event reports; None for other events, and if the client caused the error. Sets
+        `instead` for an error about a full context, to the words of the client's API.
+        """
         raise NotImplementedError
 
     def is_cut(self, rest: bytes) -> bool:
@@ -121,7 +123,7 @@ class EventReader(StreamReader):
         return self.passes(event, unread=unread)
 
     def _begins(self, event: bytes, *, unread: bool) -> bool:
-        """Read an event before the first token. False: it is the engine's failure, or follows it."""
+        """Read an event before the first token. False: it is the engine's failure, or follows it, or has a replacement."""
         if unread:
             self.started = True
             return True
@@ -130,7 +132,7 @@ class EventReader(StreamReader):
         self.begins(event)
         if not self.started:
             self.failure = self.failure_in(event)
-        return self.failure is None
+        return self.failure is None and not self.instead
 
 
 def is_line(first: int) -> bool:

@@ -25,12 +25,15 @@ from gateway.dialects.events.passed_tokens import EventSamples, texts_in
 from gateway.dialects.events.reader import EventReader, has_any_but
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, data_of, events_of, object_of
 from gateway.dialects.excerpt import one_line
+from gateway.dialects.full_context import CODE, full_context
+from gateway.dialects.openai.errors import full_context_error
 from gateway.dialects.openai.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
 _ERROR: Final = b'data:{"error"'  # first event, without its spaces, of an engine that failed before its first token
 _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beginnings of nearly all streams
 _END: Final = b"data: [DONE]\n\n"
+_CODE: Final = b'"%b"' % CODE.encode()
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
 _TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "text", "arguments", "refusal")
 _CONTENT: Final = b'"content":"'  # likewise
@@ -105,7 +108,12 @@ class ChunkReader(EventReader):
                 self.started = self.started or _is_output(choice)
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        return failure_of(event) if event.find(b'"error"') >= 0 else None
+        if event.find(b'"error"') < 0:
+            return None
+        failure, data = failure_of(event), data_of(event).strip()
+        if failure is None and event.find(_CODE) < 0 and (full := full_context(data)):
+            self.instead = b"data: %b\n\n" % full_context_error(full, data)
+        return failure
 
     def passes(self, event: bytes, *, unread: bool) -> bool:
         if self._watchful and (self.failure or event.find(b'"error"') >= 0):

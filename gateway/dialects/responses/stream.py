@@ -9,7 +9,9 @@ connection once they have it. Pure.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from gateway.dialects.answer import TAIL, usage_in
 from gateway.dialects.events.named import ERRORS, NamedReader, name_of
@@ -17,6 +19,7 @@ from gateway.dialects.events.passed_tokens import EventSamples, texts_in
 from gateway.dialects.events.reader import has_any
 from gateway.dialects.events.sse import MAX_PARSED_EVENT, object_of
 from gateway.dialects.excerpt import one_line
+from gateway.dialects.full_context import CODE, full_context_of
 from gateway.dialects.responses.usage import parse_usage
 from gateway.errors import ReplicaFailure
 
@@ -89,7 +92,13 @@ class ResponseReader(NamedReader):
             self.started = bool(data.get("delta")) or (isinstance(item, dict) and bool(item.get("name")))
 
     def failure_in(self, event: bytes) -> ReplicaFailure | None:
-        return failure_of(event) if self._name_of(event) in ERRORS else None
+        name = self._name_of(event)
+        if name not in ERRORS:
+            return None
+        if words := _full_context_event(name, event):
+            self.instead, self.done = words, True
+            return None
+        return failure_of(event)
 
     def _name_of(self, event: bytes) -> str:
         if event is not self._event:
@@ -140,11 +149,30 @@ def failure_of(event: bytes) -> ReplicaFailure | None:
     """The failure that an engine's event reports; None if the client caused the error."""
     if name_of(event) not in ERRORS:
         return None
-    data = object_of(event)
-    response = data.get("response")
-    error = response.get("error") if isinstance(response, dict) else data.get("error")
-    if not isinstance(error, dict):
-        error = data
-    if error.get("code") in _CLIENTS or error.get("type") in _CLIENTS:
+    error = _error_in(object_of(event))
+    if error.get("code") in _CLIENTS or error.get("type") in _CLIENTS or full_context_of({"error": error}):
         return None
     return ReplicaFailure("status", f"its error: {one_line(str(error.get('message')))}")
+
+
+def _error_in(data: dict[str, Any]) -> dict[str, Any]:
+    """The error of an event's data, which may be the data itself."""
+    response = data.get("response")
+    error = response.get("error") if isinstance(response, dict) else data.get("error")
+    return error if isinstance(error, dict) else data
+
+
+def _full_context_event(name: str, event: bytes) -> bytes:
+    """An error event about a full context, with OpenAI's code; b"" for another error."""
+    data = object_of(event)
+    error = _error_in(data)
+    if error.get("code") == CODE or not full_context_of({"error": error}):
+        return b""
+    if error is not data:
+        error["code"] = CODE
+    if name == "error":
+        data["code"] = CODE
+    try:
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+    except orjson.JSONEncodeError:  # half a surrogate pair
+        return b""

@@ -15,7 +15,7 @@ from gateway.dialects.responses.stream import number_in
 from gateway.dialects.table import Dialects
 from gateway.errors import GatewayError, shutting_down
 from tests.gateway.conftest import BODY, running
-from tests.support.fakes import DONE, STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, event
+from tests.support.fakes import DONE, STREAM_HEAD, Behaviour, FakeReplica, FakeRequest, chunk, event, http, writes
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 STREAM = {**BODY, "input": "hi", "stream": True}
@@ -129,6 +129,44 @@ async def test_a_stream_of_chats_ends_with_an_error_and_done() -> None:
 
 def stream_error(path: str, error: GatewayError) -> bytes | None:
     return Dialects().at(path).error_event(error, None)
+
+
+LONG = "The input (61709 tokens) is longer than the model's context length (40960 tokens)."
+ITS_ERROR: Any = {"object": "error", "message": LONG, "type": "BadRequestError", "code": 400}
+FAILED = {"id": "r", "status": "failed", "error": {"code": "server_error", "message": LONG}}
+CHAT_ERROR = b"data: %b\n\n" % json.dumps({"error": ITS_ERROR}).encode() + DONE
+
+
+@pytest.mark.parametrize(
+    ("path", "begin", "error", "words"),
+    [
+        (CHAT, b": ping\n\n", CHAT_ERROR, "context_length_exceeded"),
+        (CHAT, event(""), CHAT_ERROR, "context_length_exceeded"),
+        (MESSAGES, b"", named("error", error=ITS_ERROR), "prompt is too long: 61709 tokens > 40960 maximum"),
+        (
+            MESSAGES,
+            named("ping"),
+            named("error", error={"type": "api_error", "message": LONG}),
+            "prompt is too long: 61709 tokens",
+        ),
+        (RESPONSES, b"", named("error", message=LONG, code=None, sequence_number=0), "context_length_exceeded"),
+        (RESPONSES, named("response.created"), named("response.failed", response=FAILED), "context_length_exceeded"),
+    ],
+)
+async def test_a_full_context_that_a_stream_reports_has_the_words_of_the_api(
+    path: str, begin: bytes, error: bytes, words: str
+) -> None:
+    async with (
+        FakeReplica([writes(http(200, begin + error, "text/event-stream"))] * 2) as one,
+        FakeReplica([writes(http(200, begin + error, "text/event-stream"))] * 2) as other,
+        running(one, other) as run,
+    ):
+        got, whole = await streamed(run.url, path)
+        assert whole
+        assert words in got.decode()
+        assert got.startswith(begin)
+        assert got.count(b"data: ") == (begin + error).count(b"data: ")
+        assert len(one.requests) + len(other.requests) == 1, "another replica would say the same"
 
 
 def test_a_gateway_that_goes_down_is_overloaded_in_anthropics_words() -> None:
