@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.database.database import STALL_S, Database
 from gateway.database.failures import StoreFailed
 from gateway.database.steadiness import STEADY_S
 from gateway.features.ledger.batches import LedgerBatch
@@ -17,7 +18,8 @@ from gateway.features.ledger.entries import LedgerEntries
 from gateway.features.ledger.ledger import MAX_BATCH, BatchStore, Ledger, Opener
 from gateway.features.ledger.metrics import LedgerMetrics
 from gateway.features.ledger.section import LedgerConfig
-from gateway.features.ledger.store import InvalidValueError
+from gateway.features.ledger.store import InvalidValueError, LedgerStore
+from gateway.features.ledger.tables import TABLES
 from gateway.features.table import new_metrics
 from tests.gateway.conftest import eventually
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Clock, all_rows, file_url, ledger_of, record, stored
@@ -295,9 +297,7 @@ async def test_it_runs_by_itself(url: str) -> None:
     running = asyncio.create_task(ledger.run())
     for _ in range(500):
         observe(record())
-    async with asyncio.timeout(40):
-        while metrics.written.values[()] < 500:  # noqa: ASYNC110  (a counter has no event)
-            await asyncio.sleep(0.01)
+    await eventually(lambda: metrics.written.values[()] >= 500)
     observe(record())
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -307,8 +307,14 @@ async def test_it_runs_by_itself(url: str) -> None:
 
 
 async def test_a_file_that_is_locked_is_written_when_it_is_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "a.sqlite"
-    ledger = ledger_of(file_url(path), Clock())
+    path, clock = tmp_path / "a.sqlite", Clock()
+
+    async def opens(url: str) -> BatchStore:
+        database = Database(url, TABLES, clock=clock)
+        await database.open()
+        return LedgerStore(database)
+
+    ledger = ledger_of(file_url(path), clock, opens)
     observe = LedgerEntries(ledger)
     observe(record())
     assert await ledger.flush()
@@ -318,9 +324,9 @@ async def test_a_file_that_is_locked_is_written_when_it_is_free(tmp_path: Path, 
         assert not await ledger.flush()
         other.execute("COMMIT")
     assert "locked" in caplog.records[0].__dict__["reason"]
-    async with asyncio.timeout(40):
-        while not await ledger.flush():  # noqa: ASYNC110  (for STALL_S it is not tried again)
-            await asyncio.sleep(0.1)
+    assert not await ledger.flush(), "for STALL_S it is not tried again"
+    clock.now += STALL_S
+    assert await ledger.flush()
     await ledger.close()
     async with stored(file_url(path)) as (_, database):
         assert len(await database.read(all_rows)) == 2
