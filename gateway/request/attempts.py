@@ -586,11 +586,9 @@ def _close(refusal: ReplicaAnswer | None) -> None:
 
 
 async def _begin_of(answer: ReplicaAnswer, most: int) -> bytes:
-    """The first bytes of the answer's body, up to `most`, which stay in the answer. Closes it on failure."""
+    """The first bytes of an error, up to `most`, which stay in the answer. Closes it on failure."""
     try:
-        while not answer.complete and len(answer.peek()) < most:
-            await answer.more()
-        return answer.peek()[:most]
+        return await answer.begin(most)
     except BaseException:
         answer.close()
         raise

@@ -9,6 +9,7 @@ A request is written at once, a large body in slices and without a copy. Headers
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import ssl
 from collections import Counter
@@ -33,6 +34,7 @@ from gateway.upstream.pool import ConnectionPool, Connector
 from gateway.upstream.resolver import AddressSource, KnownAddresses, Resolver
 from gateway.upstream.timeouts import UpstreamTimeouts, limits_of
 
+DRIPS: Final = 2  # silence alone ends an answer sooner
 _REQUEST_TIMEOUT: Final = 408
 
 _UPGRADE: Final = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -142,6 +144,18 @@ class ReplicaAnswer(PausableSource):
     async def more(self) -> None:
         """Wait for more bytes than `peek` returns, or the end. Raises ReplicaFailure if the answer ends too early."""
         await self._open.wait(self._open.unread)
+
+    async def begin(self, most: int) -> bytes:
+        """The first bytes of the body, up to `most`, which stay in the answer, but for a body that drips for DRIPS * idle_s:
+        those received by then. Raises ReplicaFailure if it ends too early, or is silent.
+        """
+        if not self.complete:
+            await self._open.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRIPS * self._open.idle_s):
+                while not self.complete and self._open.unread < most:
+                    await self.more()
+        return self.peek()[:most]
 
     def take(self) -> bytes:
         """Take the received bytes of the body."""

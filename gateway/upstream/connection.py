@@ -161,6 +161,11 @@ class Connection(asyncio.Protocol):
         """Number of written bytes that were not sent yet."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
+    @property
+    def idle_s(self) -> float:
+        """The time limit for silence of the current call."""
+        return self._limits.idle_s
+
     async def wait(self, beyond: int = 0) -> None:
         """Wait for more than `beyond` unread bytes, the end of the answer, or a switch. Raises ReplicaFailure."""
         while not (self.unread > beyond or self.complete or self.failure or self.switched):

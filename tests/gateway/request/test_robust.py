@@ -330,6 +330,18 @@ async def test_signs_of_life_are_no_answer(data: bytes) -> None:
         await served(run)
 
 
+async def test_the_status_of_a_dripping_error_is_not_held_for_its_body() -> None:
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 X\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n\r\n")
+        await drips(b"x", 4000)(request, writer)
+
+    async with FakeReplica([behave, answers()]) as replica, running(replica, timeouts={"idle_s": 0.2}) as run:
+        async with asyncio.timeout(30), dial(run) as (reader, writer):  # less than the drips take
+            writer.write(post())
+            assert b" 400 " in await reader.readline()
+        await served(run)
+
+
 async def test_a_long_prefill_after_the_head_is_waited_for() -> None:
     """Engines send a stream's head at once and its first event when the prompt is read: that is first_byte_s, not idle_s."""
     ready = asyncio.Event()
