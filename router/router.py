@@ -286,7 +286,8 @@ class Router(Owner):
         if not lease.close(now):
             return False
         name, since = lease.replica, lease.since
-        if self._doubted and name in self._doubted:
+        doubted = bool(self._doubted) and name in self._doubted
+        if doubted:
             outcome, lease.prefill_s = outcome.uncounted(), None
         evidence = self._evidence.get(name)
         if evidence is None:
@@ -296,8 +297,8 @@ class Router(Owner):
         tokens, cached = outcome.prompt_tokens, outcome.cached_tokens
         if tokens is not None and not 0 < tokens < MAX_TOKENS_PER_UNIT * prompt.units:
             tokens = cached = None
-        if not outcome.ok or (tokens is None and not outcome.shown):
-            self._take_back(booking)
+        if not (outcome.ok and outcome.shown):
+            self._take_back(booking, wholly=outcome.ok and doubted)
             return False
         keys, whole = self._settle(booking, tokens, now)
         counted = tokens is not None
@@ -502,11 +503,14 @@ class Router(Owner):
             booking.allowances, booking.backed = allowances, weight
             trie.back(lease.replica, allowances.reserved)
 
-    def _take_back(self, booking: Booking) -> None:
-        """Remove a pending credit: the replica computed nothing of the prompt beyond its match."""
+    def _take_back(self, booking: Booking, *, wholly: bool = False) -> None:
+        """Remove a pending credit: the replica computed nothing of the prompt beyond its match. wholly: it seems to compute
+        nothing of any prompt. Remove its match, too, so that the conversation goes elsewhere.
+        """
         if booking.pending:
             self._clear_pending(booking)
-            self.trie.take_back(booking.lease.replica, booking.prompt.keys, booking.matched_blocks)
+            keep = 0 if wholly else booking.matched_blocks
+            self.trie.take_back(booking.lease.replica, booking.prompt.keys, keep, confirmed=wholly)
 
     def _clear_pending(self, booking: Booking) -> None:
         """End the pending state of the booking's credit."""

@@ -185,7 +185,7 @@ class Outcome:
 
     def uncounted(self) -> Outcome:
         """The same end without counts."""
-        return Outcome(self.ok, shown=self.shown or self.prompt_tokens is not None)
+        return Outcome(self.ok, shown=self.shown)
 
     def _fields(self) -> tuple[object, ...]:
         return self.ok, self.prompt_tokens, self.cached_tokens, self.shown, self.countable

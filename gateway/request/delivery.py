@@ -93,7 +93,8 @@ class Delivery:
                 body = await _watched(exchange, body)
             if not exchange.answer_counted:
                 delivered.passed = len(body) // BYTES_PER_TOKEN
-                delivered.shown = answer.status == 200 and exchange.api.metered and _has_output(exchange, body)
+            usage = exchange.usage
+            delivered.shown = bool(usage and usage.completion) or _has_output(exchange, answer, body)
             if open_ and answer.status == 200 and exchange.api.metered:
                 headers += self._cost(exchange)
             reply.begin(answer.status, headers, length=len(body), first=body)
@@ -207,9 +208,9 @@ class Delivery:
             reply.feed_from(None)
             if delivered.usage is None and tail:
                 delivered.usage = tail.usage()  # some engines write it before the last part
+            delivered.shown = tail is not None
             if not exchange.answer_counted:
                 delivered.passed = seen[0] // BYTES_PER_TOKEN
-                delivered.shown = tail is not None
 
     def _break_off(self, exchange: Exchange, reply: ClientReply, error: GatewayError, *, events: bool) -> None:
         """End an answer that cannot be completed: by an error event if the dialect has one, else by cutting the connection."""
@@ -231,10 +232,10 @@ class Delivery:
             reply.end(event)
 
 
-def _has_output(exchange: Exchange, body: bytes) -> bool:
-    """True if a plain answer has a text, a call or a thought."""
+def _has_output(exchange: Exchange, answer: ReplicaAnswer, body: bytes) -> bool:
+    """True if a plain answer to a generation has a text, a call or a thought."""
     assembler = exchange.dialect.assembler()
-    if assembler is None:
+    if assembler is None or answer.status != 200 or not exchange.api.metered:
         return False
     assembler.read(body)
     read = assembler.answer()

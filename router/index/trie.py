@@ -271,15 +271,15 @@ class RadixTrie(Tree):
         # The last key stands for all keys before it.
         return end // KEY_BYTES if end > 0 and node.edge[end - KEY_BYTES : end] == keys[-KEY_BYTES:] else 0
 
-    def take_back(self, replica: str, keys: BlockKeys, keep: int = 0) -> None:
+    def take_back(self, replica: str, keys: BlockKeys, keep: int = 0, *, confirmed: bool = False) -> None:
         """The replica did not compute the prompt beyond its first `keep` blocks: remove the pending credit there, up to blocks
-        that another prompt extends.
+        that another prompt extends. confirmed: the confirmed credit, too.
 
         It also stops at blocks with an expired extension that is not dropped yet. O(edges on the path + MAX_CHILDREN for each
         of them).
         """
         uses = self._uses.get(replica)
-        if uses is None or not uses.pending:
+        if uses is None or not (uses.pending or confirmed):
             return
         path, start, shared = self._walk(keys)
         stale = self.now - self.ttl_s
@@ -290,7 +290,7 @@ class RadixTrie(Tree):
             hold = node.holders.get(replica)
             if hold is not None and not self._is_dead(replica, hold):
                 least = max(0, keep - start)
-                if least < hold.confirmed and hold.used > stale:
+                if least < hold.confirmed and hold.used > stale and not confirmed:
                     least = hold.confirmed
                 if least >= hold.blocks or hold.blocks > blocks or self._held_below(node, replica):
                     break

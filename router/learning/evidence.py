@@ -15,7 +15,8 @@ that has reported a hit since then, because a replica that always reports zero d
 The counts of one client may be wrong on purpose, or because its engine renders another prompt than the gateway: they must not
 purge the entries of other clients. So if several clients use a replica (within a TTL: older entries are expired anyway), a
 restart needs evidence from two of them, and no client lowers a learned capacity twice in a row. The evidence of a single client
-suffices: it can only hurt itself, and no other client would notice a restart. In any case, one observation halves a capacity at
+suffices: it can only hurt itself, and no other client would notice a restart. (Restored entries may be of several clients,
+and expire within a TTL as well.) In any case, one observation halves a capacity at
 most.
 
 State restored from a snapshot is on probation until the first report confirms it: the replica may have restarted meanwhile, and
@@ -80,6 +81,12 @@ class Evidence:
             if self._client is not None:
                 self._others_at = now
             self._client = client
+
+    def restored(self, now: float, *, hits: bool) -> None:
+        """A snapshot was restored, with entries of any number of clients. hits: of its replica."""
+        self.on_probation = not self.hits
+        self.hits = self.hits or hits
+        self._others_at = max(self._others_at, now)
 
     def single_client(self, now: float, window_s: float) -> bool:
         """True if all requests of the last window_s came from one client."""

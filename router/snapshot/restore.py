@@ -217,8 +217,7 @@ class Restorer:
         evidence = router.evidence_of(name)
         if evidence is None or lost:
             return
-        evidence.on_probation = not evidence.hits
-        evidence.hits = evidence.hits or learned.hits
+        evidence.restored(max(self._now, router.trie.now), hits=learned.hits)
         if evidence.learns_capacity and evidence.capacity is None and learned.capacity is not None:
             evidence.capacity = min(learned.capacity, UNBOUNDED - 1)
             evidence.held = max(evidence.held, learned.held)

@@ -458,7 +458,9 @@ def test_a_new_path_weighs_what_the_engine_has_counted() -> None:
         router.check()
 
 
-@pytest.mark.parametrize("outcome", [Outcome(True, shown=False), Outcome(True, 0, shown=False), Outcome(ok=False)])
+@pytest.mark.parametrize(
+    "outcome", [Outcome(True, shown=False), Outcome(True, 0, shown=False), Outcome(True, 84, shown=False), Outcome(ok=False)]
+)
 def test_an_answer_with_nothing_in_it_credits_nothing(outcome: Outcome) -> None:
     router = router_with("r1")
     router.choose(prompt_of(b"aaaa"), ["r1"], 0.0).close(OK, 0.0)
@@ -467,6 +469,20 @@ def test_an_answer_with_nothing_in_it_credits_nothing(outcome: Outcome) -> None:
     booking.first_token(1.0)
     booking.close(outcome, 2.0)
     assert blocks_held(router, longer, 2.0) == {"r1": 4}
+
+
+def test_a_replica_that_seems_to_compute_nothing_loses_the_prompts_of_its_empty_answers() -> None:
+    router = router_with("r1")
+    for text in (b"aaaa", b"aaaabb", b"cccc"):
+        router.choose(prompt_of(text), ["r1"], 0.0).close(counted(prompt_of(text)), 0.0)
+    router.choose(prompt_of(b"aaaabb"), ["r1"], 1.0).close(Outcome(True, 6, shown=False), 1.0)
+    assert blocks_held(router, prompt_of(b"aaaabb"), 1.0) == {"r1": 6}
+    router.doubt({"r1"})
+    for text in (b"aaaa", b"aaaabb"):
+        router.choose(prompt_of(text), ["r1"], 2.0).close(Outcome(True, 6, shown=False), 2.0)
+    assert blocks_held(router, prompt_of(b"aaaabb"), 2.0) == {}
+    assert blocks_held(router, prompt_of(b"cccc"), 2.0) == {"r1": 4}
+    router.check()
 
 
 def test_a_prompt_in_flight_hides_others_up_to_what_was_counted_for_its_client() -> None:

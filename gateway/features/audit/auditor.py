@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-from gateway.features.audit.audit import ANSWERS_EMPTY, CACHED_UNSENT, DISTRUSTED, PROMPT_EXCESS, TOO_FAST, Audit
+from gateway.features.audit.audit import CACHED_UNSENT, DISTRUSTED, PROMPT_EXCESS, TOO_FAST, Audit
 from gateway.features.audit.claim import AnswerClaim
 from gateway.features.audit.metrics import AuditMetrics
 from gateway.features.audit.sent import SentPrompts
@@ -138,8 +138,6 @@ class Auditor:
             for finding in sorted(old - new):
                 self._metrics.findings.set((name, finding), 0 if state else None)
                 log.info("a finding of the audit has ended", extra={"replica": name, "finding": finding})
-            if ANSWERS_EMPTY in new - old:
-                self._router.restarted(name)  # it has computed none of the prompts that it is believed to hold
             if state is not None:
                 state.findings = new
                 state.miscounts_cached, state.miscounts_prompts = CACHED_UNSENT in new, PROMPT_EXCESS in new

@@ -112,6 +112,14 @@ def test_one_client_of_several_makes_no_restart() -> None:
     assert evidence.lost(miss(client=1, sent=3.0), False)
 
 
+def test_nobody_is_alone_with_what_was_restored() -> None:
+    evidence = unknown()
+    evidence.restored(5.0, hits=True)
+    evidence.answered(1, 6.0, reports=None)
+    assert not evidence.single_client(14.0, 10.0)
+    assert evidence.single_client(16.0, 10.0)
+
+
 def test_a_client_is_alone_when_no_other_came_for_a_while() -> None:
     evidence = unknown()
     assert evidence.single_client(0.0, 10.0)

@@ -27,6 +27,20 @@ async def ask(run: Running, number: int, *, stream: bool) -> None:
         await answer.read()
 
 
+async def ask_from(address: str, run: Running, request: dict[str, Any]) -> None:
+    """A request from another address of this machine."""
+    connector = aiohttp.TCPConnector(local_addr=(address, 0))
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(f"{run.url}/v1/chat/completions", json=request) as answer,
+    ):
+        await answer.read()
+
+
+async def replica_of(run: Running, number: int) -> str:
+    return (await run.post(body(number)))[1]["X-Warmroute-Replica"]
+
+
 async def findings(run: Running) -> dict[str, list[str]]:
     """In the rows and in the metrics, which agree."""
     rows = json.loads((await run.get("/warmroute/replicas"))[2])["replicas"]
@@ -127,6 +141,47 @@ async def test_a_replica_that_answers_with_nothing_at_once_gets_little_work(stre
             await ask(run, number, stream=stream)
         assert len(honest.requests) - before >= 30
         assert run.gateway.router.ledger.of(empty.name).rate.tokens == 0
+
+
+async def test_clients_whose_answers_are_empty_by_their_own_choice_move_nothing_of_others() -> None:
+    """By a stop sequence, say: two addresses have more than half of a replica's answers."""
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        told = answers("", prompt=4000, cached=0, completion=0) if "stop" in request.json else answers(prompt=4000, cached=0)
+        await told(request, writer)
+
+    async with FakeReplica([behave]) as one, FakeReplica([behave]) as other, running(one, other) as run:
+        for number in range(30):
+            await run.post(body(number))
+        await run.post(body(1000))  # the replica that has it is sent the others
+        trie = run.gateway.router.trie
+        held = dict(trie.held())
+        for number in range(60):
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await ask_from(f"127.0.0.{2 + number % 2}", run, body(1000) | {"stop": ["x"]})
+        run.gateway[Auditor].judge()
+        assert ["answers_empty"] in (await findings(run)).values()
+        assert trie.held() == held
+        assert trie.evicted["purge"] == 0
+
+
+async def test_a_conversation_leaves_a_replica_that_has_begun_to_answer_with_nothing() -> None:
+    broken = False
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        told = answers("", prompt=4000, completion=0) if broken else answers(prompt=4000)
+        await told(request, writer)
+
+    async with FakeReplica([behave]) as one, FakeReplica([answers(prompt=4000)]) as other, running(one, other) as run:
+        kept = [number for number in range(40) if await replica_of(run, number) == one.name]
+        assert len(kept) > 10
+        broken = True
+        for number in kept * 3:
+            run.gateway[Auditor].sweep(run.gateway.clock())
+            await run.post(body(number))
+            run.gateway[Auditor].judge()
+        assert (await findings(run))[one.name] == ["answers_empty"]
+        assert one.name not in [await replica_of(run, number) for number in kept]
 
 
 async def test_what_a_replica_did_before_its_restart_is_forgotten() -> None:
