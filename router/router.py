@@ -211,6 +211,16 @@ class Router(Owner):
         """The learned scale of a model; 1 if a unit is a token."""
         return self.scales.units_per_token(scale)
 
+    def holder(self, prompt: Prompt, replicas: Collection[str], now: float) -> str:
+        """The one of these replicas that is believed to hold most of the prompt; "" without one, or if several hold as much.
+
+        O(edges on the prompt's path x replicas).
+        """
+        matched = self.trie.matched(replicas, prompt.keys, now)
+        longest = max(matched.values(), default=0)
+        holders = [name for name, blocks in matched.items() if blocks == longest]
+        return holders[0] if len(holders) == 1 else ""
+
     def rank(self, prompt: Prompt, replicas: Collection[str], now: float) -> tuple[Decision, list[Candidate]]:
         """The decision of `choose` without booking, and all candidates, best first. `replicas`: not empty.
 

@@ -3,8 +3,8 @@
     left:    live replicas that the request has not tried
     rested:  in `left`, and past their Retry-After                         if empty: all of `left`
     allowed: in `rested`, with a breaker that allows a request             if empty, or too many are open: all of `rested`
-    chosen:  in `allowed`: all replicas of full weight, and a random       if empty: all of `allowed`
-             part of the others
+    chosen:  in `allowed`: all replicas of the largest weight; each        if empty: all of `allowed`
+             other one by chance, as often as its weight in all weights
 
 Each step may narrow the choice and never empties it: a doubtful replica is better than none. Tried replicas are left out first,
 so that an unusable replica does not affect the rules for the others.
@@ -12,6 +12,10 @@ so that an unusable replica does not affect the rules for the others.
 Open breakers exclude at most half of the replicas (as Envoy's max_ejection_percent). If more are open, the requests are a more
 likely cause than the replicas, and the remaining replicas would get the whole load: so breakers are ignored. A retry still goes
 to a replica with a closed breaker if there is one, because retries are few.
+
+Chance is for new work only: `spared` are the replicas that it has left out, for a prompt that one of them holds. A conversation
+stays where it began, so that a replica's share of requests is its share of conversations. The chance is that share, because a
+replica with few requests is the cheapest as often as it is a candidate.
 """
 
 from __future__ import annotations
@@ -41,8 +45,29 @@ def eligible(
     allowed = [(name, state) for name, state in rested if state not in suspects or state.breaker.allows(now)]
     if not allowed or (not tried and too_many_open(replicas, suspects, now)):
         allowed = rested
-    chosen = [name for name, state in allowed if state not in suspects or chance.random() < state.share]
-    return chosen or [name for name, _ in allowed]
+    return _weighed(allowed, chance) or [name for name, _ in allowed]
+
+
+def spared(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float, chosen: Collection[str]) -> list[str]:
+    """The replicas that only chance has left out of `chosen`, a result of `eligible`. O(suspects)."""
+    return [
+        state.name
+        for state in suspects
+        if state.share < 1
+        and state.name not in chosen
+        and replicas.get(state.name) is state
+        and now >= state.rests_until
+        and state.breaker.allows(now)
+    ]
+
+
+def _weighed(allowed: list[tuple[str, ReplicaState]], chance: Random) -> list[str]:
+    """A part of the replicas, by their weights."""
+    most = max((state.share for _, state in allowed), default=1.0)
+    if most == 1 and all(state.share == 1 for _, state in allowed):
+        return [name for name, _ in allowed]
+    whole = sum(state.share for _, state in allowed)
+    return [name for name, state in allowed if state.share == most or chance.random() * whole < state.share]
 
 
 def any_well(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], now: float) -> bool:

@@ -37,7 +37,7 @@ from gateway.errors import (
     unknown_model,
 )
 from gateway.fleet.breaker import CLOSED, Breaker
-from gateway.fleet.candidates import any_well, eligible
+from gateway.fleet.candidates import any_well, eligible, spared
 from gateway.fleet.catalog import Catalog, warn_of_misfits, warn_of_rivals
 from gateway.fleet.membership import CONFIGURATION, SHOWN_S, DepartedNames, Member, Members, configured, merge, reconcile
 from gateway.fleet.pools import Pool, listed_by, succeed
@@ -208,6 +208,10 @@ class Fleet:
             return target.replicas
         self._suspects = {state for state in self._suspects if state.restricted(now)}
         return eligible(target.replicas, self._suspects, now, self._chance, tried, resting=resting)
+
+    def spared(self, target: Target, now: float, chosen: Collection[str]) -> list[str]:
+        """The target's replicas that only chance has left out of `candidates`: see `spared` there. O(1) mostly."""
+        return spared(target.replicas, self._suspects, now, chosen) if len(chosen) < len(target.replicas) else []
 
     def able(
         self, target: Target, dialect: str, now: float, tried: Collection[str] = (), *, resting: bool = True

@@ -59,6 +59,9 @@ class ChoosePhase:
             live = [known[0]]  # no other replica has the object
         elif exchange.dialect.lacking:
             live = self._fleet.able(target, exchange.dialect.name, begun) or live  # if empty, the first attempt fails
+        elif spared := self._fleet.spared(target, begun, live):
+            holder = self._router.holder(prompt, [*live, *spared], begun)
+            live = [*live, holder] if holder in spared else live
         extensions = self._extensions
         explainers = [each for each in extensions.explainers if each.wants(exchange, begun)] if extensions.explainers else None
         ranking = self._router.rank(prompt, live, begun)[1] if explainers else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.fleet.breaker import Breaker
-from gateway.fleet.candidates import eligible
+from gateway.fleet.candidates import eligible, spared
 from gateway.fleet.membership import Member
 from gateway.fleet.state import ReplicaState
 from tests.gateway.fleet.test_breaker import Always, opened
@@ -45,6 +46,27 @@ def test_those_that_are_well_are_taken_and_those_of_less_weight_at_times() -> No
     assert choice(*fleet, tried=("r0", "r1", "r2")) == {"r3"}, "nor a rest"
     assert choice(*fleet, tried=("r0", "r1", "r2"), resting=False) == set()
     assert choice(*fleet, tried=("r0", "r1", "r2", "r3")) == set()
+
+
+@pytest.mark.parametrize("others", [1, 9])
+def test_a_weight_is_a_share_of_new_work(others: int) -> None:
+    fleet = {state.name: state for state in (replica(0, LESS), *(replica(number + 1) for number in range(others)))}
+    chance = Random(1)
+    found = [eligible(fleet, {fleet["r0"]}, NOW, chance) for _ in range(4000)]
+    assert sum("r0" in names for names in found) / 4000 == pytest.approx(0.1 / (others + 0.1), rel=0.25)
+    assert all(len(names) - ("r0" in names) == others for names in found)
+
+
+def test_equal_weights_are_full_ones() -> None:
+    assert choice(replica(0, LESS), replica(1, LESS), chance=0.99) == {"r0", "r1"}
+
+
+def test_those_that_chance_has_left_out() -> None:
+    fleet = {state.name: state for state in (replica(0), replica(1, LESS), replica(2, LESS, OPEN), replica(3, LESS, RESTS))}
+    suspects = set(fleet.values()) - {fleet["r0"]}
+    assert spared(fleet, suspects, NOW, ["r0"]) == ["r1"]
+    assert spared(fleet, suspects, NOW, ["r0", "r1"]) == []
+    assert spared({"r0": fleet["r0"]}, suspects, NOW, ["r0"]) == [], "of another model"
 
 
 def test_breakers_cut_off_half_of_the_replicas_at_most() -> None:

@@ -209,6 +209,23 @@ async def test_a_pod_s_weight_is_its_share_of_requests() -> None:
             assert chosen() < 50
 
 
+async def test_a_conversation_stays_at_a_pod_of_little_weight() -> None:
+    server = FakeKubernetes()
+    long = {**BODY, "messages": [{"role": "user", "content": "hello " * 2000}]}
+    async with FakeReplica([answers(prompt=3000)]) as one, FakeReplica([answers(prompt=3000)]) as two, server.serving():
+        await server.put(PODS, pod_of("two", "127.0.0.1", two.port, weight="1"))
+        async with discovering(server, pods="app=vllm") as run:
+            await run.post(long)
+            await server.put(PODS, pod_of("one", "127.0.0.1", one.port))
+            await eventually(lambda: len(run.gateway.fleet.target("m").replicas) == 2)
+            other = {**BODY, "messages": [{"role": "user", "content": "other " * 2000}]}
+            await run.post(other)
+            for _ in range(20):
+                await run.post(long)
+                await run.post(other)
+            assert (len(two.requests), len(one.requests)) == (21, 21)
+
+
 async def test_a_pod_that_the_configuration_lists_drains_too() -> None:
     server = FakeKubernetes()
     async with FakeReplica() as one, FakeReplica() as two, server.serving():
