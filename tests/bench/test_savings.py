@@ -7,15 +7,15 @@ import pytest
 from bench.fleet.savings import HASHED, compared, conversations, hashed
 from tests.support.tiers import gate
 
-# Tokens of a replica's cache, and by how many points shadows may be off: round robin's, and the others', whose choices follow
-# from when answers end, and these end at other times there. These are few conversations: the bench has more, and several runs.
-ROOM_FOR_ALL = (400_000, 2, 3)
-ROOM_FOR_SOME = (48_000, 4, 8)
+# Tokens of a replica's cache, and by how many points shadows may be off: the order of requests follows from when answers end, and
+# these end at other times under another policy. These are few conversations: the bench has more, and several runs.
+ROOM_FOR_ALL = (400_000, 3)
+ROOM_FOR_SOME = (48_000, 8)
 
 
-@pytest.mark.parametrize(("kv_tokens", "most", "most_of_others"), [ROOM_FOR_ALL, ROOM_FOR_SOME])
-@gate("48000-4-8", reason="less room is the harder case")
-async def test_other_policies_find_what_their_shadows_say(kv_tokens: int, most: float, most_of_others: float) -> None:
+@pytest.mark.parametrize(("kv_tokens", "most"), [ROOM_FOR_ALL, ROOM_FOR_SOME])
+@gate("48000-8", reason="less room is the harder case")
+async def test_other_policies_find_what_their_shadows_say(kv_tokens: int, most: float) -> None:
     sessions = conversations(60, 3)
     served, shadows = await compared(sessions, kv_tokens)
     error = shadows["actual"] - served
@@ -28,6 +28,5 @@ async def test_other_policies_find_what_their_shadows_say(kv_tokens: int, most: 
         (HASHED, await hashed(sessions, kv_tokens)),
     ):
         points[policy] = 100 * (shadows[policy] - error - really)
-    assert abs(points["round_robin"]) < most, points
-    assert max(map(abs, points.values())) < most_of_others, points
+    assert max(map(abs, points.values())) < most, points
     assert served - truth > 0.1, "there is something to be saved"
