@@ -30,6 +30,9 @@ settings.register_profile("compiled", parent=_CI)
 settings.register_profile("mutants", parent=_CI, phases=[Phase.explicit, Phase.generate], database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# Workers share the cores: threads of torch would wait for each other, and spin meanwhile. Tests of threads set their number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _STDERR = pytest.StashKey[int]()
 
 

@@ -7,8 +7,8 @@ import pytest
 from bench.fleet.savings import HASHED, compared, conversations, hashed
 from tests.support.tiers import gate
 
-# Tokens of a replica's cache, and by how many points shadows may be off: the order of requests follows from when answers end, and
-# these end at other times under another policy. These are few conversations: the bench has more, and several runs.
+# Tokens of a replica's cache, and by how many points shadows may be off: the order of requests follows from when answers end,
+# and these end at other times under another policy. These are few conversations: the bench has more, and several runs.
 ROOM_FOR_ALL = (400_000, 3)
 ROOM_FOR_SOME = (48_000, 8)
 
