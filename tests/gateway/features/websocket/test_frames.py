@@ -16,6 +16,7 @@ from gateway.features.websocket import frames
 from gateway.features.websocket.frames import CLOSE, MAX_FRAMES, PING, PONG, TEXT, FrameReader
 
 MOST = 1 << 20
+PIECES = 500  # of a cutting; single bytes of hundreds of kilobytes take a minute
 
 
 def masked(opcode: int, data: bytes, *, fin: bool = True) -> bytes:
@@ -23,9 +24,9 @@ def masked(opcode: int, data: bytes, *, fin: bool = True) -> bytes:
 
 
 def messages(reader: FrameReader, data: bytes, sizes: list[int]) -> list[tuple[str, bytes]]:
-    """Whole messages and control frames, fed in pieces of these sizes, over and over."""
+    """Whole messages and control frames, fed in pieces of these sizes, over and over; in large ones after many."""
     found, parts, at = list[tuple[str, bytes]](), b"", 0
-    for size in itertools.cycle(sizes):
+    for size in itertools.chain(itertools.islice(itertools.cycle(sizes), PIECES), itertools.repeat(99_999)):
         reader.feed(data[at : at + size])
         at += size
         while True:
