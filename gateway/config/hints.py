@@ -20,6 +20,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -48,6 +49,12 @@ def takes_bool(hint: Any) -> bool:
     """True if true and false are valid values, beside a section."""
     kind = bare(hint)
     return isinstance(kind, types.UnionType) and bool in typing.get_args(kind)
+
+
+@lru_cache
+def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, FieldInfo]:
+    """The fields of a section by name. msgspec evaluates all hints again at each call: half of the time of reading a file."""
+    return {field.name: field for field in msgspec.structs.fields(kind)}
 
 
 def extra_of(hint: Any) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ from gateway.config.hints import (
     bare,
     default_of,
     extra_of,
+    fields_of,
     section_of,
     takes_bool,
 )
@@ -137,7 +138,6 @@ class _Reader:
         self.good: dict[Key, Any] = {}
         self.problems: list[Problem] = []
         self._further = further
-        self._fields: dict[type, Mapping[str, msgspec.structs.FieldInfo]] = {}
 
     def read(self, hint: Any, value: Any, key: Key) -> Any:
         """The value converted to this type hint, or _BAD."""
@@ -205,7 +205,7 @@ class _Reader:
             got = value.partition("://")[0] if isinstance(value, str) else value  # the rest of a URL may be a password
             given = f"got a {type(value).__name__}" if UNSHOWN in extra else f"got {shown(got)}"
             return self._bad(key, f"{'' if key else 'configuration: '}{extra.get(EXPECTED, _A_MAPPING)} is expected, {given}")
-        fields = self._fields_of(kind)
+        fields = fields_of(kind)
         parts: dict[str, Any] = {}
         for name, item in value.items():
             known = fields.get(name)
@@ -218,11 +218,6 @@ class _Reader:
             else:
                 self.good[(*key, name)] = default_of(field)
         return _BAD if any(part is _BAD for part in parts.values()) else kind(**parts)
-
-    def _fields_of(self, kind: type[msgspec.Struct]) -> Mapping[str, FieldInfo]:
-        if kind not in self._fields:
-            self._fields[kind] = {field.name: field for field in msgspec.structs.fields(kind)}
-        return self._fields[kind]
 
     def _unknown(self, name: object, fields: Mapping[str, FieldInfo], key: Key) -> Any:
         hint = ""

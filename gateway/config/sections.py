@@ -16,7 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import msgspec
 from msgspec.structs import FieldInfo
 
-from gateway.config.hints import FIXED, PROCESSES, SOURCES, extra_of, section_of
+from gateway.config.hints import FIXED, PROCESSES, SOURCES, extra_of, fields_of, section_of
 from gateway.config.schema import Config
 
 MAX_SOURCES = 64  # of replicas: each process watches each source
@@ -73,10 +73,10 @@ def _meta(field: FieldInfo, keys: Iterable[tuple[str, Any, Any]]) -> msgspec.Met
 
 def marked(kind: type[Config], mark: str) -> Iterator[tuple[str, Any]]:
     """(key, value of the mark in its hint) of the keys at the top of a file with this mark of `hints.py`."""
-    for field in msgspec.structs.fields(kind):
+    for name, field in fields_of(kind).items():
         extra = extra_of(field.type)
         if mark in extra:
-            yield field.name, extra[mark]
+            yield name, extra[mark]
 
 
 def processes_of(config: Config) -> int:

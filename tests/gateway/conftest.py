@@ -134,7 +134,8 @@ async def serving_runner(gateway: Gateway, server: ClientServer) -> AsyncIterato
         gateway.background(),
         listening(server) as url,
         listening(side_runner(gateway.served, ADMIN)) as admin_url,
-        aiohttp.ClientSession() as session,
+        # The default resolver opens a channel of c-ares, which takes as long as a tenth of the gateway's start.
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver())) as session,
     ):
         run = Running(gateway, url, admin_url, session)
         try:

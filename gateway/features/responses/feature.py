@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.cluster.process import budget_bytes
 from gateway.config.listen import OFF
 from gateway.core import Core
 from gateway.features.histories.histories import Histories
@@ -50,7 +49,7 @@ def _recall_of(core: Core) -> tuple[LazyStore[RunStore] | None, Runs, Recall]:
     lazy = LazyStore(partial(_load, state.max_mb << 20), state.url, state.ttl_s, metrics.file_lost.add, wall_clock, core.clock)
     store = lazy if state.url != OFF else None
     histories = Histories(store, StoredItems(core.parsing), metrics.kept, metrics.histories, wall_clock)
-    logs = Logs(max_logs=min(MAX_LOGS, budget_bytes(core.config) // LOGS_SHARE))
+    logs = Logs(max_logs=min(MAX_LOGS, core.memory.limit // LOGS_SHARE))
     runs = Runs(_FORMAT, lazy.get, core.running, metrics.runs, wall_clock, core.clock, logs)
     followers = Followers(runs, core.running)
     return store, runs, Recall(core.live, core.parsing, histories, runs, followers, wall_clock)

@@ -57,7 +57,7 @@ async def gateway_process(folder: Path, **config: Any) -> AsyncIterator[tuple[st
         "admin_listen": "off",
         "state": {"url": "off"},
         "routing": {"expose_headers": "all"},
-        "limits": {"drain_accept_s": 0},
+        "limits": {"drain_accept_s": 0, "drain_timeout_s": 1},
     }
     file = folder / "gateway.yaml"
     file.write_text(json.dumps({**base, **config}))
