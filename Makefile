@@ -89,7 +89,7 @@ compiled-quick: $(QUICK)/.made
 WHOLE ?=
 test-compiled: $(QUICK)/.made
 	rm -rf $(addprefix $(QUICK)/,tests scripts bench)
-	cp -r tests scripts bench pyproject.toml $(QUICK)/
+	cp -rp tests scripts bench pyproject.toml $(QUICK)/  # with their times: bytecode of `make test` stays valid
 	ln -sfn $(abspath .tools) $(QUICK)/.tools
 	tests="$(if $(WHOLE),tests/gateway tests/router tests/chaos,$$($(BIN)/python -m scripts.compiled_tests))" && cd $(QUICK) && \
 		HYPOTHESIS_PROFILE=compiled $(abspath $(BIN))/$(PYTEST) $$tests -m "not (tools$(if $(WHOLE),, or nightly))" \

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -58,7 +59,7 @@ class Child:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL, stderr=output)
-        ends.callback(stop, self.process)
+        ends.callback(stop, self.process, number=signal.SIGINT)  # after SIGTERM a gateway accepts connections for 2 s more
 
     @property
     def lines(self) -> list[str]:

@@ -50,9 +50,9 @@ def running(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Ite
         stop(process)
 
 
-def stop(process: subprocess.Popen[bytes], grace_s: float = 15.0) -> None:
+def stop(process: subprocess.Popen[bytes], grace_s: float = 15.0, number: int = signal.SIGTERM) -> None:
     if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
     try:
         process.wait(grace_s)
     except subprocess.TimeoutExpired:

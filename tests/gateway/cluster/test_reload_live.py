@@ -30,7 +30,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 def text_of(*replicas: FakeReplica, **more: Any) -> str:
-    return json.dumps({"pools": [{"replicas": [replica.url for replica in replicas]}], **more})  # JSON is YAML
+    base = {"pools": [{"replicas": [replica.url for replica in replicas]}], "limits": {"drain_accept_s": 0}}
+    return json.dumps({**base, **more})  # JSON is YAML
 
 
 @dataclass(slots=True)

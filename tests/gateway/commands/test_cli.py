@@ -269,6 +269,7 @@ def test_the_line_listening_has_the_replicas_that_were_found(workers: int, tmp_p
     found.write_text("replicas: [http://127.0.0.1:9, http://127.0.0.1:10]")
     discovery = [{"file": str(found)}]
     settings = {"discovery": discovery, "listen": "127.0.0.1:0", "admin_listen": "off", "workers": workers, "state": "off"}
+    settings["limits"] = {"drain_accept_s": 0}
     config.write_text(json.dumps(settings))
     gateway = Process("gateway", ["serve", "--config", str(config)])
     try:

@@ -29,6 +29,8 @@ def started(name: str, *arguments: str) -> Iterator[Process]:
     try:
         yield process
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)  # after SIGTERM a gateway accepts connections for 2 s more
         process.stop()
 
 

@@ -23,6 +23,7 @@ from tests.gateway.conftest import eventually, longest_pause, running
 from tests.gateway.request.test_garbage import STREAMED, garbage, post
 from tests.gateway.upstream.test_connection import ANSWER, LIMITS, connected
 from tests.support.fakes import STREAM_HEAD, FakeReplica, FakeRequest, answers, chunk, event, writes
+from tests.support.tiers import gate
 
 MOST_LINES = 2897  # in one part: the square root of 256 * 32 KiB
 MANY_S = 0.15  # for a turn with a hundred clients; all of their bodies at once take about a second
@@ -370,6 +371,10 @@ TINY = event("a")
     ],
 )
 @pytest.mark.parametrize("resume", [False, True])
+@gate(
+    *("False-blank lines", "True-words of ours", "True-long events", "False-carriage returns", "True-tokens"),
+    reason="each stream; pools of both kinds",
+)
 async def test_a_replica_s_stream_does_not_hold_the_loop(stream: bytes, resume: bool) -> None:
     data = STREAM_HEAD + chunk(stream) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     async with FakeReplica([writes(data)]) as replica, running(pools=[pool(replica, resume=resume)]) as run:

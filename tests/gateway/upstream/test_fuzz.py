@@ -24,7 +24,7 @@ def test_bytes_at_random(mode: str) -> None:
     module: ModuleType = PLAIN[mode]
     run = Run(mode, Random(1), seeds(mode))
     assert run.corpus
-    loop(run, module.one, lambda: turns(run, 3000))
+    loop(run, module.one, lambda: turns(run, 1000))
     assert len(run.kinds) > 5, run.report(0)
 
 

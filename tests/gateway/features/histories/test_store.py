@@ -27,6 +27,7 @@ from gateway.features.histories.tables import TABLES
 from gateway.features.responses.background.response_runs import ResponseRuns
 from gateway.features.runs.stored_runs import RunStore
 from tests.gateway.features.histories.conftest import TTL_S, Clock, file_url, opened, pausing, response
+from tests.support.machines import share_of
 
 MANY = 1 << 40
 
@@ -248,7 +249,7 @@ class Oracle:
             self.gone.discard(key)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share_of(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_it_does_what_dictionaries_do(url: str, steps: list[tuple[Any, ...]]) -> None:
     async def run() -> None:

@@ -27,37 +27,36 @@ from tests.support.fakes import FakeReplica, answers
 from tests.support.tiers import gate
 
 
-async def test_what_a_command_changes_a_running_gateway_follows(tmp_path: Path) -> None:
+async def test_what_a_command_changes_a_running_gateway_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/keys.sqlite"
 
-    def command(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "gateway", "keys", *arguments, "--url", url], check=False, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+    async def command(*arguments: str) -> str:
+        status = await asyncio.to_thread(main, ["keys", *arguments, "--url", url])
+        out, err = capsys.readouterr()
+        assert status == 0, err
+        return out.strip()
 
     async with FakeReplica([answers()]) as replica, keyed(tmp_path, replica) as run:
         keys = run.gateway[Keys]
         assert keys is not None
-        key = command("create", "--tenant", "acme", "--models", "m,n-*")
+        key = await command("create", "--tenant", "acme", "--models", "m,n-*")
         assert SHAPE.fullmatch(key)
         await eventually(lambda: keys.ring.find(digest_of(key), 0))
         assert (await run.post(headers=bearer(key)))[0] == 200
         id_ = key.split("-")[1]
-        other = command("rotate", id_, "--grace", "0s")
+        other = await command("rotate", id_, "--grace", "0s")
         await eventually(lambda: keys.ring.find(digest_of(other), 0))
         assert [(await run.post(headers=bearer(each)))[0] for each in (key, other)] == [401, 200]
-        shown = json.loads(command("show", id_))
+        shown = json.loads(await command("show", id_))
         assert (shown["tenant"], shown["models"], shown["revoked_at"]) == ("acme", ["m", "n-*"], None)
-        poor = command("create", "--tenant", "acme", "--budget-usd-day", "1").split("-")[1]
-        command("credit", poor, "0.5")
-        assert list(json.loads(command("show", poor))["credits_usd"].values()) == [0.5]
-        command("revoke", id_)
+        poor = (await command("create", "--tenant", "acme", "--budget-usd-day", "1")).split("-")[1]
+        await command("credit", poor, "0.5")
+        assert list(json.loads(await command("show", poor))["credits_usd"].values()) == [0.5]
+        await command("revoke", id_)
         await eventually(lambda: (found := keys.ring.find(digest_of(other), 0)) and found.revoked)
         assert (await run.post(headers=bearer(other)))[0] == 401
-        assert "revoked" in command("list")
-        assert other not in command("list", "--json")
+        assert "revoked" in await command("list")
+        assert other not in await command("list", "--json")
 
 
 def test_a_file_gets_an_entry_to_be_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,7 @@ from tests.gateway.features.ledger.conftest import (
     record,
     stored,
 )
+from tests.support.machines import share_of
 from tests.support.postgres import Postgres
 
 HOSTILE = ["<b>x</b>", "a\0b", "\ud800", "x" * 5000, "'; DROP TABLE warmroute_usage; --", "\x1b[2J", "%s $1 ? :x", "日本"]
@@ -195,7 +196,7 @@ async def follow(url: str, steps: list[tuple[str, int, int]]) -> None:
 
 
 @given(steps=STEPS)
-@settings(max_examples=60)
+@settings(max_examples=share_of(200))
 def test_rows_and_sums_agree_after_any_sequence(
     steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

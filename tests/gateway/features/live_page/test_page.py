@@ -316,6 +316,7 @@ async def test_a_gateway_that_is_frozen_is_not_live(browser: Browser, tmp_path: 
     listeners = {"listen": "127.0.0.1:0", "admin_listen": admin.removeprefix("http://")}
     async with FakeReplica() as one:
         config = {**listeners, "pools": [{"replicas": [one.url]}], "state": {"url": "off"}, "snapshot": {"file": "off"}}
+        config["limits"] = {"drain_accept_s": 0}
         (tmp_path / "c.yaml").write_text(json.dumps(config))
         with contextlib.ExitStack() as ends:
             child = Child(tmp_path / "log", ends, "-m", "gateway", "serve", "--config", str(tmp_path / "c.yaml"))

@@ -30,6 +30,7 @@ async def started(folder: Path, ends: contextlib.ExitStack, replica: FakeReplica
         "pools": [{"replicas": [replica.url]}],
         "state": kept_in(folder),
         "workers": workers,
+        "limits": {"drain_accept_s": 0},
     }
     (folder / "c.yaml").write_text(json.dumps(config))
     child = Child(folder / "log", ends, "-m", "gateway", "serve", "--config", str(folder / "c.yaml"))

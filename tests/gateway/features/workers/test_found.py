@@ -56,6 +56,7 @@ async def two_workers(server: FakeKubernetes, folder: Path) -> AsyncIterator[Wor
         "listen": "127.0.0.1:0",
         "workers": 2,
         "state": {"url": "off"},
+        "limits": {"drain_accept_s": 0},
         "discovery": [{"kubernetes": {"service": "vllm", "server": server.url}}],
     }
     (folder / "c.yaml").write_text(json.dumps(config))

@@ -510,11 +510,11 @@ def message(text: str) -> Callable[[str], bool]:
 async def test_the_command_takes_another_configuration_and_a_signal_to_end(tmp_path: Path) -> None:
     async with FakeReplica([answers()]) as one, FakeReplica([answers()]) as two:
         file = tmp_path / "config.yaml"
-        file.write_text(f"pools: [{{replicas: [{one.url}]}}]")
+        file.write_text(f"pools: [{{replicas: [{one.url}]}}]\nlimits: {{drain_accept_s: 0}}")
         with serving("--config", str(file)) as process:
             url = await asyncio.to_thread(process.wait_for, listening_url)
             pid = await asyncio.to_thread(process.wait_for, worker_pid)
-            file.write_text(f"pools: [{{replicas: [{two.url}]}}]")
+            file.write_text(f"pools: [{{replicas: [{two.url}]}}]\nlimits: {{drain_accept_s: 0}}")
             os.kill(process.pid, signal.SIGHUP)
             await asyncio.to_thread(process.wait_for, message("configuration reloaded"))
             async with aiohttp.ClientSession() as session, asyncio.timeout(40):
@@ -534,7 +534,8 @@ async def test_operators_are_answered_by_any_worker_for_all(where: str, tmp_path
     async with FakeReplica([answers()]) as one:
         file, path = tmp_path / "config.yaml", tmp_path / "admin.sock"
         listen = f"unix:{path}" if where == "unix" else where
-        file.write_text(f"pools: [{{replicas: [{one.url}]}}]\nadmin_listen: {listen}\nmetrics_listen: 127.0.0.1:0")
+        listeners = f"admin_listen: {listen}\nmetrics_listen: 127.0.0.1:0"
+        file.write_text(f"pools: [{{replicas: [{one.url}]}}]\n{listeners}\nlimits: {{drain_accept_s: 0}}")
         with serving("--config", str(file)) as process:
             url = await asyncio.to_thread(process.wait_for, listening_url)
             admin = await asyncio.to_thread(process.wait_for, admin_url)

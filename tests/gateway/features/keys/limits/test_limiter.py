@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.errors import GatewayError
 from gateway.features.keys.limits.account import MAX_PROCESSES, RETAINED_DAYS, KeyLimits, merged
 from gateway.features.keys.limits.calendar import Calendar, day_number, day_of_text, day_text
-from gateway.features.keys.limits.limiter import MAX_ACCOUNTS, Limiter, Moment, Reservation
+from gateway.features.keys.limits.limiter import Limiter, Moment, Reservation
 from gateway.features.keys.limits.rate import Rate
 
 DAY = day_number(2026, 11, 27)
@@ -202,11 +202,11 @@ def test_a_process_that_has_ended_has_nothing_reserved() -> None:
 
 
 def test_accounts_are_bounded() -> None:
-    limiter, limits = Limiter(), KeyLimits(requests=1)
+    limiter, limits = Limiter(max_accounts=100), KeyLimits(requests=1)
     kept = limiter.enter("kept", limits, at())
-    for number in range(MAX_ACCOUNTS + 10):
+    for number in range(110):
         limiter.enter(str(number), limits, at()).settle(0, 0, 0, at())
-    assert len(limiter) <= MAX_ACCOUNTS + 1
+    assert len(limiter) <= 101
     assert limiter.account("kept") is not None
     kept.settle(0, 0, 0, at())
 
