@@ -38,18 +38,24 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(text_of(path))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _trees_go() -> Iterator[None]:
     """Drops a million nodes, which would slow down garbage collection in later tests."""
     yield
     tree_of.cache_clear()
+    nodes_of.cache_clear()
 
 
 def all_of(
     kind: type[ast.AST] | tuple[type[ast.AST], ...], paths: Iterable[Path] = SOURCES
 ) -> Iterator[tuple[str, typing.Any]]:
     """(the file's name, node) of every node of these kinds."""
-    return ((name_of(path), node) for path in paths for node in ast.walk(tree_of(path)) if isinstance(node, kind))
+    return ((name_of(path), node) for path in paths for node in nodes_of(path) if isinstance(node, kind))
 
 
 def test_functions_stay_small() -> None:

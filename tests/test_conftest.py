@@ -37,10 +37,10 @@ def test_nothing_is_done_about_signals():
 def test_the_process_ends_with_all_stacks(test: str, where: str, tmp_path: Path) -> None:
     hangs = tmp_path / "test_hangs.py"
     hangs.write_text(test)
-    limits = ["--timeout", "1", "-o", "faulthandler_timeout=6"]
+    limits = ["--timeout", "1", "-o", "faulthandler_timeout=4"]
     done = pytested(*limits, hangs)
     assert done.returncode == 1
-    assert "Timeout (0:00:06)!" in done.stderr
+    assert "Timeout (0:00:04)!" in done.stderr
     assert where in done.stderr
 
 
