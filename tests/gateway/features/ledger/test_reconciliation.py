@@ -303,8 +303,8 @@ def require_what_counters_have(rows: list[dict[str, Any]], total: Counter[tuple[
 
 
 @pytest.mark.tools
-@pytest.mark.parametrize("requests", [2_000, 10_000])
-@gate("2000", reason="each of the kinds of requests is among them many times")
+@pytest.mark.parametrize("requests", [1_000, 10_000])
+@gate("1000", reason="each of the kinds of requests is among them many times")
 async def test_the_ledger_the_counters_and_the_clients_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: int
 ) -> None:

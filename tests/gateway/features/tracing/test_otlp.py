@@ -53,6 +53,7 @@ async def test_the_endpoint_may_have_the_path_that_is_added(path: str) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 302, 307, 308])
+@gate("400", "307", reason="a refusal, and a redirect that keeps the method")
 async def test_a_collector_that_refuses_costs_its_spans_only(status: int) -> None:
     """Or sends them elsewhere: nobody follows."""
     async with Collector(status=status) as collector, FakeReplica() as one, running(one, tracing=collector.tracing()) as run:
