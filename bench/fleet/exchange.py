@@ -56,7 +56,7 @@ class Decision:
         tokens = self.blocks * BLOCK_TOKENS
         units, held, new = tokens * 4, self.blocks - NEW_BLOCKS, NEW_BLOCKS * BLOCK_TOKENS
         opened = BookingOpened(
-            number, keys, units, BLOCK_TOKENS * 4, "model", 0, 0, number, (), replica, held, tokens, new, now, False, 0
+            number, keys, units, BLOCK_TOKENS * 4, "model", 0, 0, number, (), replica, held, tokens, new, now, False, 0, 0
         )
         return [opened, BookingFirstToken(number, now), BookingClosed(number, True, tokens, tokens - new, now, True, True)]
 
