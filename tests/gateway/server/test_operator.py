@@ -49,7 +49,7 @@ async def test_the_replica_list_has_state_and_load() -> None:
         assert [(row["name"], row["up"]) for row in rows] == [(one.name, True), ("127.0.0.1:9", False)]
         assert rows[0]["models"] == ["m"]
         assert rows[0]["inflight"] == 0
-        assert (rows[0]["held_blocks"], rows[0]["held_tokens"]) == (4, 84), "the part of the 100 counted tokens that is in blocks"
+        assert (rows[0]["held_blocks"], rows[0]["held_tokens"]) == (4, 84), "the blocks have 84 of 100 counted tokens"
         assert rows[0]["learned_capacity_tokens"] is None
         assert "connect" in rows[1]["error"].lower()
 
