@@ -505,6 +505,7 @@ async def test_a_replicas_id_of_a_request_cannot_be_foreseen_or_claimed(
         answers = [(await run.post(headers=headers))[1]["X-Request-Id"] for headers in ({}, {}, {"X-Request-Id": "mine"})]
         sent = [each.headers["x-request-id"] for each in replica.requests]
         assert answers == [*sent[:2], "mine"]
+        assert "mine" not in sent
         assert len({each[:8] for each in sent}) == 3, "nothing of it repeats"
         line = request_lines()[-1]
         assert (line["id"], line["sent_id"]) == ("mine", sent[2])

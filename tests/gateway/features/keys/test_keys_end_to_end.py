@@ -475,6 +475,20 @@ async def test_what_others_have_sent_is_not_reserved_as_cached_where_the_engine_
         await eventually(lambda: account.open == 0)
 
 
+async def test_a_prefix_is_cheaper_for_the_tenant_that_paid_for_it_where_the_engine_reports_nothing(
+    tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """With any of its keys; another tenant pays for all of it once more."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello " * 1000}]}
+    async with FakeReplica([answers(prompt=2000, completion=0)]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        for tenant in ("acme", "else", "else"):
+            _, key = await made(run, tenant=tenant)
+            assert (await run.post(body, headers=bearer(key)))[0] == 200
+        first, other, again = [line["cost_usd"] for line in request_lines() if "cost_usd" in line]
+        assert first == other == 0.002
+        assert again < first / 2
+
+
 @pytest.mark.parametrize("settings", [{"models": ["m"]}, {"budget_usd_day": 1.0}, {"uncached_tokens_per_minute": 1000}])
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions/batch", "/v1//chat/completions", "/v1/x/y", "/v1/batches", "/v1/messages/batches"]
