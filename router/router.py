@@ -458,7 +458,7 @@ class Router(Owner):
             trie.insert(name, prompt.keys, now, weight=booking.weight)
             return prompt.keys, True
         if count is None:
-            if not self._has_memory(booking, now):
+            if not self._admit_uncounted(booking, now):
                 self._take_back(booking)
                 return b"", False
             self._clear_pending(booking)
@@ -476,7 +476,7 @@ class Router(Owner):
             trie.weigh(name, prompt.keys, max(least, min(counted, weight * FAR_BELOW), 1))
         if far_below:
             keep = min(keep, paid // trie.weight_of(prompt.keys, weight))
-            whole = keep == prompt.blocks or (honest and self._has_memory(booking, now))
+            whole = keep == prompt.blocks or (honest and self._admit_uncounted(booking, now))
             if not whole:
                 trie.take_back(name, prompt.keys, keep)
         keys = prompt.keys if keep == prompt.blocks else prompt.keys[: keep * KEY_BYTES]
@@ -485,8 +485,8 @@ class Router(Owner):
             self._allowances[name].count(prompt.origin, (keep - known) * weight, trie.capacity_of(name), now, trie.ttl_s)
         return keys, whole
 
-    def _has_memory(self, booking: Booking, now: float) -> bool:
-        """True if the index has memory for a credit without a count, which is then added to its client's share."""
+    def _admit_uncounted(self, booking: Booking, now: float) -> bool:
+        """Admit a credit without a count, while memory is short into its client's share. False: that share is used up."""
         trie, most = self.trie, self.trie.max_bytes
         if trie.size_bytes <= most - most // PLENTY:
             return True

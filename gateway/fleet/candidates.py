@@ -63,10 +63,8 @@ def spared(replicas: Mapping[str, ReplicaState], suspects: Set[ReplicaState], no
 
 def _weighed(allowed: list[tuple[str, ReplicaState]], chance: Random) -> list[str]:
     """A part of the replicas, by their weights."""
-    most = max((state.share for _, state in allowed), default=1.0)
-    if most == 1 and all(state.share == 1 for _, state in allowed):
-        return [name for name, _ in allowed]
-    whole = sum(state.share for _, state in allowed)
+    shares = [state.share for _, state in allowed]
+    most, whole = max(shares, default=0.0), sum(shares)
     return [name for name, state in allowed if state.share == most or chance.random() * whole < state.share]
 
 

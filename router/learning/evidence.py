@@ -15,9 +15,8 @@ that has reported a hit since then, because a replica that always reports zero d
 The counts of one client may be wrong on purpose, or because its engine renders another prompt than the gateway: they must not
 purge the entries of other clients. So if several clients use a replica (within a TTL: older entries are expired anyway), a
 restart needs evidence from two of them, and no client lowers a learned capacity twice in a row. The evidence of a single client
-suffices: it can only hurt itself, and no other client would notice a restart. (Restored entries may be of several clients,
-and expire within a TTL as well.) In any case, one observation halves a capacity at
-most.
+suffices: it can only hurt itself, and no other client would notice a restart. Restored entries, too, may be of several clients.
+In any case, one observation halves a capacity at most.
 
 State restored from a snapshot is on probation until the first report confirms it: the replica may have restarted meanwhile, and
 then nothing of it is true. So one such miss suffices, of any client.

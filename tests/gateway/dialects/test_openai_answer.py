@@ -11,12 +11,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.dialects.answer import MAX_PARSED_ANSWER, TAIL
-from gateway.dialects.dialect import AnswerTail
+from gateway.dialects.anthropic.messages import Messages
+from gateway.dialects.dialect import AnswerTail, Dialect
 from gateway.dialects.openai.generations import ChatBody
+from gateway.dialects.responses.responses import Responses
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from gateway.request.attempts import MAX_HELD_ANSWER
@@ -52,6 +54,43 @@ def test_the_usage_of_an_answer_is_found_whatever_its_pieces(places: list[int], 
         tail.feed(piece)
     assert tail.usage() == ChatBody().usage_of(whole)
     assert (tail.usage() is not None) == has_usage
+
+
+_COUNTS = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.integers(-1, 1 << 40) | st.sampled_from([None, "7", 1.5, {"cached_tokens": 3}])
+        for name in ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "prompt_tokens_details")
+    },
+)
+_MEMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "usage": st.none() | st.just(7) | _COUNTS,
+        "error": st.none() | st.just({}) | st.just({"message": "full"}) | st.just("no"),
+        "object": st.sampled_from(["chat.completion", "error", 7]),
+        "type": st.sampled_from(["message", "error", None]),
+        "choices": st.none() | st.lists(st.fixed_dictionaries({"usage": _COUNTS}), max_size=2),
+    },
+)
+
+
+@example({"usage": usage(), "error": {"message": "full"}}, ChatBody())
+@example({"usage": usage(), "object": "error"}, ChatBody())
+@example({"usage": {"input_tokens": 9, "output_tokens": 1}, "type": "error"}, Messages())
+@example({"usage": {"prompt_tokens": 9}, "choices": [{"usage": usage()}]}, ChatBody())
+@given(_MEMBERS | st.just([]) | st.just("text"), st.sampled_from([ChatBody(), Messages(), Responses()]))
+def test_a_usual_answer_has_the_usage_that_its_whole_parsing_finds(answer: Any, dialect: Dialect) -> None:
+    """A byte order mark makes the gateway parse all of an answer."""
+
+    def found(body: bytes) -> Usage | str | None:
+        try:
+            return dialect.usage_of(body)
+        except ReplicaFailure as failure:
+            return str(failure)
+
+    body = json.dumps(answer).encode()
+    assert found(body) == found(b"\xef\xbb\xbf" + body)
 
 
 @pytest.mark.parametrize("counts", [{"prompt_tokens": 10}, {"prompt_tokens": 10, "completion_tokens": -1}])

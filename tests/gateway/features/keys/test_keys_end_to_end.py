@@ -17,7 +17,7 @@ from yarl import URL
 
 from gateway.features.keys.keys import Keys
 from gateway.features.keys.metrics import KeyMetrics
-from tests.gateway.conftest import BODY, eventually
+from tests.gateway.conftest import BODY, Running, eventually
 from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
 from tests.support.fakes import FakeReplica, answers, dies, hangs, http, models, writes
 from tests.support.fakes import status as refuses
@@ -25,6 +25,16 @@ from tests.support.fakes import status as refuses
 MESSAGES = "/v1/messages"
 RESPONSE = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "model": "m", "output": []}
 MESSAGE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def cancelled(posts: list[asyncio.Task[tuple[int, Any, Any]]], run: Running, id_: str) -> None:
+    """The clients of these requests leave; waits until nothing is reserved for the key."""
+    for post in posts:
+        post.cancel()
+    await asyncio.gather(*posts, return_exceptions=True)
+    account = run.gateway[Keys].limiter.account(id_)
+    assert account
+    await eventually(lambda: account.open == 0)
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-Api-Key"])
@@ -385,12 +395,7 @@ async def test_no_more_is_reserved_than_a_request_allows(tmp_path: Path) -> None
         await eventually(lambda: len(replica.requests) + sum(post.done() for post in posts) == 30)
         assert len(replica.requests) == 20
         assert {post.result()[0] for post in posts if post.done()} == {429}
-        for post in posts:
-            post.cancel()
-        await asyncio.gather(*posts, return_exceptions=True)
-        account = run.gateway[Keys].limiter.account(id_)
-        assert account
-        await eventually(lambda: account.open == 0)
+        await cancelled(posts, run, id_)
 
 
 async def test_an_absurd_usage_does_not_take_the_budget(tmp_path: Path) -> None:
@@ -467,12 +472,7 @@ async def test_what_others_have_sent_is_not_reserved_as_cached_where_the_engine_
         posts = [asyncio.create_task(run.post(body, headers=bearer(key))) for body in bodies]
         await eventually(lambda: len(replica.requests) + sum(post.done() for post in posts) == 2 * len(bodies))
         assert len(replica.requests) == len(bodies) + 2
-        for post in posts:
-            post.cancel()
-        await asyncio.gather(*posts, return_exceptions=True)
-        account = run.gateway[Keys].limiter.account(id_)
-        assert account
-        await eventually(lambda: account.open == 0)
+        await cancelled(posts, run, id_)
 
 
 async def test_a_prefix_is_cheaper_for_the_tenant_that_paid_for_it_where_the_engine_reports_nothing(
