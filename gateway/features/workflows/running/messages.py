@@ -1,0 +1,86 @@
+"""Values between the scheduler of a run and its surroundings: calls to make, their outcomes, and events for the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gateway.features.workflows.language.document import WorkflowStep
+
+
+class StartCall(NamedTuple):
+    """Send the request of a step. name: of its copy. body: of the request. attempt: from 1. delay_s: wait so long before.
+
+    uncertain: a step that is undecided may kill it.
+    """
+
+    name: str
+    step: WorkflowStep
+    body: Mapping[str, Any]
+    attempt: int = 1
+    delay_s: float = 0.0
+    uncertain: bool = False
+
+
+class CancelCall(NamedTuple):
+    """Cancel the request of a step at once. killed: by a step, which is no error."""
+
+    name: str
+    killed: bool
+
+
+class RunEvent(NamedTuple):
+    """An event for the client. kind: such as `step.done`. data: without `run` and `seq`."""
+
+    kind: str
+    data: Mapping[str, Any]
+
+
+class Turn(NamedTuple):
+    """What a turn of the crank asks for. more: another turn is due at once."""
+
+    calls: Sequence[StartCall | CancelCall]
+    events: Sequence[RunEvent]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer:
+    """A complete answer of a model. message: as a client of chat would append it. calls: of tools."""
+
+    text: str
+    message: Mapping[str, Any] = field(default_factory=dict)
+    calls: Sequence[Any] = ()
+    finish_reason: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class CallUsage:
+    """The tokens of one request, of an engine's report or estimated; also of a request that was cancelled."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    replica: str = ""
+    reported: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailure:
+    """Why a step, or an attempt of it, has failed. status: for the client of a chat API. repeat: another attempt may help.
+
+    waits: a limit of the caller's own key, which passes: the attempt does not count. ends_run: also with `on_error`.
+    """
+
+    code: str
+    message: str
+    status: int = 502
+    repeat: bool = False
+    waits: bool = False
+    retry_after_s: float | None = None
+    ends_run: bool = False
+
+    def as_json(self, step: str = "") -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, **({"step": step} if step else {})}

@@ -1,0 +1,354 @@
+"""The scheduler of runs: each rule by an example, and random documents with random timings, failures and kills."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.language.plan import MAX_AT_ONCE, RunAllowance, plan_of
+from gateway.features.workflows.language.values import MAX_VALUE_BYTES
+from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.running.messages import StepFailure
+from gateway.features.workflows.running.scheduler import LOOKS, RunScheduler
+from tests.support.scripted_runs import ScriptedRun
+from tests.support.workflows import workflow_of
+
+USER = {"role": "user", "content": "hello"}
+INPUTS = {"messages": [USER]}
+CHAT = {"chat": {"from": "${inputs.messages}"}}
+BROKEN = StepFailure("upstream", "it broke", 502, repeat=True)
+REFUSED = StepFailure("bad", "it is refused", 400)
+
+
+def run_of(steps: Mapping[str, Any], answers: Mapping[str, Any] | None = None, **more: Any) -> ScriptedRun:
+    document = more.pop("document", {})
+    names = dict.fromkeys(_names(steps), "text")
+    return ScriptedRun(workflow_of(steps, **document), INPUTS, names | dict(answers or {}), **more)
+
+
+def _names(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return set(value).union(*map(_names, value.values()))
+    return set().union(*map(_names, value)) if isinstance(value, list) else set()
+
+
+def test_a_broken_attempt_is_repeated_after_a_wait_with_the_same_request() -> None:
+    run = run_of({"a": {**CHAT, "yield": {"as": "a", "stream": "delta"}}}, failures={"a": [BROKEN]}, pieces=2).run()
+    assert [(call.attempt, call.delay_s) for call in run.calls] == [(1, 0.0), (2, 0.5)]
+    assert run.calls[0].body == run.calls[1].body
+    assert run.scheduler.outputs == {"a": "text"}
+    said = run.said
+    assert said.count("output.reset a") == said.count("step.started a") == 1
+    assert run.now == 1 + 0.5 + 1
+
+
+@pytest.mark.parametrize(
+    ("failures", "retry", "calls", "status"),
+    [
+        ([BROKEN] * 2, None, 2, "failed"),
+        ([BROKEN] * 3, {"max": 3}, 4, "completed"),
+        ([BROKEN] * 4, {"max": 3}, 4, "failed"),
+        ([BROKEN], {"max": 0}, 1, "failed"),
+        ([REFUSED], {"max": 3}, 1, "failed"),
+        ([StepFailure("rate", "wait", 429, waits=True, retry_after_s=7)] * 9, {"max": 0}, 10, "completed"),
+    ],
+)
+def test_retries_are_bounded_and_a_limit_of_the_own_key_is_none(
+    failures: list[StepFailure], retry: Any, calls: int, status: str
+) -> None:
+    step = CHAT | ({"retry": retry} if retry else {})
+    run = run_of({"a": step}, failures={"a": failures}).run()
+    assert (len(run.calls), run.scheduler.status) == (calls, status)
+
+
+@pytest.mark.parametrize(("repeatable", "calls"), [(("x",), 2), ((), 1)])
+def test_a_connector_is_called_again_only_if_its_operator_allows_it(repeatable: tuple[str, ...], calls: int) -> None:
+    steps = {"a": {"call": {"use": "x"}, "retry": {"max": 1}, "on_error": "skip"}}
+    run = run_of(steps, failures={"a": [BROKEN]}, connectors={"x": 1}, repeatable=repeatable).run()
+    assert len(run.calls) == calls
+
+
+def test_a_failed_step_ends_the_run_and_kills_what_runs() -> None:
+    run = run_of({"a": CHAT, "b": CHAT, "c": {"chat": {"from": "b"}}}, failures={"a": [REFUSED]}, seconds={"b": 9}).run()
+    assert run.said[-2:] == ["step.failed a", "step.killed b"]
+    assert (run.scheduler.status, run.scheduler.failed_step) == ("failed", "a")
+    assert run.scheduler.error == REFUSED
+
+
+def test_an_error_that_is_skipped_skips_all_that_need_the_step() -> None:
+    steps = {
+        "a": {**CHAT, "on_error": "skip", "yield": "a"},
+        "b": {"chat": {"from": "a"}},
+        "c": {"let": "${coalesce(a.text, 'none')} ${a.status}", "needs_any": ["a", "d"], "yield": "c"},
+        "d": CHAT,
+    }
+    run = run_of(steps, failures={"a": [REFUSED]}).run()
+    assert run.scheduler.outputs == {"c": "none skipped"}
+    assert run.told("step.skipped", "a")["reason"] == "error"
+    assert run.told("step.skipped", "b")["reason"] == "dependency"
+
+
+def test_an_error_that_is_replaced_counts_as_done() -> None:
+    steps = {
+        "a": {**CHAT, "on_error": {"value": "sorry"}, "yield": "a"},
+        "b": {"chat": {"from": "a", "append": [USER]}, "yield": "b"},
+    }
+    run = run_of(steps, failures={"a": [REFUSED]}).run()
+    assert run.scheduler.outputs == {"a": "sorry", "b": "text"}
+    assert run.prompts["b"]["messages"] == [USER, {"role": "assistant", "content": "sorry"}, USER]
+    assert run.told("step.done", "a")["error"]["code"] == "bad"
+
+
+def test_an_error_in_the_output_of_a_replaced_step_is_final() -> None:
+    steps = {"a": {**CHAT, "on_error": {"value": "sorry"}, "yield": {"as": "a", "value": "${a.value + 1}"}}}
+    run = run_of(steps).run()
+    assert (run.scheduler.status, run.scheduler.error and run.scheduler.error.code) == ("failed", "expression_failed")
+
+
+def test_an_answer_that_does_not_fit_is_asked_for_again() -> None:
+    steps = {"a": {"chat": {**CHAT["chat"], "output": "integer"}, "retry": {"max": 2}}}
+    run = run_of(steps, {"a": "not a number"}).run()
+    assert len(run.calls) == 3
+    assert run.scheduler.error
+    assert run.scheduler.error.code == "constraint_unsatisfied"
+    assert run.calls[0].body["response_format"]["json_schema"]["schema"] == {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ({"a": {"let": "${1 + 'x'}"}}, "expression_failed"),
+        ({"a": {**CHAT, "if": "${'x' < 1}"}}, "expression_failed"),
+        ({"a": {"chat": {"append": ["${1}"]}}}, "expression_failed"),
+        ({"a": {"switch": [{"when": "${-'x'}"}]}}, "expression_failed"),
+        ({"a": {"switch": [{"else": True, "value": "${-'x'}"}]}}, "expression_failed"),
+        ({"a": {"each": {"in": "${('x')[:3]}", "as": "i", "steps": {"b": {"let": 1}}, "value": 1}}}, "expression_failed"),
+        ({"a": {"call": {"use": "x", "with": {"v": "${-'x'}"}}}}, "expression_failed"),
+        ({"big": {**CHAT}}, "value_too_large"),
+    ],
+)
+def test_a_wrong_type_fails_the_step(steps: Mapping[str, Any], code: str) -> None:
+    run = run_of(steps, {"big": "x" * (MAX_VALUE_BYTES + 1)}).run()
+    assert run.scheduler.error
+    assert run.scheduler.error.code == code
+    assert run.scheduler.failed_step == next(iter(steps))
+
+
+def test_all_values_of_a_run_are_bounded_together() -> None:
+    each = {"in": list(range(32)), "as": "i", "steps": {"a": {"let": "${inputs.text}"}}, "value": 1}
+    document = {"inputs": {"text": {"type": "string"}, "messages": {"type": "messages"}}}
+    workflow = workflow_of({"all": {"each": each}}, **document)
+    run = ScriptedRun(workflow, {"text": "x" * (MAX_VALUE_BYTES - 100)}, {}).run()
+    assert run.scheduler.error
+    assert run.scheduler.error.code == "value_too_large"
+    assert run.scheduler.held < 18 << 20
+
+
+def test_text_of_a_model_is_never_an_expression() -> None:
+    steps = {"a": CHAT, "b": {"chat": {"from": "a", "append": [{"role": "user", "content": "${a.text}"}]}, "yield": "b"}}
+    run = run_of(steps, {"a": "${inputs.messages} $${"}).run()
+    assert run.prompts["b"]["messages"][-1]["content"] == "${inputs.messages} $${"
+
+
+def test_calls_at_once_are_bounded_and_certain_ones_go_first() -> None:
+    steps: dict[str, Any] = {f"u{at}": CHAT for at in range(20)} | {f"s{at}": CHAT for at in range(20)}
+    steps["k"] = {"let": "${s19.text}", "kill": [f"u{at}" for at in range(20)]}
+    run = run_of(steps).run()
+    assert run.peak == MAX_AT_ONCE
+    started = [each.split()[1] for each in run.said if each.startswith("step.started")]
+    assert started[:20] == [f"s{at}" for at in range(20)]
+    assert [call.uncertain for call in run.calls[:21]] == [False] * 20 + [True]
+
+
+def test_a_run_of_thousands_of_values_is_cut_into_turns() -> None:
+    inner = {"each": {"in": list(range(50)), "as": "j", "steps": {"b": {"let": "${i * j}"}}, "value": "${b.value}"}}
+    steps = {
+        "all": {
+            "each": {"in": list(range(50)), "as": "i", "steps": {"row": inner}, "value": "${sum(row.values)}"},
+            "yield": "all",
+        }
+    }
+    scheduler = RunScheduler(workflow_of(steps), INPUTS, 10)
+    scheduler.begin(0.0, {})
+    turns = 1
+    while scheduler.turn().more:
+        turns += 1
+    assert scheduler.status == "completed"
+    assert scheduler.outputs["all"] == [i * 1225 for i in range(50)]
+    assert turns > 2500 / LOOKS
+
+
+def test_a_kill_reaches_into_blocks_and_takes_their_calls() -> None:
+    inner = {"b": {**CHAT, "yield": "b"}, "c": {"chat": {"from": "b"}}}
+    steps = {
+        "s": {"switch": [{"else": True, "emit": {"e": 1}, "steps": inner, "value": "${c.value}"}], "yield": "s"},
+        "k": {**CHAT, "kill": ["s"]},
+    }
+    run = run_of(steps, seconds={"b": 1, "k": 1.5, "c": 9}).run()
+    taken = ["step.killed s", "output.retracted e", "output.retracted b", "step.killed c"]
+    assert run.said[-5:] == ["step.done k", *taken]
+    assert run.scheduler.outputs == {}
+
+
+def test_kills_within_items_stay_within_their_item() -> None:
+    inner = {
+        "a": CHAT,
+        "b": {"let": "${a.text}", "if": "${i == 1}"},
+        "slow": CHAT,
+        "k": {"let": "${b.value}", "kill": ["slow"]},
+    }
+    each = {"in": [0, 1, 2], "as": "i", "steps": inner, "value": "${slow.text}"}
+    run = run_of({"all": {"each": each, "yield": "all"}}, seconds={"slow": 5}).run()
+    assert run.scheduler.outputs == {"all": ["text", None, "text"]}
+    assert [each for each in run.said if "killed" in each] == ["step.killed slow[1]"]
+    assert run.told("step.skipped", "k[0]")["reason"] == "dependency"
+
+
+def test_a_run_is_stopped_from_outside() -> None:
+    def stop(run: ScriptedRun) -> None:
+        run.scheduler.stop("cancelled", run.now)
+
+    run = run_of({"a": CHAT, "b": {**CHAT, "yield": "b"}}, seconds={"a": 1, "b": 2}).run(stop)
+    assert run.scheduler.status == "cancelled"
+    assert run.said[-1] == "step.killed b"
+    run.scheduler.stop("failed", 3.0)
+    assert run.scheduler.status == "cancelled", "a run ends once"
+
+
+# -- random documents
+
+
+def _step(chance: random.Random, names: list[str], depth: int, prefix: str) -> dict[str, Any]:
+    """A step that may refer to earlier ones of its scope."""
+    source = chance.choice(names) if names and chance.random() < 0.6 else ""
+    text = f"${{{source}.value}}" if source else "fixed"
+    kind = chance.choice(["chat", "chat", "chat", "let", "switch", "each", "call"] if depth else ["chat", "let"])
+    made: dict[str, Any] = {
+        "chat": lambda: {"append": [{"role": "user", "content": f"say {text}"}]},
+        "let": lambda: f"it is {text}",
+        "call": lambda: {"use": "x", "with": {"v": text}},
+        "switch": lambda: _arms(chance, names, depth, prefix, source),
+        "each": lambda: _items(chance, names, depth, prefix),
+    }
+    made = {kind: made[kind]()}
+    for key, count in (("kill", 1), ("needs", 1), ("needs_any", 2)):
+        if len(names) >= count and chance.random() < 0.15:
+            made[key] = chance.sample(names, count)
+    if chance.random() < 0.15:
+        made["if"] = chance.choice(["${1 == 1}", "${1 == 2}"])
+    if chance.random() < 0.5:
+        made["yield"] = f"o_{prefix}"
+    if chance.random() < 0.3:
+        made["on_error"] = chance.choice(["skip", {"value": "x"}])
+    return made
+
+
+def _arms(chance: random.Random, names: list[str], depth: int, prefix: str, source: str) -> list[dict[str, Any]]:
+    conditions = ["${1 == 1}", "${1 == 2}", *([f"${{{source}.value == 'x'}}"] if source else [])]
+    arms: list[dict[str, Any]] = [{"when": chance.choice(conditions)}, {"else": True}]
+    for at, arm in enumerate(arms):
+        if chance.random() < 0.7:
+            arm["steps"] = _block(chance, list(names), depth - 1, f"{prefix}{at}")
+            arm["value"] = f"${{{chance.choice(list(arm['steps']))}.value}}"
+        if names and chance.random() < 0.5:
+            arm["kill"] = [chance.choice(names)]
+        if chance.random() < 0.3:
+            arm["emit"] = {f"e_{prefix}": at}
+    return arms
+
+
+def _items(chance: random.Random, names: list[str], depth: int, prefix: str) -> dict[str, Any]:
+    block = _block(chance, list(names), depth - 1, f"{prefix}i")
+    value = f"${{{chance.choice(list(block))}.value}}"
+    return {"in": list(range(chance.randint(0, 3))), "as": f"v{prefix}", "steps": block, "value": value}
+
+
+def _block(chance: random.Random, seen: list[str], depth: int, prefix: str) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for at in range(chance.randint(1, 4)):
+        name = f"s{prefix}_{at}"
+        made[name] = _step(chance, [*seen, *made], depth, f"{prefix}_{at}")
+    return made
+
+
+def _random_workflow(chance: random.Random) -> Workflow | None:
+    try:
+        return workflow_of(_block(chance, [], 2, ""))
+    except DocumentError:
+        return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(seed=st.integers(0, 1 << 40))
+def test_random_documents_end_within_their_plan(seed: int) -> None:
+    chance = random.Random(seed)
+    workflow = next(found for _ in range(100) if (found := _random_workflow(chance)))
+    plan = plan_of(workflow, RunAllowance(max_calls=1 << 20, max_output_tokens=1 << 30))
+    answers = dict.fromkeys(workflow.graph.steps, chance.choice(["x", "some text"]))
+    names = [f"{name}{suffix}" for name in workflow.graph.steps for suffix in ("", "[0]", "[1]")]
+    failures = {name: [chance.choice([BROKEN, REFUSED])] * chance.randint(1, 2) for name in names if chance.random() < 0.1}
+    run = ScriptedRun(
+        workflow,
+        INPUTS,
+        answers,
+        connectors={"x": 1},
+        failures=failures,
+        jitter=lambda: chance.choice([0.0, 0.5, 1.0, 3.0]),
+        pieces=2,
+    )
+    if chance.random() < 0.1:
+        moment = chance.random() * 4
+        run.run(lambda each: each.scheduler.stop("cancelled", each.now) if each.now > moment else None)
+    else:
+        run.run()
+    _check_events(run, workflow)
+    assert sum(each.startswith("step.started") for each in run.said) <= plan.calls
+    assert run.peak <= plan.widest
+
+
+def _check_events(run: ScriptedRun, workflow: Workflow) -> None:
+    """An oracle over the events of an ended run: each step ends once and after its needs; outputs are settled once."""
+    ends: dict[str, str] = {}
+    started: set[str] = set()
+    outputs: dict[str, str] = {}
+    for kind, data in run.events:
+        name = data.get("step") or data.get("name") or ""
+        if kind == "step.started":
+            assert name not in started
+            started.add(name)
+        elif kind.startswith("step.") and kind != "step.decided":
+            assert name not in ends
+            assert kind != "step.done" or name in started
+            ends[name] = kind
+        elif kind == "output.done":
+            assert name not in outputs
+            outputs[name] = "provisional" if data["provisional"] else "settled"
+        elif kind in ("output.confirmed", "output.retracted"):
+            assert outputs[name] == "provisional"
+            outputs[name] = kind
+    tree = run.scheduler.tree
+    if run.scheduler.status == "completed":
+        assert "provisional" not in outputs.values()
+        assert started <= ends.keys()
+        kept = {name for name, state in outputs.items() if state != "output.retracted"}
+        assert run.scheduler.outputs.keys() == kept
+        for one in tree.all():
+            needs = [tree.find(name, one.indices) for name in workflow.graph.requires[one.step.name]]
+            states = [each.result.status for each in needs if each]
+            if one.result.status == "done":
+                assert set(states) <= {"done"}
+                assert all(each.ended <= one.started or one.started < 0 for each in needs if each)
+            if (
+                ends.get(one.name) == "step.skipped"
+                and run.told("step.skipped", one.name)["reason"] == "dependency"
+                and not one.decided
+            ):
+                assert set(states) - {"done"} or one.step.needs_any
+    elif run.scheduler.status == "failed":
+        assert run.scheduler.error is not None
