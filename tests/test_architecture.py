@@ -186,7 +186,8 @@ def config_keys(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[
     for field in msgspec.structs.fields(kind):
         key = prefix + field.name
         if inner := struct_in(field.type):
-            joint = {tuple: "[].", collections.abc.Mapping: ".MODEL."}.get(typing.get_origin(bare(field.type)), ".")
+            named = ".MODEL." if key == "prices" else ".NAME."
+            joint = {tuple: "[].", collections.abc.Mapping: named}.get(typing.get_origin(bare(field.type)), ".")
             yield from config_keys(inner, key + joint)
             if takes_bool(field.type):
                 yield key, field.default

@@ -64,6 +64,8 @@ ENDPOINTS: Final[Mapping[str, bool]] = MappingProxyType(
         "/v1/files/": False,
         "/v1/batches": False,
         "/v1/batches/": False,
+        "/v1/workflows": False,
+        "/v1/workflows/": False,
         "/tokenize": False,
         "/detokenize": False,
         "/version": False,

@@ -44,7 +44,8 @@
 {{- $fixed := pick $config "admin_listen" "ui" "workers" "state" "ledger" "keys" "sharing" "snapshot" "log_level" "log_format" -}}
 {{- $routing := pick (default (dict) $config.routing) "block_bytes" "block_tokens" "compare" -}}
 {{- $tracing := pick (default (dict) $config.tracing) "endpoint" "service" -}}
-{{- toYaml (merge (dict "routing" $routing "tracing" $tracing) $fixed) -}}
+{{- $workflows := pick (default (dict) $config.workflows) "enabled" "directory" -}}
+{{- toYaml (merge (dict "routing" $routing "tracing" $tracing "workflows" $workflows) $fixed) -}}
 {{- end -}}
 
 {{- /* What the gateway watches by the API of this cluster: lines of NAMESPACE RESOURCE; empty: nothing. */ -}}

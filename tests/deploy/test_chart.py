@@ -425,6 +425,8 @@ OTHER_VALUES: Mapping[str, Any] = {
     "routing.block_bytes": 512,
     "routing.block_tokens": 32,
     "routing.compare": True,
+    "workflows.enabled": False,
+    "workflows.directory": "/etc/workflows",
     "tracing.endpoint": "http://otel-collector:4318",
 }
 

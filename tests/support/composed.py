@@ -53,6 +53,7 @@ METRICS = {
     "snapshots": "snapshot",
     "tracing": "spans_",
     "workers": "worker_restarts",
+    "workflows": "workflow_",
 }
 COMMANDS = {"doctor": "doctor", "keys": "keys", "ledger": "usage", "recording": "record", "workflows": "workflow"}
 

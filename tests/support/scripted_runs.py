@@ -15,6 +15,7 @@ from gateway.features.workflows.running.scheduler import RunScheduler
 from tests.support.workflows import prose, tokens
 
 MAX_TURNS = 100_000
+WAKE = "#wake"
 
 
 def written(answer: Any, name: str, kind: str) -> str:
@@ -62,7 +63,7 @@ class ScriptedRun:
             if not self._due or self.scheduler.status != "running":
                 break
             self.now, _, name, serial, happen = heapq.heappop(self._due)
-            if self._running.get(name) == serial:
+            if name == WAKE or self._running.get(name) == serial:
                 happen()
                 self._turn()
                 if stop is not None:
@@ -84,7 +85,9 @@ class ScriptedRun:
     def _turn(self) -> None:
         more = True
         while more:
-            calls, events, more = self.scheduler.turn()
+            calls, events, more, wake_at = self.scheduler.turn(self.now)
+            if wake_at is not None and not more:
+                self._push(max(wake_at, self.now), WAKE, 0, lambda: None)
             self.events += events
             for call in calls:
                 if isinstance(call, StartCall):

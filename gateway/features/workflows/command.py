@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import yaml
 
 from gateway.commands.streams import escaped
@@ -63,7 +62,7 @@ class _CheckedFile:
 def _check(options: argparse.Namespace) -> int:
     path = options.config or (Path(found) if (found := os.environ.get("WARMROUTE_CONFIG")) else None)
     bounds = WORKFLOWS.of(read(path, {}).config) if path else WORKFLOWS.default
-    allowance = RunAllowance(**msgspec.structs.asdict(bounds))
+    allowance = RunAllowance(bounds.max_calls, bounds.max_output_tokens, bounds.max_tokens, bounds.max_s)
     checked = [_checked(file, allowance) for file in options.files]
     if options.json:
         print(json.dumps([_as_json(each) for each in checked], indent=2))

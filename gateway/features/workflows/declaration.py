@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.features.declaring import Command, Feature
+from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.section import WORKFLOWS
 
 FEATURE: Final = Feature(
-    wanted=lambda _config: False,  # commands only: nothing of it is installed on a gateway
+    wanted=lambda config: WORKFLOWS.of(config).enabled,
     section=WORKFLOWS,
+    metrics=WorkflowsMetrics,
     commands=[Command("workflow", "check and compile workflows", "gateway.features.workflows.command")],
 )

@@ -37,12 +37,15 @@ class RunEvent(NamedTuple):
     data: Mapping[str, Any]
 
 
-class Turn(NamedTuple):
-    """What a turn of the crank asks for. more: another turn is due at once."""
+class SchedulerTurn(NamedTuple):
+    """Calls to start and to cancel, and events. more: another turn is due at once. wake_at: another turn is due then, unless
+    something happens before.
+    """
 
     calls: Sequence[StartCall | CancelCall]
     events: Sequence[RunEvent]
     more: bool
+    wake_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,10 @@ class CallUsage:
 
 @dataclass(frozen=True, slots=True)
 class StepFailure:
-    """Why a step, or an attempt of it, has failed. status: for the client of a chat API. repeat: another attempt may help.
+    """The failure of a step, or of an attempt. status: for the client of a chat API. repeat: another attempt may help.
 
-    waits: a limit of the caller's own key, which passes: the attempt does not count. ends_run: also with `on_error`.
+    waits: a limit of the caller's own key, which passes: the attempt does not count. ends_run: also with `on_error`. cause: the
+    code of the request's own error, or "".
     """
 
     code: str
@@ -81,6 +85,12 @@ class StepFailure:
     waits: bool = False
     retry_after_s: float | None = None
     ends_run: bool = False
+    cause: str = ""
 
     def as_json(self, step: str = "") -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, **({"step": step} if step else {})}
+        found: dict[str, Any] = {"code": self.code, "message": self.message}
+        if step:
+            found["step"] = step
+        if self.cause:
+            found["cause"] = {"status": self.status, "code": self.cause}
+        return found

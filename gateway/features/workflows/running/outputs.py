@@ -1,4 +1,4 @@
-"""Outputs of a run: what was yielded, what is provisional, and texts as they are streamed.
+"""Outputs of a run: yielded values, which may be provisional, and texts as they are streamed.
 
 An output is provisional while a step that is undecided could kill the step that yields it. It is confirmed as soon as none can,
 retracted if one does. Each output that came as provisional gets exactly one of the two events.

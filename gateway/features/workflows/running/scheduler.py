@@ -1,7 +1,7 @@
-"""The scheduler of a run: which step starts when, what is killed, and what the client is told. Pure.
+"""The scheduler of a run: starts and kills of steps, and the events for the client. Pure.
 
     begin, answered, failed, streamed, used, stop ──► happenings, each with a reading of the clock
-    turn ──► Turn: calls to start and to cancel, events for the client; nothing awaits in it
+    turn ──► SchedulerTurn: calls to start and to cancel, events for the client; nothing awaits in it
 
 A step is looked at when it is entered, and again when a step that it waits for has ended. Each look moves it at most once:
 
@@ -49,14 +49,15 @@ from gateway.features.workflows.language.scheduling import (
 from gateway.features.workflows.language.templates import ValueTemplate
 from gateway.features.workflows.language.values import EvaluationError, ValueTooLargeError, bytes_of, text_of
 from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.running.gate import PrefixGate, outline_of
 from gateway.features.workflows.running.messages import (
     CallUsage,
     CancelCall,
     ModelAnswer,
     RunEvent,
+    SchedulerTurn,
     StartCall,
     StepFailure,
-    Turn,
 )
 from gateway.features.workflows.running.outputs import OutputBoard
 from gateway.features.workflows.running.step_copies import NEVER, StepCopy, StepTree
@@ -78,9 +79,16 @@ class RunScheduler:
     """
 
     def __init__(
-        self, workflow: Workflow, inputs: Mapping[str, Any], max_tokens: int, repeatable: Collection[str] = (), run_id: str = ""
+        self,
+        workflow: Workflow,
+        inputs: Mapping[str, Any],
+        max_tokens: int,
+        repeatable: Collection[str] = (),
+        run_id: str = "",
+        *,
+        gated: bool = True,
     ) -> None:
-        """max_tokens: of a step that has none. repeatable: connectors that may be called again."""
+        """max_tokens: of a step that has none. repeatable: connectors that may be called again. gated: there is a gate."""
         self.status = RUNNING
         self.error: StepFailure | None = None
         self.failed_step = ""
@@ -96,6 +104,8 @@ class RunScheduler:
         self._waiters = _waiters_of(workflow)
         self._looks = deque[StepCopy]()
         self._ready: dict[str, StepCopy] = {}
+        self._gate = PrefixGate() if gated else None
+        self._held_back: dict[str, StepCopy] = {}
         self._calling: dict[str, StepCopy] = {}
         self._calls: list[StartCall | CancelCall] = []
         self._events: list[RunEvent] = []
@@ -148,7 +158,10 @@ class RunScheduler:
         """A piece of a model's answer; "": the engine has begun to write."""
         one, self._now = self._calling.get(name), now
         if one is not None:
-            one.first = now if one.first == NEVER else one.first
+            if one.first == NEVER:
+                one.first = now
+                if self._gate is not None and self._gate.first_token(name):
+                    self._open_gate()
             self._events += self.board.stream(one, text, now)
 
     def used(self, name: str, usage: CallUsage) -> None:
@@ -170,8 +183,9 @@ class RunScheduler:
 
     # -- the crank
 
-    def turn(self) -> Turn:
-        """Move all steps that can move. Synchronous. O(LOOKS) looks."""
+    def turn(self, now: float | None = None) -> SchedulerTurn:
+        """Move all steps that can move. Synchronous. O(LOOKS) looks. now: None: the time of the last happening."""
+        self._now = self._now if now is None else now
         left = LOOKS
         while self._looks and left and self.status == RUNNING:
             self._look(self._looks.popleft())
@@ -179,14 +193,17 @@ class RunScheduler:
             left -= 1
         if self.status == RUNNING:
             if not self._looks:
+                self._pass_late()
                 self._start_ready()
+                self._events += self.board.settle()  # a step whose request cannot be made has ended
             if self.status == RUNNING and not self.tree.live:
                 self._complete()
         calls, events, self._calls, self._events = self._calls, self._events, [], []
-        return Turn(calls, events, more=self.status == RUNNING and bool(self._looks))
+        wake_at = min((one.passes_at for one in self._held_back.values()), default=None)
+        return SchedulerTurn(calls, events, more=self.status == RUNNING and bool(self._looks), wake_at=wake_at)
 
     def _look(self, one: StepCopy) -> None:
-        if one.over or one.calling or one.name in self._ready:
+        if one.over or one.calling or one.name in self._ready or one.name in self._held_back:
             return
         try:
             if one.result.status == PENDING:
@@ -240,11 +257,39 @@ class RunScheduler:
             except EvaluationError as error:
                 self._fail(one, _evaluation_failure(error))
                 continue
+            if self._hold_back(one):
+                continue
             one.result = StepResult(RUNNING)
             one.calling, one.attempts, one.started = True, 1, self._now
             self._calling[one.name] = one
             self._calls.append(StartCall(one.name, one.step, one.body, uncertain=uncertain[one.name]))
-            self._tell("step.started", step=one.name, kind=one.step.work.kind, request=self.request_id(one.name))
+            waited = {"gate_ms": round((self._now - one.gated) * 1000)} if one.gated != NEVER else {}
+            self._tell("step.started", step=one.name, kind=one.step.work.kind, request=self.request_id(one.name), **waited)
+
+    def _hold_back(self, one: StepCopy) -> bool:
+        """True if it waits at the gate. Its body is made anew when it starts, because bodies are large."""
+        if self._gate is None or not isinstance(one.step.work, ModelCall):
+            return False
+        outline = outline_of(one.body)
+        leader, most_s = self._gate.leader(outline)
+        if not leader or 0 <= one.passes_at <= self._now:
+            self._gate.started(one.name, outline)
+            return False
+        if one.gated == NEVER:
+            one.gated, one.passes_at = self._now, self._now + most_s
+        one.body = {}
+        self._held_back[one.name] = one
+        return True
+
+    def _open_gate(self) -> None:
+        self._ready |= self._held_back
+        self._held_back.clear()
+
+    def _pass_late(self) -> None:
+        """Calls whose time at the gate is over start."""
+        for name, one in list(self._held_back.items()):
+            if one.passes_at <= self._now:
+                self._ready[name] = self._held_back.pop(name)
 
     def _body(self, one: StepCopy) -> Mapping[str, Any]:
         """The body of its request: made when it starts, because bodies are large. Raises EvaluationError."""
@@ -435,13 +480,14 @@ class RunScheduler:
                 self._kill(each, by.name)
 
     def _kill(self, one: StepCopy, by: str) -> None:
-        """Idempotent. Takes back what it has yielded."""
+        """Idempotent. Retracts its output."""
         if one.over:
             self._events += self.board.retract(one)
             return
         if one.calling:
             self._calls.append(CancelCall(one.name, killed=True))
         self._ready.pop(one.name, None)
+        self._held_back.pop(one.name, None)
         one.result = StepResult(KILLED)
         self._ended(one)
         self._tell("step.killed", step=one.name, by=by)
@@ -452,6 +498,8 @@ class RunScheduler:
         if one.calling:
             one.calling = False
             del self._calling[one.name]
+            if self._gate is not None and self._gate.ended(one.name):
+                self._open_gate()
         one.ended, one.body = self._now, {}
         self.tree.live -= 1
         for name in self._waiters[one.step.name]:
@@ -489,6 +537,7 @@ class RunScheduler:
         self.outputs = self.board.values
         self._looks.clear()
         self._ready.clear()
+        self._held_back.clear()
 
     def _tell(self, kind: str, /, **data: Any) -> None:
         self._events.append(RunEvent(kind, data))
@@ -498,7 +547,7 @@ class RunScheduler:
         self.tree.check()
         assert all(one.calling and not one.over for one in self._calling.values())
         assert len(self._calling) <= MAX_AT_ONCE
-        assert self.status == RUNNING or not (self._calling or self._ready or self._looks)
+        assert self.status == RUNNING or not (self._calling or self._ready or self._looks or self._held_back)
 
     def __repr__(self) -> str:
         return f"<RunScheduler {self._workflow.name} {self.status}, {self.tree.live} live, {len(self._calling)} calling>"

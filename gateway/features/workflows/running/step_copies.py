@@ -25,7 +25,8 @@ class StepCopy:
     variables: items of the `each` around it. outer: the copy around it. inner: of its blocks. order: place in the document,
     then among items. decided: a switch has taken its arm; arm: None: there is none. item_count: of an `each`, once it has its
     list. calling: its request is sent, or will be after a delay. started, first, ended: readings of the clock. streamed: the
-    client has pieces of its text. pieces: of the text, for snapshots. shown: time of the last snapshot.
+    client has pieces of its text. pieces: of the text, for snapshots. shown: time of the last snapshot. gated, passes_at:
+    readings of the clock when the gate has held it, and when it opens at the latest.
     """
 
     __slots__ = (
@@ -36,12 +37,14 @@ class StepCopy:
         "decided",
         "ended",
         "first",
+        "gated",
         "indices",
         "inner",
         "item_count",
         "name",
         "order",
         "outer",
+        "passes_at",
         "pieces",
         "replica",
         "result",
@@ -69,7 +72,7 @@ class StepCopy:
         self.item_count = NEVER
         self.attempts = 0
         self.body: Mapping[str, Any] = {}
-        self.started = self.first = self.ended = NEVER
+        self.started = self.first = self.ended = self.gated = self.passes_at = NEVER
         self.streamed = False
         self.pieces: list[str] = []
         self.shown = NEVER

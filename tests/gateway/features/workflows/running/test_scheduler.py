@@ -221,6 +221,48 @@ def test_a_run_is_stopped_from_outside() -> None:
     assert run.scheduler.status == "cancelled", "a run ends once"
 
 
+def test_an_output_is_confirmed_when_the_request_of_its_last_killer_cannot_be_made() -> None:
+    killer = {"chat": {"append": ["${1}"]}, "needs": ["a"], "kill": ["a"], "on_error": "skip"}
+    run = run_of({"a": {**CHAT, "yield": "a"}, "k": killer}).run()
+    assert run.said[-3:] == ["output.done a", "step.skipped k", "output.confirmed a"]
+
+
+# -- the gate
+
+LONG = [{"role": "user", "content": "word " * 2000}]
+
+
+def siblings(count: int = 3) -> dict[str, Any]:
+    message = {"role": "user", "content": "one of them"}
+    return {f"s{at}": {"chat": {"from": "${inputs.messages}", "append": [message]}} for at in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "started"),
+    [(3, [0, 0.25, 0.25]), (0, [0, 0.62625, 0.62625])],  # its first piece; twice its estimated prefill
+)
+def test_calls_with_a_cold_prefix_wait_for_the_first_of_them(pieces: int, started: list[float]) -> None:
+    run = ScriptedRun(workflow_of(siblings()), {"messages": LONG}, dict.fromkeys(siblings(), "text"), pieces=pieces).run()
+    copies = [run.scheduler.tree.find(f"s{at}", ()) for at in range(3)]
+    assert [copy.started for copy in copies if copy] == pytest.approx(started, abs=0.01)
+    assert next(data.get("gate_ms") for kind, data in run.events if kind == "step.started") is None
+
+
+def test_calls_wait_no_longer_than_their_leader_lives_and_not_for_short_prefixes() -> None:
+    failing = siblings(2) | {"s0": {**siblings()["s0"], "on_error": "skip"}}
+    answers = dict.fromkeys(siblings(), "text")
+    run = ScriptedRun(workflow_of(failing), {"messages": LONG}, answers, seconds={"s0": 0.1}, failures={"s0": [REFUSED]}).run()
+    assert run.said[2:4] == ["step.skipped s0", "step.started s1"]
+    short = run_of(siblings()).run()
+    assert short.peak == 3
+
+
+def test_a_prefix_that_the_run_has_computed_holds_nobody() -> None:
+    steps = {"first": CHAT, **{name: {**step, "needs": ["first"]} for name, step in siblings().items()}}
+    run = ScriptedRun(workflow_of(steps), {"messages": LONG}, dict.fromkeys(steps, "text"), pieces=1).run()
+    assert run.peak == 3
+
+
 # -- random documents
 
 

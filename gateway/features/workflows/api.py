@@ -1,0 +1,196 @@
+"""The endpoints below /v1/workflows.
+
+POST /v1/workflows/runs     a run: its events as they happen (stream), or the run when it has ended
+POST /v1/workflows/plan     bounds, shared prefixes, warnings; nothing is run
+GET  /v1/workflows          the workflows that the key may use
+GET  /v1/workflows/NAME     one of them, with its document
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+import orjson
+
+from gateway.core import Core
+from gateway.errors import GatewayError
+from gateway.features.runs.event_log import EventLog, Logs
+from gateway.features.workflows.connectors import Connectors
+from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.library import WorkflowLibrary
+from gateway.features.workflows.metrics import WorkflowsMetrics
+from gateway.features.workflows.run_request import PlannedRun, RunRequests, read_body
+from gateway.features.workflows.running.calls import ModelCalls
+from gateway.features.workflows.running.event_stream import event_bytes, send_events
+from gateway.features.workflows.running.messages import RunEvent
+from gateway.features.workflows.running.run import RunOrder, RunServices, WorkflowRun
+from gateway.features.workflows.section import WORKFLOWS
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+
+log = logging.getLogger("warmroute.workflows")
+
+INLINE: Final = "inline"
+_PATH: Final = re.compile(r"/v1/workflows(?:/([^/]{1,100})(?:/([^/]{1,100}))?)?/?")
+
+
+class WorkflowApi:
+    """Answers requests below /v1/workflows, and runs workflows."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._library = library = WorkflowLibrary()
+        self._metrics = core.metrics.of(WorkflowsMetrics)
+        connectors = Connectors(lambda: WORKFLOWS.of(core.config).connectors, core.live, core.around.resolver)
+        core.work.closes.append(self._close)
+        self._connectors = connectors
+        self.requests = RunRequests(core, library, connectors)
+        self._services = RunServices(ModelCalls(core), connectors, core.clock, core.wall_clock)
+        self._logs = Logs()
+        self.running = 0
+        core.gauges.append(lambda: self._metrics.running.set((), self.running))
+
+    def read_directory(self, directory: Path) -> None:
+        """Read the operator's workflows. Blocks."""
+        try:
+            problems = self._library.read(directory)
+        except OSError as error:
+            problems = [f"it cannot be read: {error.strerror}"]
+        for problem in problems:
+            log.error("a workflow of the directory is left out", extra={"directory": str(directory), "problem": problem})
+
+    async def _close(self) -> None:
+        self._connectors.close()
+
+    async def answer(self, exchange: Exchange) -> ClientReply:
+        """Raises GatewayError."""
+        found = _PATH.fullmatch(exchange.record.path)
+        name, rest = found.groups() if found else ("", "")
+        method = exchange.request.method
+        try:
+            if found and rest is None and name == "runs":
+                _require(method, "POST", exchange)
+                return await self._run(exchange)
+            if found and rest is None and name == "plan":
+                _require(method, "POST", exchange)
+                return await self._plan(exchange)
+            if found and rest is None and name not in ("schema",):
+                _require(method, "GET", exchange)
+                return self._listed(exchange) if name is None else self._one(exchange, name)
+            if name == "runs" and rest:
+                text = "There is no such run: a run that was answered is not kept."
+                raise GatewayError(404, "run_not_found", text)
+        except DocumentError as error:
+            raise error.answer() from None
+        raise GatewayError(404, "not_found", f"There is nothing at {exchange.record.path[:100]}.")
+
+    def _listed(self, exchange: Exchange) -> ClientReply:
+        data = [each.as_json() for each in self._library.listed(exchange.caller)]
+        return self._json(exchange, {"object": "list", "data": data})
+
+    def _one(self, exchange: Exchange, reference: str) -> ClientReply:
+        named = self._library.find(reference, exchange.caller)
+        return self._json(exchange, {**named.as_json(), "workflow": named.workflow.source})
+
+    async def _plan(self, exchange: Exchange) -> ClientReply:
+        planned = await self.requests.planned(read_body(exchange.api.body), exchange.caller, _client(exchange))
+        plan = planned.plan
+        found = {
+            "workflow": planned.workflow.name,
+            "calls": plan.calls,
+            "output_tokens": plan.output_tokens,
+            "widest": plan.widest,
+            "prefixes": [asdict(each) for each in plan.prefixes],
+            "warnings": [asdict(each) for each in plan.warnings],
+        }
+        return self._json(exchange, found)
+
+    async def _run(self, exchange: Exchange) -> ClientReply:
+        core = self._core
+        body = read_body(exchange.api.body)
+        exchange.api.body = b""
+        planned = await self.requests.planned(body, exchange.caller, _client(exchange))
+        order = self.requests.order(planned, body, see_replicas=core.access.is_operator(exchange.request))
+        if body.stream:
+            return await self._streamed(exchange, planned, order)
+        run = WorkflowRun(f"run_{uuid4().hex}", order, exchange.request, self._services, _ignored)
+        await self._perform(run, planned)
+        return self._json(exchange, run.as_json())
+
+    async def _streamed(self, exchange: Exchange, planned: PlannedRun, order: RunOrder) -> ClientReply:
+        core, record = self._core, exchange.record
+        id_ = f"run_{uuid4().hex}"
+        lease = exchange.request.lease.account.lease()
+        key = ("", id_)
+        events = self._logs.open(key, lease)
+
+        def emit(number: int, event: RunEvent) -> None:
+            self._logs.add(events, event_bytes(id_, number, event))
+
+        run = WorkflowRun(id_, order, exchange.request, self._services, emit)
+        record.status, record.subject.stream = 200, True
+        try:
+            reply = core.replies.begin(exchange, 200, None, STREAM_LINES)
+            await self._with_client(run, planned, events, reply)
+        finally:
+            self._logs.forget(key)
+        record.answer.ok = record.answer.complete = not record.error
+        return reply
+
+    async def _with_client(self, run: WorkflowRun, planned: PlannedRun, events: EventLog, reply: ClientReply) -> None:
+        """Run it beside the client that reads its events; when one of them ends early, so does the other."""
+
+        async def perform() -> None:
+            try:
+                await self._perform(run, planned)
+            finally:
+                events.end()
+
+        running = asyncio.get_running_loop().create_task(perform(), name=run.id)
+        try:
+            await send_events(events, reply, self._core.live.patience_s)
+            await running
+            reply.end()
+        except GatewayError as error:
+            data = {"error": {"code": error.code, "message": error.message}}
+            reply.end(event_bytes(run.id, events.next, RunEvent("error", data)))
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
+        metrics, begun = self._metrics, self._core.clock()
+        name = planned.workflow.name if planned.named else INLINE
+        self.running += 1
+        try:
+            await run.run()
+        finally:
+            self.running -= 1
+            metrics.count_run(name, run, self._core.clock() - begun)
+
+    def _json(self, exchange: Exchange, value: object) -> ClientReply:
+        record = exchange.record
+        record.status = 200
+        reply = self._core.replies.begin(exchange, 200, orjson.dumps(value), JSON_LINE)
+        record.answer.ok = record.answer.complete = True
+        return reply
+
+
+def _ignored(number: int, event: RunEvent) -> None:
+    """A client without a stream gets the run when it has ended."""
+
+
+def _client(exchange: Exchange) -> str:
+    return exchange.request.lease.account.client
+
+
+def _require(method: str, allowed: str, exchange: Exchange) -> None:
+    if method != allowed:
+        raise GatewayError(405, "method_not_allowed", f"{exchange.record.path[:100]} takes {allowed}.")

@@ -1,0 +1,59 @@
+"""Adds workflows to a gateway: an answerer that claims their paths. The rest is imported with the first of these requests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gateway.core import Core
+from gateway.features.workflows.section import WORKFLOWS
+from gateway.request.client import ClientReply
+from gateway.request.exchange import Exchange
+from gateway.request.extensions import Answerer
+
+if TYPE_CHECKING:
+    from gateway.features.workflows.api import WorkflowApi
+
+PATH: Final = "/v1/workflows"
+_BELOW: Final = f"{PATH}/"
+
+
+def install(core: Core) -> None:
+    core.parsing.process.operations["workflows.compile"] = "gateway.features.workflows.jobs:compile_program"
+    endpoint = WorkflowEndpoint(core)
+    core.extensions.answerers.append(Answerer(endpoint.claims, endpoint.answer))
+    core.put(endpoint)
+    if WORKFLOWS.of(core.config).directory:
+        core.work.starts.append(endpoint.read_directory)
+
+
+class WorkflowEndpoint:
+    """Answers requests for workflows."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._api: WorkflowApi | None = None
+
+    def claims(self, exchange: Exchange) -> bool:
+        path = exchange.record.path
+        return path.startswith(PATH) and (path == PATH or path.startswith(_BELOW))
+
+    async def answer(self, exchange: Exchange) -> ClientReply:
+        """Raises GatewayError."""
+        record = exchange.record
+        record.answer.own = True
+        record.subject.generates = record.subject.metered = False  # each step has its own record
+        return await self.api.answer(exchange)
+
+    async def read_directory(self) -> None:
+        """Read the operator's workflows. Errors are logged, and do not end the start."""
+        await asyncio.to_thread(self.api.read_directory, Path(WORKFLOWS.of(self._core.config).directory))
+
+    @property
+    def api(self) -> WorkflowApi:
+        if self._api is None:
+            from gateway.features.workflows.api import WorkflowApi
+
+            self._api = WorkflowApi(self._core)
+        return self._api

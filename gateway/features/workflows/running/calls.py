@@ -1,0 +1,144 @@
+"""Calls of models: the request of a step goes through the gateway as any request of its caller, and its usage comes back.
+
+The grant of the caller is looked up before every request, so that a revoked key ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from gateway.accounting.consumed import Consumption
+from gateway.accounting.money import dollars
+from gateway.admission.memory import parsing
+from gateway.core import Core
+from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.dialect import Dialect
+from gateway.dialects.usage import Usage
+from gateway.errors import GatewayError, over_budget
+from gateway.features.workflows.language.document import ModelCall
+from gateway.features.workflows.language.results import CHAT
+from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, StartCall, StepFailure
+from gateway.features.workflows.running.step_request import StepReply, StepRequest, failure_of
+from gateway.request.client import Caller, ClientRequest
+from gateway.request.phases.scopes import scope_of
+from gateway.request.record import SettledRequest
+
+PATHS: Final = {CHAT: "/v1/chat/completions", "text": "/v1/completions"}
+LEAST_BYTES: Final = 3  # of a prompt for a token, on average
+NO_USAGE: Final = CallUsage()
+
+
+class UsageObserver:
+    """An observer of settled requests: the usage of steps, by the id of their request."""
+
+    def __init__(self) -> None:
+        self.awaited: dict[str, CallUsage] = {}
+
+    def __call__(self, request: SettledRequest) -> None:
+        if request.id not in self.awaited:
+            return
+        used, bill = request.spent.consumed, request.spent.bill
+        if used is None:
+            self.awaited[request.id] = CallUsage(replica=request.placement.replica)
+            return
+        usage = used.usage
+        self.awaited[request.id] = CallUsage(
+            usage.prompt,
+            used.cached,
+            usage.completion,
+            dollars(bill.total) if bill else 0.0,
+            request.placement.replica,
+            reported=request.spent.usage is not None,
+        )
+
+
+class ModelCalls:
+    """Sends the requests of steps."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._usage = UsageObserver()
+        core.observers.append(self._usage)
+
+    def worst_usd(self, call: StartCall) -> float:
+        """The price of a call, if nothing is cached and its answer is as long as it may be; 0 without a price. O(bytes)."""
+        work = call.step.work
+        assert isinstance(work, ModelCall)
+        usage = Usage(len(orjson.dumps(call.body)) // LEAST_BYTES + 1, int(call.body["max_tokens"]), 0)
+        bill = self._core.meter.bill(work.model, Consumption(usage))
+        return dollars(bill.total) if bill else 0.0
+
+    def prepare(self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None]) -> ModelCallAttempt:
+        return ModelCallAttempt(self._core, self._usage.awaited, asked, id_, call, stream)
+
+
+class ModelCallAttempt:
+    """One attempt of a step. usage: once it is over, in any way. kill: before its task is cancelled."""
+
+    def __init__(
+        self,
+        core: Core,
+        awaited: dict[str, CallUsage],
+        asked: ClientRequest,
+        id_: str,
+        call: StartCall,
+        stream: Callable[[str], None],
+    ) -> None:
+        self.usage = NO_USAGE
+        self._core, self._awaited, self._id, self._call = core, awaited, id_, call
+        work = call.step.work
+        assert isinstance(work, ModelCall)
+        self._work = work
+        self._path = PATHS[work.kind]
+        self._dialect: Dialect = core.around.dialects.at(self._path)
+        assembler = self._dialect.assembler()
+        assert assembler is not None
+        self._lease = asked.lease.account.lease()
+        self._reply = StepReply(assembler, self._lease, stream)
+        self._asked = asked
+        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, uncertain=call.uncertain)
+
+    def kill(self) -> None:
+        self._request.killed = True
+
+    async def run(self) -> ModelAnswer | StepFailure:
+        """Raises CancelledError."""
+        try:
+            caller = await self._caller()
+            if isinstance(caller, StepFailure):
+                return caller
+            api = await self._parsed(caller)
+            self._awaited[self._id] = NO_USAGE
+            await self._core.lifecycle.run(self._request, api, caller)
+            return self._reply.outcome(constrained=self._work.constraint is not None)
+        except GatewayError as error:
+            return failure_of(error)
+        finally:
+            self.usage = self._awaited.pop(self._id, NO_USAGE)
+            self._lease.close()
+
+    async def _caller(self) -> Caller | StepFailure:
+        """The caller with its present rights."""
+        callers = self._core.callers
+        try:
+            if callers.looks_up:
+                await callers.look_up(self._asked.headers)
+            return callers.of(self._asked)
+        except GatewayError as error:
+            return StepFailure("grant_revoked", error.message, error.status, ends_run=True, cause=error.code)
+
+    async def _parsed(self, caller: Caller) -> ApiRequest:
+        """Parsed as a body that a client has sent. Raises GatewayError."""
+        raw = orjson.dumps(self._call.body)
+        if not self._lease.grow(len(raw)):
+            raise over_budget(0, self._lease.account.largest, len(raw))
+        core, client = self._core, self._lease.account.client
+        aliases = core.live.aliases
+        api = await core.parsing.in_turn(self._dialect, raw, aliases, client)
+        if api is None:
+            with parsing(self._lease, len(raw)):
+                api = await core.parsing.parse(self._dialect, raw, scope_of(core.live, caller), client, aliases)
+        return api

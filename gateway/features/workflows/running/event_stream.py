@@ -1,0 +1,57 @@
+"""Events of a run as server-sent events: a run never waits for its client, whose unread events are held in a bounded log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import orjson
+
+from gateway.errors import ClientStalled, GatewayError
+from gateway.features.runs.event_log import EventLog
+from gateway.features.runs.following import FIRST, Gate
+from gateway.features.workflows.running.messages import RunEvent
+from gateway.request.client import ClientReply
+
+KEEP_ALIVE_S: Final = 10.0
+_COMMENT: Final = b": the run goes on\n\n"
+
+
+def event_bytes(run: str, number: int, event: RunEvent) -> bytes:
+    data = orjson.dumps({"run": run, "seq": number, **event.data})
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), number, data)
+
+
+async def send_events(log: EventLog, reply: ClientReply, patience_s: float, after: int = FIRST) -> None:
+    """Send all events until the log has ended. after: number of the last event that the client has.
+
+    Raises ConnectionError if the client has left, or does not read; GatewayError 410 if its next events have been dropped.
+    """
+    gate = Gate()
+    reply.feed_from(gate)
+    try:
+        while True:
+            await gate.wait_open(patience_s)
+            found = log.since(after)
+            if found is None:
+                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
+            data, after = found
+            if data:
+                reply.write(data)
+            elif log.ended:
+                return
+            else:
+                await _next(log, reply)
+    except ClientStalled:
+        reply.cut()
+        raise
+    finally:
+        reply.feed_from(None)
+
+
+async def _next(log: EventLog, reply: ClientReply) -> None:
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_S):
+            await log.changed()
+    except TimeoutError:
+        reply.write(_COMMENT)

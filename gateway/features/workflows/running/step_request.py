@@ -1,0 +1,185 @@
+"""The request of a step, and the reply that receives its answer: an ordinary request of the caller, without a socket."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+
+from gateway.admission.memory import MemoryLease
+from gateway.dialects.finished_answer import CALL, REASONING, TEXT, AnswerAssembler, AnswerPart, FinishedAnswer
+from gateway.errors import INSUFFICIENT_QUOTA, GatewayError, over_budget
+from gateway.features.workflows.running.messages import ModelAnswer, StepFailure
+from gateway.request.client import ClientReply, ClientRequest, Headers, InternalRequest
+from gateway.request.phases.admitting import PRIORITY_HEADER
+from gateway.upstream.client import PausableSource
+
+MAX_ERROR: Final = 64 << 10  # bytes of an error's body
+LOWEST: Final = -100  # priority
+
+_DROPPED: Final = re.compile(rb"(?im)^(?:content-[^:\r\n]*|idempotency-key|prompt-log|x-priority):[^\n]*\n")
+_STREAM: Final = re.compile(rb"(?:^|\n)content-type: ?text/event-stream", re.IGNORECASE)
+_RETRY: Final = re.compile(rb"(?:^|\n)retry-after: ?(\d{1,6})\r?\n", re.IGNORECASE)
+_UNFIT: Final = re.compile(r"response_format|json_schema|structured|guided|grammar", re.IGNORECASE)
+_REPEATED: Final = frozenset([408, 429])
+
+
+class StepRequest(InternalRequest):
+    """killed: a step of its run has killed it, which is no error. uncertain: it waits below the priority of its caller."""
+
+    def __init__(
+        self,
+        asked: ClientRequest,
+        id_: str,
+        path: str,
+        lease: MemoryLease,
+        reply: StepReply,
+        *,
+        uncertain: bool,
+    ) -> None:
+        super().__init__(asked, id_, lambda: reply, lease, path)
+        self.killed = False
+        self._lines = _DROPPED.sub(b"", self._lines) + b"Content-Type: application/json\r\n"
+        if uncertain:
+            self.headers = _LowerPriority(self.headers)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.killed
+
+
+class _LowerPriority:
+    """Headers with a priority one below the given one."""
+
+    def __init__(self, headers: Headers) -> None:
+        self._headers = headers
+
+    def get(self, name: str, /) -> str | None:
+        given = self._headers.get(name)
+        if name != PRIORITY_HEADER:
+            return given
+        try:
+            return str(max(LOWEST, int(given or "0") - 1))
+        except ValueError:
+            return given  # which is refused
+
+
+class StepReply(ClientReply):
+    """Assembles the answer of one attempt. stream: called with each piece of text; "": the first sign of an answer."""
+
+    def __init__(self, assembler: AnswerAssembler, lease: MemoryLease, stream: Callable[[str], None]) -> None:
+        super().__init__()
+        self.keep_alive = True
+        self.status = 0
+        self._assembler = assembler
+        self._lease = lease
+        self._stream = stream
+        self._streams = self._ended = False
+        self._body = bytearray()
+        self._retry_after_s: float | None = None
+        self._sent: dict[AnswerPart, int] = {}
+
+    def begin(self, status: int, headers: bytes, *, length: int | None, first: bytes = b"") -> None:
+        self.begun, self.status = True, status
+        self._streams = status == 200 and _STREAM.search(headers) is not None
+        found = _RETRY.search(headers)
+        self._retry_after_s = float(found[1]) if found else None
+        self._body.clear()
+        self.write(first)
+        if length is not None and length == len(first):
+            self._ended = True
+
+    def write(self, data: bytes) -> None:
+        """Raises GatewayError 413 or 503 without memory."""
+        if not data:
+            return
+        if not self._streams:
+            most = MAX_ERROR - len(self._body) if self.status != 200 else len(data)
+            self._charge(len(data))
+            self._body += data[:most]
+            return
+        before = self._assembler.size
+        self._assembler.feed(data)
+        self._charge(max(0, self._assembler.size - before))
+        self._stream(self._fresh_text())
+
+    def end(self, last: bytes = b"") -> None:
+        self.write(last)
+        self._ended = True
+        if self._streams:
+            self._assembler.finish()
+            if text := self._fresh_text():
+                self._stream(text)
+
+    def cut(self) -> None:
+        self._ended = False
+
+    def feed_from(self, answer: PausableSource | None) -> None:
+        """Nothing pauses the replica: a step runs on whether its events are read or not."""
+
+    def outcome(self, *, constrained: bool) -> ModelAnswer | StepFailure:
+        """After the request is over. constrained: its answer had to keep a shape."""
+        if self.status != 200:
+            return self._refusal(constrained=constrained)
+        if not self._streams and self._ended:
+            self._assembler.read(bytes(self._body))
+        answer = self._assembler.answer()
+        if answer is None:
+            return StepFailure("value_too_large", "The answer is too large, or has no known form.")
+        if not (self._ended and answer.whole):
+            return _failed(502, "incomplete_answer", "The answer broke off.", repeat=True)
+        return model_answer(answer)
+
+    def _refusal(self, *, constrained: bool) -> StepFailure:
+        status = self.status or 502
+        try:
+            error = orjson.loads(bytes(self._body))["error"]
+            message, code = str(error["message"])[:2000], str(error.get("code") or error.get("type") or "")[:100]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            message, code = f"The request was answered with status {status}.", ""
+        if status == 400 and constrained and _UNFIT.search(message):
+            return StepFailure("constraint_unsupported", message, status, cause=code)
+        waits = status == 429 and code == "rate_limit_exceeded"
+        repeat = (status >= 500 or status in _REPEATED) and code != INSUFFICIENT_QUOTA
+        return _failed(status, code, message, repeat=repeat, waits=waits, retry_after_s=self._retry_after_s)
+
+    def _fresh_text(self) -> str:
+        """The text since the last call. O(parts)."""
+        answer = self._assembler.answer()
+        fresh = []
+        for part in answer.of(TEXT) if answer else ():
+            sent = self._sent.get(part, 0)
+            if len(part.written) > sent:
+                fresh.append(part.written[sent:].decode("utf-8", "replace"))
+                self._sent[part] = len(part.written)
+        return "".join(fresh)
+
+    def _charge(self, size: int) -> None:
+        if not self._lease.grow(size):
+            raise over_budget(0, self._lease.account.largest)
+
+
+def _failed(
+    status: int, cause: str, message: str, *, repeat: bool = False, waits: bool = False, retry_after_s: float | None = None
+) -> StepFailure:
+    return StepFailure("step_failed", message, status, repeat, waits, retry_after_s, cause=cause)
+
+
+def failure_of(error: GatewayError) -> StepFailure:
+    """The failure of a step by an error of the gateway itself."""
+    return _failed(error.status, error.code, error.message, repeat=not error.permanent, retry_after_s=error.retry_after_s)
+
+
+def model_answer(answer: FinishedAnswer) -> ModelAnswer:
+    """The answer as a step has it: its message has the reasoning under the engine's own name."""
+    calls = [
+        {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.text}} for part in answer.of(CALL)
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    for part in answer.of(REASONING):
+        message[part.name or "reasoning"] = message.get(part.name or "reasoning", "") + part.text
+    if calls:
+        message["tool_calls"] = calls
+    return ModelAnswer(answer.text, message, calls, answer.finish_reason)

@@ -1,0 +1,279 @@
+"""Whole runs over real sockets: a client, the gateway, and scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.features.workflows.feature import WorkflowEndpoint
+from gateway.features.workflows.metrics import WorkflowsMetrics
+from tests.gateway.conftest import Running, eventually, running
+from tests.support.fakes import FakeReplica, status
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
+from tests.support.workflows import prose
+
+RUNS = "/v1/workflows/runs"
+USER = {"role": "user", "content": "hello"}
+
+
+def document(steps: dict[str, Any], **more: Any) -> dict[str, Any]:
+    inputs = {"messages": {"type": "messages"}}
+    return {"workflow": 1, "name": "w", "inputs": inputs, "defaults": {"model": "m"}, "steps": steps} | more
+
+
+CHAT = {"chat": {"from": "${inputs.messages}"}}
+TEXT = ScriptedAnswer("some text")
+ONE = document({"a": {**CHAT, "yield": {"as": "a", "stream": "delta"}}})
+
+
+def events_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = []
+    for event in body.decode().split("\n\n"):
+        lines = dict(line.partition(": ")[::2] for line in event.split("\n") if not line.startswith(":"))
+        if lines.get("event"):
+            data = json.loads(lines["data"])
+            assert data["seq"] == int(lines["id"]) == len(found)
+            found.append((lines["event"], data))
+    return found
+
+
+async def stream(run: Running, body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    async with run.session.post(run.url + RUNS, json={**body, "stream": True}) as answer:
+        raw = await answer.read()
+        assert answer.status == 200, raw
+        assert answer.content_type == "text/event-stream"
+        return events_of(raw)
+
+
+@asynccontextmanager
+async def engine(answer: ScriptedAnswer = TEXT, **config: Any) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
+    scripted = ScriptedEngine(lambda _body: answer)
+    async with scripted.replica, running(scripted.replica, **config) as run:
+        yield scripted, run
+
+
+async def test_one_step_with_all_its_events_and_its_receipt() -> None:
+    async with engine() as (scripted, run):
+        events = await stream(run, {"workflow": ONE, "inputs": {"messages": [USER]}, "metadata": {"mine": 1}})
+    kinds = [kind for kind, _ in events]
+    assert kinds == ["run.created", "step.started", "output.delta", "step.done", "output.done", "run.completed"]
+    last = events[-1][1]
+    id_ = last["run"]
+    assert (last["status"], last["outputs"], last["metadata"]) == ("completed", {"a": "some text"}, {"mine": 1})
+    prompt = scripted.cache.prompts
+    assert last["usage"] == {
+        "calls": 1,
+        "prompt_tokens": prompt,
+        "cached_tokens": 0,
+        "computed_tokens": prompt,
+        "least_tokens": prompt,
+        "completion_tokens": 2,
+        "wasted_tokens": 0,
+        "cost_usd": 0.0,
+    }
+    assert events[1][1]["request"] == f"{id_}.a"
+    assert events[3][1]["usage"] == {"prompt_tokens": prompt, "cached_tokens": 0, "completion_tokens": 2}
+
+
+async def test_a_plain_run_is_its_object_with_steps() -> None:
+    async with engine() as (_, run):
+        got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)
+    assert (got, found["status"], found["outputs"]) == (200, "completed", {"a": "some text"})
+    (step,) = found["steps"]
+    assert (step["name"], step["status"], step["attempts"], step["request"]) == ("a", "done", 1, f"{found['id']}.a")
+    assert 0 <= step["started_ms"] <= step["first_ms"] <= step["done_ms"]
+
+
+# -- refused before anything is spent
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"[]", 400, "invalid_json", None),
+        (b'{"workflow": {"a": 1', 400, "invalid_json", None),
+        (b'{"what": 1}', 400, "invalid_request", "what"),
+        (b"{}", 400, "invalid_request", "workflow"),
+        (b'{"workflow": {}, "program": ""}', 400, "invalid_request", "workflow"),
+        (b'{"workflow": {"workflow": 1, "workflow": 1}}', 400, "workflow_invalid", "workflow"),
+        ({"workflow": document({"a": {"chat": {"from": "b"}}})}, 400, "workflow_invalid", "steps.a.chat.from"),
+        ({"workflow": "unknown"}, 404, "workflow_not_found", "workflow"),
+        ({"workflow": ONE, "inputs": {"messages": "text"}}, 400, "inputs_invalid", "inputs.messages"),
+        ({"workflow": ONE, "limits": {"output_tokens": 5}}, 400, "workflow_over_limits", "limits.output_tokens"),
+        ({"workflow": ONE, "limits": {"calls": True}}, 400, "invalid_request", "limits.calls"),
+        ({"workflow": ONE, "background": True}, 400, "state_off", "background"),
+        ({"workflow": document({"a": {"chat": {**CHAT["chat"], "model": "x"}}})}, 404, "model_not_found", "steps.a.chat.model"),
+        ({"workflow": document({"a": {"call": {"use": "rag"}}})}, 400, "workflow_invalid", "steps.a.call.use"),
+        (
+            {"workflow": document({"a": {**CHAT, "chat": {**CHAT["chat"], "max_tokens": 70_000}}})},
+            400,
+            "workflow_over_limits",
+            None,
+        ),
+        ({"program": "import os"}, 400, "program_invalid", None),
+        (b'{"workflow": {"x": "' + b"x" * (300 << 10) + b'"}}', 413, "workflow_too_large", "workflow"),
+    ],
+)
+async def test_a_run_is_refused_with_the_path(body: Any, status: int, code: str, param: str | None) -> None:
+    async with engine() as (scripted, run):
+        for path in (RUNS, "/v1/workflows/plan") if code != "inputs_invalid" else (RUNS,):
+            found = await run.post(body, path)
+            assert (found[0], found[2]["error"]["code"]) == (status, code), found[2]
+            if param:
+                assert found[2]["error"]["param"] == param
+    assert scripted.cache.calls == 0
+
+
+async def test_the_plan_has_bounds_prefixes_and_warnings() -> None:
+    steps = {"a": CHAT, "b": {"chat": {"from": "a", "append": [USER]}, "yield": "b"}, "c": {"chat": {"from": "a"}}}
+    async with engine() as (scripted, run):
+        got, _, plan = await run.post({"workflow": document(steps)}, "/v1/workflows/plan")
+    assert (got, plan["calls"], plan["output_tokens"], plan["widest"]) == (200, 3, 3 * 1024, 2)
+    assert plan["prefixes"][0]["steps"] == ["a", "b", "c"]
+    assert [each["path"] for each in plan["warnings"]] == ["steps.c"]
+    assert scripted.cache.calls == 0
+
+
+async def test_a_program_runs_as_its_document() -> None:
+    program = '@workflow(model="m")\ndef w(messages: Messages):\n    a = chat(messages)\n    yield {"a": a}\n'
+    async with engine() as (_, run):
+        got, _, found = await run.post({"program": program, "inputs": {"messages": [USER]}}, RUNS)
+    assert (got, found["outputs"]) == (200, {"a": "some text"})
+
+
+@pytest.mark.parametrize(("enabled", "path", "status"), [(True, "/v1/workflows/runs/run_1", 404), (True, "/v1/workflows", 200)])
+async def test_paths_below_workflows(enabled: bool, path: str, status: int) -> None:
+    async with engine() as (_, run):
+        found = await run.get(path)
+        assert found[0] == status
+        assert (await run.get("/v1/workflows/runs"))[0] == 405
+
+
+async def test_off_there_are_no_workflows() -> None:
+    async with FakeReplica([status(404, "no such path")]) as replica, running(replica, workflows={"enabled": False}) as run:
+        found = await run.post({"workflow": ONE, "model": "m"}, RUNS)
+        assert (found[0], found[2]["error"]["message"]) == (404, "no such path")
+        assert run.gateway.part(WorkflowEndpoint) is None
+
+
+async def test_workflows_of_the_directory_run_by_name(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(json.dumps(ONE))
+    (tmp_path / "bad.yaml").write_text("workflow: 2\n")
+    async with engine(workflows={"directory": str(tmp_path), "inline": False}) as (_, run):
+        listed = json.loads((await run.get("/v1/workflows"))[2])
+        assert [each["name"] for each in listed["data"]] == ["w"]
+        assert json.loads((await run.get("/v1/workflows/w"))[2])["workflow"] == ONE
+        got, _, found = await run.post({"workflow": "w", "inputs": {"messages": [USER]}}, RUNS)
+        assert (got, found["outputs"]) == (200, {"a": "some text"})
+        got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)
+        assert (got, found["error"]["code"]) == (403, "workflow_not_allowed")
+
+
+# -- runs that do not go well
+
+
+@pytest.mark.parametrize(
+    ("first", "calls", "code", "cause"),
+    [
+        (ScriptedAnswer("no", status=400), 1, "step_failed", {"status": 400, "code": "scripted"}),
+        (ScriptedAnswer("no", status=500), 2, None, None),
+        (ScriptedAnswer("some", broken=True), 2, None, None),
+    ],
+)
+async def test_a_failing_engine(first: ScriptedAnswer, calls: int, code: str | None, cause: Any) -> None:
+    answers = [first, TEXT]
+    scripted = ScriptedEngine(lambda _body: answers.pop(0))
+    async with (
+        scripted.replica,
+        running(scripted.replica, pools=[{"replicas": [scripted.replica.url], "resume_streams": False}]) as run,
+    ):
+        got, _, found = await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS)
+    assert got == 200
+    assert len(scripted.replica.requests) == calls
+    assert (found["status"], found["error"] and found["error"]["code"]) == ("failed" if code else "completed", code)
+    if code:
+        assert (found["error"]["step"], found["error"]["cause"]) == ("a", cause)
+    else:
+        assert found["steps"][0]["attempts"] == 2
+
+
+async def test_a_run_out_of_time_is_incomplete_and_its_call_is_cancelled() -> None:
+    async with engine(ScriptedAnswer("x", seconds=None)) as (scripted, run):
+        body = {"workflow": ONE, "inputs": {"messages": [USER]}, "limits": {"seconds": 0.05}}
+        got, _, found = await run.post(body, RUNS)
+        assert (got, found["status"], found["incomplete_details"]) == (200, "incomplete", {"reason": "run_timeout"})
+        await eventually(lambda: len(scripted.cut) == 1)
+
+
+async def test_a_step_out_of_time_is_asked_again_then_fails() -> None:
+    one = document({"a": {**CHAT, "timeout_s": 0.02, "yield": "a"}})
+    async with engine(ScriptedAnswer("x", seconds=None)) as (scripted, run):
+        found = (await run.post({"workflow": one, "inputs": {"messages": [USER]}}, RUNS))[2]
+        await eventually(lambda: len(scripted.cut) == 2)
+    assert found["error"]["cause"] == {"status": 504, "code": "timeout"}
+
+
+async def test_a_client_that_leaves_ends_its_run() -> None:
+    async with engine(ScriptedAnswer("x", seconds=None)) as (scripted, run):
+        for more in ({}, {"stream": True}):
+            asked = asyncio.create_task(run.post({"workflow": ONE, "inputs": {"messages": [USER]}, **more}, RUNS))
+            await eventually(lambda: scripted.held)
+            asked.cancel()
+            await eventually(lambda: not scripted.held)
+        await eventually(lambda: run.gateway.memory.held == 0)
+        assert run.gateway.metrics.of(WorkflowsMetrics).runs.values["inline", "cancelled"] == 2
+
+
+async def test_a_killed_call_is_closed_at_the_engine_at_once() -> None:
+    steps = {"slow": {**CHAT, "yield": "slow"}, "fast": {"chat": {"append": [USER]}, "kill": ["slow"], "yield": "fast"}}
+    scripted = ScriptedEngine(lambda body: ScriptedAnswer("x", None) if len(body["messages"]) == 2 else TEXT, holds=True)
+    async with scripted.replica, running(scripted.replica) as run:
+        asked = asyncio.create_task(stream(run, {"workflow": document(steps), "inputs": {"messages": [USER, USER]}}))
+        await eventually(lambda: len(scripted.held) == 2)
+        scripted.release()
+        events = await asked
+        await eventually(lambda: len(scripted.cut) == 1)
+    last = events[-1][1]
+    assert (last["status"], last["outputs"]) == ("completed", {"fast": "some text"})
+    assert [data["by"] for kind, data in events if kind == "step.killed"] == ["fast"]
+
+
+async def test_three_cold_siblings_of_slots_compute_their_history_once_with_the_gate() -> None:
+    history = [{"role": "user", "content": prose(2000, "h")}]
+    steps: dict[str, Any] = {
+        f"s{at}": {"chat": {"from": "${inputs.messages}", "append": [{"role": "user", "content": f"{at}"}]}} for at in range(3)
+    }
+    steps["s0"] |= {"yield": "a"}
+    computed = {}
+    for gate in (True, False):
+        scripted = ScriptedEngine(lambda _body: TEXT, slots=True)
+        async with scripted.replica, running(scripted.replica, workflows={"gate": gate}) as run:
+            found = (await run.post({"workflow": document(steps), "inputs": {"messages": history}}, RUNS))[2]
+        computed[gate] = scripted.cache.computed
+        assert found["usage"]["computed_tokens"] == scripted.cache.computed
+        assert [("gate_ms" in each) for each in found["steps"]] == [False, gate, gate]
+    assert computed[True] < 2000 * 1.05 < 2000 * 2.9 < computed[False]
+
+
+async def test_a_limit_of_money_ends_a_run_before_a_step_that_could_exceed_it() -> None:
+    prices = {"m": {"input": 1, "output": 1000}}
+    steps = {"a": {"chat": {**CHAT["chat"], "max_tokens": 100}, "yield": "a"}, "b": {"chat": {"from": "a", "max_tokens": 100}}}
+    async with engine(prices=prices) as (scripted, run):
+        body = {"workflow": document(steps), "inputs": {"messages": [USER]}, "limits": {"cost_usd": 0.101}}
+        found = (await run.post(body, RUNS))[2]
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "cost_usd"})
+    assert found["outputs"] == {"a": "some text"}
+    assert scripted.cache.calls == 1
+    assert 0.002 <= found["usage"]["cost_usd"] < 0.0021
+
+
+async def test_a_value_that_is_too_large_ends_the_run() -> None:
+    async with engine(ScriptedAnswer("x" * (2 << 20))) as (_, run):
+        found = (await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS))[2]
+    assert found["error"]["code"] == "value_too_large"
