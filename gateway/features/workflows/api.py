@@ -22,8 +22,9 @@ from gateway.core import Core
 from gateway.errors import GatewayError
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.connectors import Connectors
+from gateway.features.workflows.door import WorkflowDoor
 from gateway.features.workflows.language.faults import DocumentError
-from gateway.features.workflows.library import WorkflowLibrary
+from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.run_request import PlannedRun, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
@@ -54,6 +55,7 @@ class WorkflowApi:
         self.requests = RunRequests(core, library, connectors)
         self._services = RunServices(ModelCalls(core), connectors, core.clock, core.wall_clock)
         self._logs = Logs()
+        self._door = WorkflowDoor(core, self.requests, self._services, self._logs, self._perform)
         self.running = 0
         core.gauges.append(lambda: self._metrics.running.set((), self.running))
 
@@ -74,6 +76,8 @@ class WorkflowApi:
         found = _PATH.fullmatch(exchange.record.path)
         name, rest = found.groups() if found else ("", "")
         method = exchange.request.method
+        if exchange.api.model.startswith(PREFIX) and not found:
+            return await self._by_model(exchange)
         try:
             if found and rest is None and name == "runs":
                 _require(method, "POST", exchange)
@@ -90,6 +94,12 @@ class WorkflowApi:
         except DocumentError as error:
             raise error.answer() from None
         raise GatewayError(404, "not_found", f"There is nothing at {exchange.record.path[:100]}.")
+
+    async def _by_model(self, exchange: Exchange) -> ClientReply:
+        try:
+            return await self._door.answer(exchange)
+        except DocumentError as error:
+            raise error.answer() from None
 
     def _listed(self, exchange: Exchange) -> ClientReply:
         data = [each.as_json() for each in self._library.listed(exchange.caller)]

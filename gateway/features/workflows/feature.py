@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.features.workflows.api import WorkflowApi
 
 PATH: Final = "/v1/workflows"
+MODEL_PREFIX: Final = "workflow:"
 _BELOW: Final = f"{PATH}/"
 
 
@@ -37,7 +38,9 @@ class WorkflowEndpoint:
 
     def claims(self, exchange: Exchange) -> bool:
         path = exchange.record.path
-        return path.startswith(PATH) and (path == PATH or path.startswith(_BELOW))
+        return exchange.api.model.startswith(MODEL_PREFIX) or (
+            path.startswith(PATH) and (path == PATH or path.startswith(_BELOW))
+        )
 
     async def answer(self, exchange: Exchange) -> ClientReply:
         """Raises GatewayError."""

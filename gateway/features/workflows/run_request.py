@@ -88,8 +88,8 @@ class RunRequests:
         _require_limits(plan, limits, self._config.max_s)
         return PlannedRun(workflow, plan, limits, named)
 
-    def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool) -> RunOrder:
-        """Raises DocumentError for the inputs."""
+    def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool, passed: str = "") -> RunOrder:
+        """passed: a step whose text the client gets as it comes. Raises DocumentError for the inputs."""
         config, limits = self._config, planned.limits
         inputs = read_inputs(planned.workflow.inputs, {} if body.inputs is None else body.inputs)
         seconds = config.max_s if limits.seconds is None else min(limits.seconds, config.max_s)
@@ -104,6 +104,7 @@ class RunRequests:
             version,
             see_replicas,
             config.gate,
+            passed,
             body.metadata,
         )
 

@@ -27,9 +27,10 @@ class Output:
 
 
 class OutputBoard:
-    """All outputs of a run."""
+    """All outputs of a run. passed: a step whose text is streamed even if its document does not say so."""
 
-    def __init__(self, tree: StepTree) -> None:
+    def __init__(self, tree: StepTree, passed: str = "") -> None:
+        self._passed = passed
         self.found: dict[str, Output] = {}
         self._tree = tree
 
@@ -66,11 +67,13 @@ class OutputBoard:
     def stream(self, one: StepCopy, text: str, now: float) -> Iterator[RunEvent]:
         """A piece of the text of a step has arrived."""
         rule = one.step.output
-        if rule is None or not rule.stream or not text:
+        passed = one.step.name == self._passed
+        if rule is None or not text or not (rule.stream or passed):
             return
         one.streamed = True
-        if rule.stream == "delta":
+        if rule.stream == "delta" or passed:
             yield RunEvent("output.delta", {"name": rule.name, "text": text})
+        if rule.stream != "snapshot":
             return
         one.pieces.append(text)
         if one.shown == NEVER or now - one.shown >= SNAPSHOT_S:

@@ -52,7 +52,7 @@ class RunOrder:
     """The workflow to run, with its inputs and bounds.
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
-    know them. gated: calls wait for a call that computes their prefix.
+    know them. gated: calls wait for a call that computes their prefix. passed: a step whose text the client gets as it comes.
     """
 
     workflow: Workflow
@@ -64,6 +64,7 @@ class RunOrder:
     version: int | None = None
     see_replicas: bool = False
     gated: bool = True
+    passed: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,7 +95,7 @@ class WorkflowRun:
         self._asked = asked
         self._models, self._connectors = services.models, services.connectors
         self._clock = services.clock
-        self._created_at = int(services.wall_clock())
+        self.created_at = int(services.wall_clock())
         self._emit = emit
         self._number = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -107,7 +108,9 @@ class WorkflowRun:
         self._turning: asyncio.Handle | None = None
         self._committed: dict[str, float] = {}  # the worst price of each call that runs
         repeatable = services.connectors.repeatable
-        self.scheduler = RunScheduler(order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=order.gated)
+        self.scheduler = RunScheduler(
+            order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=order.gated, passed=order.passed
+        )
 
     async def run(self) -> None:
         """Until the last event. Raises CancelledError."""
@@ -295,7 +298,7 @@ class WorkflowRun:
             "status": scheduler.status,
             "workflow": order.workflow.name,
             "version": order.version,
-            "created_at": self._created_at,
+            "created_at": self.created_at,
             "outputs": scheduler.outputs,
             "provisional": scheduler.board.provisional,
             "error": scheduler.error.as_json(scheduler.failed_step) if scheduler.error else None,

@@ -87,8 +87,11 @@ class RunScheduler:
         run_id: str = "",
         *,
         gated: bool = True,
+        passed: str = "",
     ) -> None:
-        """max_tokens: of a step that has none. repeatable: connectors that may be called again. gated: there is a gate."""
+        """max_tokens: of a step that has none. repeatable: connectors that may be called again. gated: there is a gate. passed:
+        a step whose text the client gets as it comes, and which is not repeated then.
+        """
         self.status = RUNNING
         self.error: StepFailure | None = None
         self.failed_step = ""
@@ -96,7 +99,8 @@ class RunScheduler:
         self.held = 0
         self.outputs: dict[str, Any] = {}
         self.tree = StepTree(workflow.graph, inputs)
-        self.board = OutputBoard(self.tree)
+        self.board = OutputBoard(self.tree, passed)
+        self._passed = passed
         self._workflow = workflow
         self._max_tokens = max_tokens
         self._repeatable = repeatable
@@ -419,6 +423,9 @@ class RunScheduler:
         most = one.step.retries if one.step.retries is not None else DEFAULT_RETRIES
         if isinstance(one.step.work, ConnectorCall) and one.step.work.use not in self._repeatable:
             most = 0
+        if one.step.name == self._passed and one.streamed and not self.tree.may_be_killed(one):
+            self._fail(one, failure)
+            return
         if failure.waits:
             delay = failure.retry_after_s if failure.retry_after_s is not None else WAIT_S
         elif failure.repeat and one.attempts <= most:

@@ -1,0 +1,216 @@
+"""A workflow as a model: clients of chat, Messages and Responses that know nothing of workflows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.gateway.conftest import Running, eventually, running
+from tests.gateway.features.workflows.test_runs import CHAT, USER, document
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
+
+ANSWER = "A text of the model that is longer than one piece of the stream, by far."
+CRITIC = {
+    "chat": {"from": "answer", "append": [{"role": "system", "content": "ok?"}], "choices": ["Yes", "No"]},
+    "yield": "critic",
+}
+SUPPORT = document({"answer": {**CHAT, "yield": "answer"}, "critic": CRITIC}, name="support", primary="answer")
+GUESS = document(
+    {
+        "guess": {**CHAT, "yield": "guess"},
+        "judge": {"chat": {"append": [{"role": "user", "content": "judge"}]}},
+        "taken": {
+            "switch": [
+                {"when": "${judge.text == 'No'}", "kill": ["guess"], "value": "${judge.text}"},
+                {"else": True, "value": "${guess.text}"},
+            ],
+            "yield": "taken",
+        },
+    },
+    name="guess",
+    primary="guess",
+)
+
+
+def script(body: dict[str, Any]) -> ScriptedAnswer:
+    last = body["messages"][-1]["content"]
+    return ScriptedAnswer("No" if last in ("ok?", "judge") else ANSWER)
+
+
+@asynccontextmanager
+async def served(
+    path: Path, *documents: dict[str, Any], engine: ScriptedEngine | None = None, **config: Any
+) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
+    for each in documents or (SUPPORT,):
+        (path / f"{each['name']}.yaml").write_text(json.dumps(each))
+    scripted = engine or ScriptedEngine(script)
+    async with scripted.replica, running(scripted.replica, workflows={"directory": str(path)}, **config) as run:
+        yield scripted, run
+
+
+def chat(model: str = "workflow:support", **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [USER], **more}
+
+
+async def test_the_openai_client_gets_the_primary_output_and_the_others_beside_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, run):
+        answer = await run.client.chat.completions.create(**chat())
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (ANSWER, "stop")
+        more: Any = answer.model_extra
+        assert more["workflow"]["outputs"] == {"critic": "No"}
+        assert answer.usage
+        assert answer.usage.prompt_tokens == more["workflow"]["usage"]["prompt_tokens"] > 0
+        assert answer.model == "workflow:support"
+
+        chunks = [
+            each
+            async for each in await run.client.chat.completions.create(
+                **chat(stream=True, stream_options={"include_usage": True})
+            )
+        ]
+        texts = [each.choices[0].delta.content or "" for each in chunks if each.choices]
+        assert "".join(texts) == ANSWER
+        assert chunks[0].choices[0].delta.role == "assistant"
+        (last,) = [each for each in chunks if each.choices and each.choices[0].finish_reason]
+        extra: Any = last.model_extra
+        assert extra["workflow"]["outputs"] == {"critic": "No"}
+        assert chunks[-1].usage
+        assert all(each.usage is None for each in chunks[:-1])
+
+
+async def test_the_text_passes_as_it_comes(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script, holds=True)
+    async with served(tmp_path, engine=engine) as (_, run):
+        chunks = aiter(await run.client.chat.completions.create(**chat(stream=True)))
+        first = (await anext(chunks)).choices[0].delta.content
+        assert len(engine.held) == 1
+        assert first == ANSWER[: len(first or "")] != ANSWER
+        engine.release()
+        await eventually(engine.release)  # the critic
+        rest = [each.choices[0].delta.content or "" async for each in chunks]
+    assert f"{first}{''.join(rest)}" == ANSWER
+
+
+async def test_the_anthropic_client_and_the_responses_api(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, run):
+        http = anthropic.DefaultAsyncHttpxClient(verify=False)
+        async with anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0, http_client=http) as client:
+            body: Any = {"model": "workflow:support", "messages": [USER], "max_tokens": 100}
+            message = await client.messages.create(**body)
+            assert message.content[0].text == ANSWER
+            assert message.stop_reason == "end_turn"
+            async with client.messages.stream(**body) as stream:
+                assert "".join([text async for text in stream.text_stream]) == ANSWER
+        response = await run.client.responses.create(model="workflow:support", input="hello", store=False)
+        assert response.output_text == ANSWER
+        events = [
+            each
+            async for each in await run.client.responses.create(
+                model="workflow:support", input="hello", store=False, stream=True
+            )
+        ]
+        assert "".join(each.delta for each in events if each.type == "response.output_text.delta") == ANSWER
+        assert events[-1].type == "response.completed"
+
+
+async def test_an_alias_moves_a_client_over(tmp_path: Path) -> None:
+    async with served(tmp_path, model_aliases={"gpt-5-support": "workflow:support"}) as (_, run):
+        answer = await run.client.chat.completions.create(**chat("gpt-5-support"))
+    assert (answer.choices[0].message.content, answer.model) == (ANSWER, "gpt-5-support")
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "workflow_door", "tools"),
+        ({"response_format": {"type": "json_object"}}, "workflow_door", "response_format"),
+        ({"n": 2}, "workflow_door", "n"),
+        ({"logprobs": True}, "workflow_door", "logprobs"),
+        ({"workflow_inputs": {"x": 1}}, "inputs_invalid", "inputs.x"),
+        ({"workflow_inputs": 1}, "invalid_request", "workflow_inputs"),
+    ],
+)
+async def test_members_that_a_workflow_cannot_fulfil(tmp_path: Path, more: dict[str, Any], code: str, param: str) -> None:
+    async with served(tmp_path) as (scripted, run):
+        got, _, found = await run.post(chat(**more))
+    assert (got, found["error"]["code"], found["error"]["param"]) == (400, code, param)
+    assert scripted.cache.calls == 0
+
+
+async def test_sampling_is_ignored_and_named(tmp_path: Path) -> None:
+    async with served(tmp_path) as (scripted, run):
+        got, headers, _ = await run.post(chat(temperature=0.1, max_tokens=3))
+    assert (got, headers["X-Warmroute-Ignored"]) == (200, "temperature, max_tokens")
+    assert "temperature" not in scripted.replica.requests[0].json
+
+
+async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Path) -> None:
+    two = document({"a": {**CHAT, "yield": "a"}, "b": {**CHAT, "yield": "b"}}, name="two")
+    async with served(tmp_path, two) as (_, run):
+        assert (await run.post(chat("workflow:none")))[2]["error"]["code"] == "workflow_not_found"
+        assert (await run.post(chat("workflow:two")))[2]["error"]["code"] == "workflow_door"
+        got, _, found = await run.post({"model": "workflow:two", "prompt": "x"}, "/v1/completions")
+        assert (got, found["error"]["code"]) == (400, "workflow_door")
+
+
+async def test_the_last_text_goes_to_the_only_required_text(tmp_path: Path) -> None:
+    step = {"chat": {"append": [{"role": "user", "content": "about ${inputs.q} ${inputs.t}"}]}, "yield": "a"}
+    inputs = {"q": {"type": "string", "required": True}, "t": {"type": "string", "default": "none"}}
+    async with served(tmp_path, document({"a": step}, name="ask", inputs=inputs)) as (scripted, run):
+        assert (await run.post(chat("workflow:ask", workflow_inputs={"t": "this"})))[0] == 200
+    assert scripted.replica.requests[0].json["messages"][-1]["content"] == "about hello this"
+
+
+async def test_an_error_before_the_first_byte_has_the_status_of_its_step(tmp_path: Path) -> None:
+    failing = ScriptedEngine(lambda _body: ScriptedAnswer("too long", status=400))
+    async with served(tmp_path, engine=failing) as (_, run):
+        for stream in (False, True):
+            got, _, found = await run.post(chat(stream=stream))
+            assert (got, found["error"]["code"]) == (400, "scripted")
+            assert "too long" in found["error"]["message"]
+
+
+async def test_an_error_after_the_first_byte_is_an_event_and_its_step_is_not_repeated(tmp_path: Path) -> None:
+    breaking = ScriptedEngine(lambda _body: ScriptedAnswer(ANSWER, broken=True))
+    async with breaking.replica:
+        (tmp_path / "support.yaml").write_text(json.dumps(SUPPORT))
+        config: Any = {
+            "pools": [{"replicas": [breaking.replica.url], "resume_streams": False}],
+            "workflows": {"directory": str(tmp_path)},
+        }
+        async with running(**config) as run:
+            with pytest.raises(openai.APIError):
+                async for _ in await run.client.chat.completions.create(**chat(stream=True)):
+                    pass
+    assert len(breaking.replica.requests) == 1
+
+
+@pytest.mark.parametrize(("verdict", "text"), [("Yes", ANSWER), ("No", None)])
+async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
+    tmp_path: Path, verdict: str, text: str | None
+) -> None:
+    def answer(body: dict[str, Any]) -> ScriptedAnswer:
+        judging = body["messages"][-1]["content"] == "judge"
+        return ScriptedAnswer(verdict if judging else ANSWER, 2 if judging else 1)
+
+    engine = ScriptedEngine(answer, holds=True)
+    async with served(tmp_path, GUESS, engine=engine) as (_, run):
+        asked = asyncio.create_task(run.post(chat("workflow:guess")))
+        await eventually(lambda: len(engine.held) == 2)
+        engine.release()
+        await eventually(lambda: len(engine.held) == 1)
+        assert not asked.done()
+        engine.release()
+        got, _, found = await asked
+    if text is None:
+        assert (got, found["error"]["code"]) == (502, "workflow_door")
+    else:
+        assert found["choices"][0]["message"]["content"] == text
