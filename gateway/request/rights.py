@@ -38,3 +38,7 @@ class Rights:
     def require_pool(self, pool: str) -> None:
         """Raises GatewayError 403 for a pool that is not allowed."""
         raise NotImplementedError
+
+    def unrestricted(self) -> Rights:
+        """The same caller, with its limits, and with all models and pools: for requests that an operator has defined."""
+        raise NotImplementedError

@@ -102,6 +102,11 @@ class Grant(Rights):
             public = f"The key {self.id} may not use the pool that serves this model."
             raise GatewayError(403, "pool_not_allowed", text, param="model", public=public)
 
+    def unrestricted(self) -> Grant:
+        made = Grant(self.id, self.tenant, priority=self.priority, expires_at=self.expires_at, limits=self.limits)
+        made.revoked = self.revoked
+        return made
+
     def require_valid(self, now: float) -> None:
         """now: Unix seconds. Raises GatewayError 401. The message is specific, because only the holder of the secret can get
         it.

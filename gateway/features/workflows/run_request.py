@@ -105,6 +105,7 @@ class RunRequests:
             see_replicas,
             config.gate,
             passed,
+            planned.named is not None,
             body.metadata,
         )
 

@@ -71,8 +71,11 @@ class ModelCalls:
         bill = self._core.meter.bill(work.model, Consumption(usage))
         return dollars(bill.total) if bill else 0.0
 
-    def prepare(self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None]) -> ModelCallAttempt:
-        return ModelCallAttempt(self._core, self._usage.awaited, asked, id_, call, stream)
+    def prepare(
+        self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], *, defined: bool
+    ) -> ModelCallAttempt:
+        """defined: the operator has defined the workflow, so that the caller need not have its models."""
+        return ModelCallAttempt(self._core, self._usage.awaited, asked, id_, call, stream, defined=defined)
 
 
 class ModelCallAttempt:
@@ -86,8 +89,11 @@ class ModelCallAttempt:
         id_: str,
         call: StartCall,
         stream: Callable[[str], None],
+        *,
+        defined: bool,
     ) -> None:
         self.usage = NO_USAGE
+        self._defined = defined
         self._core, self._awaited, self._id, self._call = core, awaited, id_, call
         work = call.step.work
         assert isinstance(work, ModelCall)
@@ -126,7 +132,10 @@ class ModelCallAttempt:
         try:
             if callers.looks_up:
                 await callers.look_up(self._asked.headers)
-            return callers.of(self._asked)
+            caller = callers.of(self._asked)
+            if not self._defined or caller.grant is None:
+                return caller
+            return Caller(caller.tenant, caller.key, caller.session, caller.weak_session, caller.grant.unrestricted())
         except GatewayError as error:
             return StepFailure("grant_revoked", error.message, error.status, ends_run=True, cause=error.code)
 

@@ -53,6 +53,7 @@ class RunOrder:
 
     version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
     know them. gated: calls wait for a call that computes their prefix. passed: a step whose text the client gets as it comes.
+    defined: by the operator, so that the caller need not have its models.
     """
 
     workflow: Workflow
@@ -65,6 +66,7 @@ class RunOrder:
     see_replicas: bool = False
     gated: bool = True
     passed: str = ""
+    defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -239,7 +241,8 @@ class WorkflowRun:
             self.scheduler.streamed(call.name, text, self._clock())
             self._turn()
 
-        attempt = self._models.prepare(self._asked, self.scheduler.request_id(call.name), call, stream)
+        id_ = self.scheduler.request_id(call.name)
+        attempt = self._models.prepare(self._asked, id_, call, stream, defined=self._order.defined)
         self._attempts[call.name] = attempt
         outcome: ModelAnswer | StepFailure | None = None
         try:

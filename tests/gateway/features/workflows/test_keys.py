@@ -1,0 +1,96 @@
+"""Keys and money: the steps of a run are requests of its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.gateway.conftest import Running, eventually
+from tests.gateway.features.keys.conftest import PRICES, bearer, keyed, made
+from tests.gateway.features.workflows.test_runs import CHAT, RUNS, USER, document
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
+
+TWO = document(
+    {"a": {**CHAT, "yield": "a"}, "b": {"chat": {"from": "a", "append": [USER]}, "yield": "b"}}, name="two", primary="b"
+)
+BODY = {"inputs": {"messages": [USER]}}
+
+
+@asynccontextmanager
+async def served(folder: Path, *, holds: bool = False, **config: Any) -> AsyncIterator[tuple[ScriptedEngine, Running]]:
+    (folder / "workflows").mkdir()
+    (folder / "workflows" / "two.yaml").write_text(json.dumps(TWO))
+    scripted = ScriptedEngine(lambda _body: ScriptedAnswer("some text", 1.0), holds=holds)
+    workflows = {"directory": str(folder / "workflows")}
+    async with scripted.replica, keyed(folder, scripted.replica, prices=PRICES, workflows=workflows, **config) as run:
+        yield scripted, run
+
+
+async def test_a_key_that_has_the_workflow_needs_none_of_its_models(tmp_path: Path) -> None:
+    async with served(tmp_path) as (scripted, run):
+        _, key = await made(run, models=["workflow:two"])
+        headers = bearer(key)
+        got, _, found = await run.post({**BODY, "workflow": "two"}, RUNS, headers=headers)
+        assert (got, found["status"]) == (200, "completed")
+        got, _, found = await run.post({"model": "workflow:two", "messages": [USER]}, headers=headers)
+        assert (got, found["choices"][0]["message"]["content"]) == (200, "some text")
+        assert (await run.post({"model": "m", "messages": [USER]}, headers=headers))[2]["error"]["code"] == "model_not_allowed"
+        calls = scripted.cache.calls
+        got, _, found = await run.post({**BODY, "workflow": TWO}, RUNS, headers=headers)
+        assert (got, found["error"]["code"], found["error"]["param"]) == (403, "model_not_allowed", "steps.a.chat.model")
+        assert scripted.cache.calls == calls == 4
+
+
+async def test_a_key_without_the_workflow_does_not_see_it(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, run):
+        _, key = await made(run, models=["m"])
+        for body in ({**BODY, "workflow": "two"}, {**BODY, "workflow": "unknown"}):
+            got, _, found = await run.post(body, RUNS, headers=bearer(key))
+            assert (got, found["error"]["code"]) == (403, "workflow_not_allowed")
+        assert json.loads((await run.get("/v1/workflows", headers=bearer(key)))[2])["data"] == []
+        assert (await run.post({**BODY, "workflow": TWO}, RUNS, headers=bearer(key)))[2]["status"] == "completed"
+        assert (await run.post({**BODY, "workflow": TWO}, RUNS))[0] == 401
+
+
+async def test_a_revoked_key_ends_its_run_before_the_next_step(tmp_path: Path) -> None:
+    async with served(tmp_path, holds=True) as (scripted, run):
+        id_, key = await made(run)
+        asked = asyncio.create_task(run.post({**BODY, "workflow": TWO}, RUNS, headers=bearer(key)))
+        await eventually(lambda: scripted.held)
+        async with run.session.delete(f"{run.admin_url}/warmroute/keys/{id_}") as answer:
+            assert answer.status == 200
+        scripted.release()
+        found = (await asked)[2]
+    assert (found["status"], found["error"]["code"], found["error"]["step"]) == ("failed", "grant_revoked", "b")
+    assert found["outputs"] == {"a": "some text"}
+    assert scripted.cache.calls == 1
+
+
+async def test_a_spent_budget_ends_a_run_within_one_step(tmp_path: Path) -> None:
+    steps: dict[str, Any] = {"s0": {"chat": {**CHAT["chat"], "max_tokens": 5}}}
+    for at in range(1, 9):
+        steps[f"s{at}"] = {"chat": {"from": f"s{at - 1}", "append": [USER], "max_tokens": 5}}
+    async with served(tmp_path) as (scripted, run):
+        _, key = await made(run, budget_usd_day=0.000060)
+        found = (await run.post({**BODY, "workflow": document(steps)}, RUNS, headers=bearer(key)))[2]
+    assert (found["status"], found["error"]["code"]) == ("failed", "step_failed")
+    assert found["error"]["cause"] == {"status": 429, "code": "insufficient_quota"}
+    assert 1 <= scripted.cache.calls < 9
+    assert found["usage"]["cost_usd"] < 0.000080, "within one step"
+
+
+async def test_each_step_has_its_own_line_in_the_log_and_the_run_is_not_metered(tmp_path: Path, request_lines: Any) -> None:
+    async with served(tmp_path) as (_, run):
+        _, key = await made(run)
+        found = (await run.post({**BODY, "workflow": TWO}, RUNS, headers=bearer(key)))[2]
+        metrics = await run.metrics()
+    lines = {line.get("id"): line for line in request_lines()}
+    for name in "ab":
+        assert lines[f"{found['id']}.{name}"]["tenant"] == "acme"
+    assert metrics['warmroute_requests_total{code="200",endpoint="/v1/workflows/",model="unknown"}'] == 1
+    assert metrics['warmroute_workflow_runs_total{status="completed",workflow="inline"}'] == 1
+    assert metrics["warmroute_workflow_computed_tokens_total"] == found["usage"]["computed_tokens"]
