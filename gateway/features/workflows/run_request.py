@@ -33,7 +33,8 @@ from gateway.request.client import Caller
 
 COMPILE: Final = "workflows.compile"
 MAX_METADATA: Final = 16 << 10  # bytes
-_INLINE_BYTES: Final = 16 << 10  # of a document that is compiled in the event loop, some milliseconds
+_INLINE_BYTES: Final = 4 << 10  # of a document that is compiled in the event loop: 4 ms
+_CACHED_BYTES: Final = 16 << 10  # of a document whose workflow is kept for the next run
 _MAX_CACHED: Final = 64
 _MAX_SCANNED: Final = 1 << 21  # strings and brackets of a body
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
@@ -134,7 +135,7 @@ class RunRequests:
         if workflow is None:
             small = len(text) <= _INLINE_BYTES
             workflow = compile_text(text, JSON) if small else await asyncio.to_thread(compile_text, text, JSON)
-            if small:
+            if len(text) <= _CACHED_BYTES:
                 self._compiled[key] = workflow
                 if len(self._compiled) > _MAX_CACHED:
                     self._compiled.popitem(last=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.features.workflows.language.document import Block, ConnectorCall, EachItem, ModelCall, WorkflowStep
-from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults
+from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults, refused
 from gateway.features.workflows.language.graph import StepGraph
 from gateway.features.workflows.language.prefixes import SharedPrefix, shared_prefixes
 from gateway.features.workflows.language.results import TEXT
@@ -16,6 +16,7 @@ from gateway.features.workflows.language.workflow import Workflow
 
 MAX_AT_ONCE: Final = 16
 MAX_CONNECTOR_CALLS: Final = 32
+MAX_COPIES: Final = 4096  # of all steps together, also of steps that call nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ def plan_of(workflow: Workflow, allowance: RunAllowance) -> WorkflowPlan:
     connectors = sum(copies[name] for name, step in graph.steps.items() if isinstance(step.work, ConnectorCall))
     calls = connectors + sum(copies[name] for name in models)
     output_tokens = sum(copies[name] * (call.max_tokens or allowance.max_tokens) for name, call in models.items())
+    if (total := sum(copies.values())) > MAX_COPIES:
+        raise refused("", f"a run could have {total:,} copies of steps; {MAX_COPIES:,} are possible", OVER_LIMITS)
     _check_limits(workflow, allowance, calls, output_tokens, connectors)
     widest = min(MAX_AT_ONCE, _widest(workflow.steps, graph.requires))
     return WorkflowPlan(calls, output_tokens, widest, shared_prefixes(graph, copies), list(_warnings(workflow)))

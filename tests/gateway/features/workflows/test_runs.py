@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -277,3 +278,41 @@ async def test_a_value_that_is_too_large_ends_the_run() -> None:
     async with engine(ScriptedAnswer("x" * (2 << 20))) as (_, run):
         found = (await run.post({"workflow": ONE, "inputs": {"messages": [USER]}}, RUNS))[2]
     assert found["error"]["code"] == "value_too_large"
+
+
+# -- many runs
+
+
+RACE = {
+    "a": {**CHAT, "on_error": "skip"},
+    "b": {**CHAT, "yield": "b"},
+    "taken": {"switch": [{"when": "${contains(b.text, 'x')}", "kill": ["slow"]}, {"else": True, "value": "${slow.text}"}]},
+    "slow": {**CHAT, "yield": "slow", "on_error": "skip"},
+}
+
+
+async def test_many_runs_with_kills_failures_and_clients_that_leave_leave_nothing() -> None:
+    chance = random.Random(7)
+    answers = [ScriptedAnswer("no", status=400), ScriptedAnswer("te", broken=True)]
+    scripted = ScriptedEngine(
+        lambda _body: chance.choice([*answers, *[ScriptedAnswer(f"{letter} text") for letter in "xyxyxy"]])
+    )
+    body = {"workflow": document(RACE), "inputs": {"messages": [USER]}}
+
+    async def one(run: Running, leaves: bool) -> None:
+        asked = asyncio.create_task(run.post({**body, "stream": False}, RUNS) if chance.random() < 0.5 else stream(run, body))
+        if leaves:
+            await asyncio.sleep(chance.random() * 0.01)
+            asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+    async with scripted.replica, running(pools=[{"replicas": [scripted.replica.url], "resume_streams": False}]) as run:
+        await one(run, False)
+        tasks = len(asyncio.all_tasks())
+        for _ in range(4):
+            await asyncio.gather(*(one(run, at == 0) for at in range(8)))
+        await eventually(lambda: run.gateway.memory.held == 0)
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 16)  # of connections
+        metrics = run.gateway.metrics.of(WorkflowsMetrics)
+        assert sum(metrics.runs.values.values()) == 33
+        await eventually(lambda: run.gateway.router.ledger.open_leases == 0)

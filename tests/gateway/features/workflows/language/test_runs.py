@@ -312,6 +312,12 @@ def test_calls_at_once(steps: dict[str, Any], widest: int) -> None:
         ),
         ({"a": each(64, {"b": CHAT, "c": CHAT})}, {}, "", "128 calls; workflows.max_calls is 100"),
         ({"a": each(33, {"b": {"call": {"use": "x"}}})}, {}, "", "33 calls of connectors; 32 are possible"),
+        (
+            {"a": each(64, {"b": {"each": each(64, {"c": {"let": 1}})["each"]}})},
+            {},
+            "",
+            "4,161 copies of steps; 4,096 are possible",
+        ),
         ({"a": CHAT, "b": CHAT}, {"limits": {"calls": 1}}, "limits.calls", "2 calls, its own limit is 1"),
         ({"a": CHAT}, {"limits": {"output_tokens": 9}}, "limits.output_tokens", "10 output tokens, its own limit is 9"),
         ({"a": CHAT}, {"limits": {"seconds": 61}}, "limits.seconds", "a run has at most 60 seconds (workflows.max_s)"),
