@@ -13,20 +13,25 @@ import logging
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import orjson
 
+from gateway.accounting.consumed import Consumption
+from gateway.accounting.money import dollars
 from gateway.core import Core
+from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.door import WorkflowDoor
+from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
-from gateway.features.workflows.run_request import PlannedRun, RunRequests, read_body
+from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.event_stream import event_bytes, send_events
 from gateway.features.workflows.running.messages import RunEvent
@@ -110,17 +115,33 @@ class WorkflowApi:
         return self._json(exchange, {**named.as_json(), "workflow": named.workflow.source})
 
     async def _plan(self, exchange: Exchange) -> ClientReply:
-        planned = await self.requests.planned(read_body(exchange.api.body), exchange.caller, _client(exchange))
+        body = read_body(exchange.api.body)
+        planned = await self.requests.planned(body, exchange.caller, _client(exchange))
         plan = planned.plan
         found = {
             "workflow": planned.workflow.name,
             "calls": plan.calls,
             "output_tokens": plan.output_tokens,
             "widest": plan.widest,
+            **self._estimated(planned, body),
             "prefixes": [asdict(each) for each in plan.prefixes],
             "warnings": [asdict(each) for each in plan.warnings],
         }
         return self._json(exchange, found)
+
+    def _estimated(self, planned: PlannedRun, body: RunRequestBody) -> dict[str, Any]:
+        """Tokens and the worst price, as far as the given inputs show them; null: unknown."""
+        inputs = body.inputs if isinstance(body.inputs, dict) else {}
+        max_tokens = WORKFLOWS.of(self._core.config).max_tokens
+        found = estimate_of(planned.workflow, copies_of(planned.workflow), inputs, max_tokens)
+        if found is None:
+            return {"prompt_tokens": None, "least_tokens": None, "cost_usd": None}
+        bills = [
+            (each.copies, self._core.meter.bill(each.model, Consumption(Usage(each.prompt, each.answer, 0))))
+            for each in found.steps.values()
+        ]
+        cost = sum(copies * dollars(bill.total) for copies, bill in bills if bill)
+        return {"prompt_tokens": found.prompt_tokens, "least_tokens": found.least_tokens, "cost_usd": round(cost, 9)}
 
     async def _run(self, exchange: Exchange) -> ClientReply:
         core = self._core

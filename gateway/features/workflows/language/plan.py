@@ -52,7 +52,7 @@ class WorkflowPlan:
 def plan_of(workflow: Workflow, allowance: RunAllowance) -> WorkflowPlan:
     """Raises DocumentError if a run could do more than is allowed."""
     graph = workflow.graph
-    copies = {name: _copies(graph, name) for name in graph.steps}
+    copies = copies_of(workflow)
     models = {name: step.work for name, step in graph.steps.items() if isinstance(step.work, ModelCall)}
     connectors = sum(copies[name] for name, step in graph.steps.items() if isinstance(step.work, ConnectorCall))
     calls = connectors + sum(copies[name] for name in models)
@@ -62,6 +62,11 @@ def plan_of(workflow: Workflow, allowance: RunAllowance) -> WorkflowPlan:
     _check_limits(workflow, allowance, calls, output_tokens, connectors)
     widest = min(MAX_AT_ONCE, _widest(workflow.steps, graph.requires))
     return WorkflowPlan(calls, output_tokens, widest, shared_prefixes(graph, copies), list(_warnings(workflow)))
+
+
+def copies_of(workflow: Workflow) -> dict[str, int]:
+    """By step: the number of its copies at most."""
+    return {name: _copies(workflow.graph, name) for name in workflow.graph.steps}
 
 
 def _copies(graph: StepGraph, name: str) -> int:

@@ -77,7 +77,7 @@ class _SharedNode:
 def shared_prefixes(graph: StepGraph, copies: Mapping[str, int]) -> list[SharedPrefix]:
     """Prefixes that two calls or more share, the shorter first. copies: calls of a step at most."""
     roots: dict[str, _SharedNode] = {}
-    outlines = _PromptOutlines(graph)
+    outlines = PromptOutlines(graph)
     for name, step in graph.steps.items():
         if isinstance(step.work, ModelCall):
             node = roots.setdefault(step.work.model, _SharedNode())
@@ -97,34 +97,53 @@ def _shared(root: _SharedNode, model: str) -> Iterator[SharedPrefix]:
         waiting += [inner for inner in node.inner.values() if sum(inner.steps.values()) > 1]
 
 
-class _PromptOutlines:
-    """Prompts of a document's steps in symbols: (piece, the names that it depends on)."""
+class OutlinePiece(NamedTuple):
+    """A piece of a prompt in symbols. words: equal for equal pieces. names: on which it depends. template: of its own text.
+    source: the step whose answer it is.
+    """
+
+    words: str
+    names: frozenset[str]
+    template: ValueTemplate | None = None
+    source: str = ""
+
+
+class PromptOutlines:
+    """Prompts of a document's steps in symbols."""
 
     def __init__(self, graph: StepGraph) -> None:
         self._graph = graph
-        self._known: dict[str, list[tuple[str, set[str]]]] = {}
+        self._known: dict[str, list[OutlinePiece]] = {}
 
     def same_for_all_copies(self, name: str) -> Iterator[str]:
         """The pieces of a step's prompt until the first difference between items of an `each` around it."""
+        own = self.own_names(name)
+        for piece in self.of(name):
+            if piece.names & own:
+                return
+            yield piece.words
+
+    def own_names(self, name: str) -> frozenset[str]:
+        """Variables and steps that differ between the copies of a step."""
         own = set[str]()
         for outer in self._graph.around(name):
             work = self._graph.steps[outer].work
             if isinstance(work, EachItem):
                 own |= {work.variable, *self._graph.contents[outer]}
-        for piece, names in self._of(name):
-            if names & own:
-                return
-            yield piece
+        return frozenset(own)
 
-    def _of(self, name: str) -> list[tuple[str, set[str]]]:
+    def of(self, name: str) -> list[OutlinePiece]:
         if name not in self._known:
             call = self._graph.steps[name].work
             assert isinstance(call, ModelCall)
             own = _split(call.opening) if call.opening else []
             if call.append:
                 own += call.append.items if call.kind == CHAT else _split(call.append)
-            before = [*self._of(call.source), (f"answer of {call.source}", {call.source})] if call.source else []
-            self._known[name] = [*before, *((_words(each), _names(each)) for each in own)]
+            before: list[OutlinePiece] = []
+            if call.source:
+                answer = OutlinePiece(f"answer of {call.source}", frozenset([call.source]), None, call.source)
+                before = [*self.of(call.source), answer]
+            self._known[name] = [*before, *(OutlinePiece(_words(each), frozenset(_names(each)), each) for each in own)]
         return self._known[name]
 
 

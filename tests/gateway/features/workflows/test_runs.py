@@ -133,10 +133,12 @@ async def test_a_run_is_refused_with_the_path(body: Any, status: int, code: str,
 
 async def test_the_plan_has_bounds_prefixes_and_warnings() -> None:
     steps = {"a": CHAT, "b": {"chat": {"from": "a", "append": [USER]}, "yield": "b"}, "c": {"chat": {"from": "a"}}}
-    async with engine() as (scripted, run):
+    async with engine(prices={"m": {"input": 1, "output": 2}}) as (scripted, run):
         got, _, plan = await run.post({"workflow": document(steps)}, "/v1/workflows/plan")
     assert (got, plan["calls"], plan["output_tokens"], plan["widest"]) == (200, 3, 3 * 1024, 2)
     assert plan["prefixes"][0]["steps"] == ["a", "b", "c"]
+    assert 0 < plan["least_tokens"] < plan["prompt_tokens"]
+    assert plan["cost_usd"] == pytest.approx((plan["prompt_tokens"] + 2 * plan["output_tokens"]) / 1e6)
     assert [each["path"] for each in plan["warnings"]] == ["steps.c"]
     assert scripted.cache.calls == 0
 

@@ -1,0 +1,141 @@
+"""The tokens of a run before it begins, estimated from the bytes of its inputs and the most tokens that each step may generate.
+
+Every possible step counts, with all copies. A value that a connector gives has no estimate, nor has a prompt with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.features.workflows.language.document import ConnectorCall, EachItem, LetValue, ModelCall, SwitchArms
+from gateway.features.workflows.language.expressions import INPUTS, Expression
+from gateway.features.workflows.language.prefixes import PrefixUnion, PromptOutlines, PromptPiece
+from gateway.features.workflows.language.templates import TextTemplate
+from gateway.features.workflows.language.values import EvaluationError, text_of
+from gateway.features.workflows.language.workflow import Workflow
+
+BYTES_PER_TOKEN: Final = 4
+MESSAGE_TOKENS: Final = 4  # of its role and its ends
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """The calls of one step. copies: their number at most. prompt, answer: tokens of each at most."""
+
+    model: str
+    copies: int
+    prompt: int
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """steps: by name. prompt_tokens: of all prompts. least_tokens: of these, if every shared prefix is computed once."""
+
+    steps: Mapping[str, StepEstimate]
+    prompt_tokens: int
+    least_tokens: int
+
+
+def estimate_of(
+    workflow: Workflow, copies: Mapping[str, int], inputs: Mapping[str, Any], max_tokens: int
+) -> RunEstimate | None:
+    """None: a prompt has a part of unknown size. copies: of each step at most. inputs: the given ones."""
+    try:
+        return _Estimation(workflow, copies, inputs, max_tokens).estimate()
+    except _UnknownSizeError:
+        return None
+
+
+class _UnknownSizeError(Exception):
+    """A connector gives it."""
+
+
+class _Estimation:
+    def __init__(self, workflow: Workflow, copies: Mapping[str, int], inputs: Mapping[str, Any], max_tokens: int) -> None:
+        self._graph = workflow.graph
+        self._copies, self._inputs, self._max_tokens = copies, inputs, max_tokens
+        self._outlines = PromptOutlines(workflow.graph)
+        self._variables = {
+            step.work.variable: step.work for step in self._graph.steps.values() if isinstance(step.work, EachItem)
+        }
+        self._answers: dict[str, int] = {}
+
+    def estimate(self) -> RunEstimate:
+        """Raises _UnknownSizeError."""
+        union, steps = PrefixUnion(), {}
+        for name, step in self._graph.steps.items():
+            if not isinstance(step.work, ModelCall):
+                continue
+            sizes = [self._piece(piece.template, piece.source) for piece in self._outlines.of(name)]
+            own = self._outlines.own_names(name)
+            for copy in range(self._copies[name]):
+                pieces = [
+                    PromptPiece((piece.words, copy if piece.names & own else 0), size)
+                    for piece, size in zip(self._outlines.of(name), sizes, strict=True)
+                ]
+                answer = PromptPiece((f"answer of {name}", copy if name in own else 0), self._answer(name))
+                union.add(step.work.model, pieces, [answer])
+            steps[name] = StepEstimate(step.work.model, self._copies[name], sum(sizes), self._answer(name))
+        total = sum(each.copies * each.prompt for each in steps.values())
+        return RunEstimate(steps, total, union.least_tokens)
+
+    def _piece(self, template: Any, source: str) -> int:
+        return self._answer(source) if source else MESSAGE_TOKENS + self._size(template.value)
+
+    def _size(self, value: Any) -> int:
+        """Tokens of a value with templates."""
+        if isinstance(value, TextTemplate):
+            return sum(_tokens(each) if isinstance(each, str) else self._expression(each) for each in value.pieces)
+        if isinstance(value, dict | list):
+            return sum(map(self._size, value.values() if isinstance(value, dict) else value))
+        return _tokens(text_of(value))
+
+    def _expression(self, expression: Expression) -> int:
+        roots = {each.root for each in expression.references}
+        if roots <= {INPUTS}:
+            try:
+                return sum(map(_tokens, _texts(expression.evaluate({INPUTS: self._inputs}))))
+            except EvaluationError:  # an input is missing
+                return 0
+        return sum(self._named(root) for root in roots)
+
+    def _named(self, name: str) -> int:
+        if name == INPUTS:
+            return sum(map(_tokens, _texts(self._inputs)))
+        if name in self._variables:
+            return self._size(self._variables[name].items.value)
+        return self._answer(name)
+
+    def _answer(self, name: str) -> int:
+        """Tokens of the result of a step."""
+        if name not in self._answers:
+            work = self._graph.steps[name].work
+            if isinstance(work, ModelCall):
+                found = work.max_tokens or self._max_tokens
+            elif isinstance(work, LetValue):
+                found = self._size(work.value.value)
+            elif isinstance(work, EachItem):
+                found = work.bound * self._size(work.value.value)
+            elif isinstance(work, SwitchArms):
+                found = max((self._size(arm.value.value) for arm in work.arms if arm.value), default=0)
+            else:
+                assert isinstance(work, ConnectorCall)
+                raise _UnknownSizeError
+            self._answers[name] = found
+        return self._answers[name]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a value: a message's content is its size, not its JSON."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
+    elif value is not None:
+        yield text_of(value)
+
+
+def _tokens(text: str) -> int:
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
