@@ -22,7 +22,7 @@ from gateway.accounting.consumed import Consumption
 from gateway.accounting.money import dollars
 from gateway.core import Core
 from gateway.dialects.usage import Usage
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.door import WorkflowDoor
@@ -169,14 +169,16 @@ class WorkflowApi:
         record.status, record.subject.stream = 200, True
         try:
             reply = core.replies.begin(exchange, 200, None, STREAM_LINES)
-            await self._with_client(run, planned, events, reply)
+            record.error = await self._with_client(run, planned, events, reply)
         finally:
             self._logs.forget(key)
         record.answer.ok = record.answer.complete = not record.error
         return reply
 
-    async def _with_client(self, run: WorkflowRun, planned: PlannedRun, events: EventLog, reply: ClientReply) -> None:
-        """Run it beside the client that reads its events; when one of them ends early, so does the other."""
+    async def _with_client(self, run: WorkflowRun, planned: PlannedRun, events: EventLog, reply: ClientReply) -> str:
+        """Run it beside the client that reads its events; when one of them ends early, so does the other. Returns the error of
+        its stream, or "".
+        """
 
         async def perform() -> None:
             try:
@@ -190,11 +192,15 @@ class WorkflowApi:
             await running
             reply.end()
         except GatewayError as error:
-            data = {"error": {"code": error.code, "message": error.message}}
-            reply.end(event_bytes(run.id, events.next, RunEvent("error", data)))
+            return _end_with(error, run, events, reply)
+        except asyncio.CancelledError:
+            if not self._core.running.over:
+                raise  # the client left
+            return _end_with(shutting_down(), run, events, reply)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+        return ""
 
     async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
         metrics, begun = self._metrics, self._core.clock()
@@ -212,6 +218,12 @@ class WorkflowApi:
         reply = self._core.replies.begin(exchange, 200, orjson.dumps(value), JSON_LINE)
         record.answer.ok = record.answer.complete = True
         return reply
+
+
+def _end_with(error: GatewayError, run: WorkflowRun, events: EventLog, reply: ClientReply) -> str:
+    data = {"error": {"code": error.code, "message": error.message}}
+    reply.end(event_bytes(run.id, events.next, RunEvent("error", data)))
+    return error.message
 
 
 def _ignored(number: int, event: RunEvent) -> None:

@@ -19,7 +19,7 @@ import orjson
 from gateway.core import Core
 from gateway.dialects.dialect import StreamReader
 from gateway.dialects.openai.request import CHAT
-from gateway.errors import GatewayError, bad_request
+from gateway.errors import GatewayError, bad_request, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.translation.answers import TranslatedAnswers
 from gateway.features.translation.table import TRANSLATIONS
@@ -112,8 +112,9 @@ class WorkflowDoor:
                 answer.require_complete()
             reply = self._begun(exchange, None, STREAM_LINES, answer)
             await self._sent(exchange, log, reply, answer)
-            await running
-            reply.end()
+            if not self._core.running.over:
+                await running
+                reply.end()
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -128,6 +129,10 @@ class WorkflowDoor:
             await send_events(log, reply, self._core.live.patience_s)
         except GatewayError as error:  # the client was too slow
             reply.write(answer.form.error(error))
+        except asyncio.CancelledError:
+            if not self._core.running.over:
+                raise  # the client left
+            reply.end(answer.form.error(shutting_down()))
 
     async def _form(self, exchange: Exchange) -> DoorForm:
         """The request as chat, and its answers in the client's dialect. Raises GatewayError 400."""

@@ -193,6 +193,18 @@ async def test_an_error_after_the_first_byte_is_an_event_and_its_step_is_not_rep
     assert len(breaking.replica.requests) == 1
 
 
+async def test_a_gateway_that_goes_down_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script, holds=True)
+    async with served(tmp_path, engine=engine) as (_, run):
+        chunks = aiter(await run.client.chat.completions.create(**chat(stream=True)))
+        await anext(chunks)
+        ending = asyncio.create_task(run.gateway.running.wait(0.0, asyncio.Event()))
+        with pytest.raises(openai.APIError, match="shutting down"):
+            async for _ in chunks:
+                pass
+        await ending
+
+
 @pytest.mark.parametrize(("verdict", "text"), [("Yes", ANSWER), ("No", None)])
 async def test_a_provisional_primary_output_is_held_back_until_it_is_confirmed(
     tmp_path: Path, verdict: str, text: str | None

@@ -233,6 +233,19 @@ async def test_a_client_that_leaves_ends_its_run() -> None:
         assert run.gateway.metrics.of(WorkflowsMetrics).runs.values["inline", "cancelled"] == 2
 
 
+async def test_a_gateway_that_goes_down_ends_its_runs_with_an_error() -> None:
+    body = {"workflow": ONE, "inputs": {"messages": [USER]}}
+    async with engine(ScriptedAnswer("x", seconds=None)) as (scripted, run):
+        plain, streamed = asyncio.create_task(run.post(body, RUNS)), asyncio.create_task(stream(run, body))
+        await eventually(lambda: len(scripted.held) == 2)
+        await run.gateway.running.wait(0.0, asyncio.Event())
+        got, _, found = await plain
+        events = await streamed
+        await eventually(lambda: not scripted.held)
+    assert (got, found["error"]["code"]) == (503, "shutting_down")
+    assert (events[-1][0], events[-1][1]["error"]["code"]) == ("error", "shutting_down")
+
+
 async def test_a_killed_call_is_closed_at_the_engine_at_once() -> None:
     steps = {"slow": {**CHAT, "yield": "slow"}, "fast": {"chat": {"append": [USER]}, "kill": ["slow"], "yield": "fast"}}
     scripted = ScriptedEngine(lambda body: ScriptedAnswer("x", None) if len(body["messages"]) == 2 else TEXT, holds=True)
