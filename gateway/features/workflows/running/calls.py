@@ -44,14 +44,16 @@ class UsageObserver:
         if used is None:
             self.awaited[request.id] = CallUsage(replica=request.placement.replica)
             return
-        usage = used.usage
+        usage, reported = used.usage, request.spent.usage is not None
+        # The bill of a cancelled call has no unpaid cached tokens; its engine has used the predicted ones.
+        cached = used.cached if reported else min(request.placement.predicted_cached_tokens, max(0, usage.prompt - 1))
         self.awaited[request.id] = CallUsage(
             usage.prompt,
-            used.cached,
+            cached,
             usage.completion,
             dollars(bill.total) if bill else 0.0,
             request.placement.replica,
-            reported=request.spent.usage is not None,
+            reported,
         )
 
 

@@ -80,10 +80,11 @@ async def test_a_program_over_sockets(name: str, scenario: dict[str, Any]) -> No
     computed = sum(each.cache.computed for each in engines)
     assert sum(each.cache.calls for each in engines) == stated["calls"]
     assert abs(computed - stated["computed"]) <= BLOCK * stated["calls"]
-    if len(usages) == 1 and "step.killed default" not in scenario["events"] and name != "hedge":
+    if len(usages) == 1:
         (usage,) = usages
-        assert usage["prompt_tokens"] == sum(each.cache.prompts for each in engines)
-        assert usage["computed_tokens"] == computed
+        estimated = 60 if any(each.startswith("step.killed") for each in scenario["events"]) else 0  # of a call without usage
+        assert abs(usage["prompt_tokens"] - sum(each.cache.prompts for each in engines)) <= estimated
+        assert abs(usage["computed_tokens"] - computed) <= estimated
         assert abs(usage["least_tokens"] - stated["least"]) <= 4 * stated["calls"]
         assert usage["computed_tokens"] / usage["least_tokens"] <= 1.05
 
