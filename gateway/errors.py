@@ -7,8 +7,8 @@ attempt on one replica that failed before any byte was sent to the client, so th
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from router.native import mypyc_attr
 
@@ -29,6 +29,7 @@ class GatewayError(Exception):
     """An error as an answer. message: includes advice. code, param: machine-readable, with OpenAI's names.
 
     public: the message for clients that are no operators, if `message` names replicas, addresses or their error messages.
+    members: further members beside the code, which every dialect then writes; None: none.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class GatewayError(Exception):
         param: str | None = None,
         retry_after_s: int | None = None,
         public: str | None = None,
+        members: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.members = members
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
@@ -54,14 +57,22 @@ class GatewayError(Exception):
         if self.public is None:
             return self
         text = f"{self.public} The gateway's log has the details, by the request id {request_id}."
-        return GatewayError(self.status, self.code, text, param=self.param, retry_after_s=self.retry_after_s)
+        return GatewayError(
+            self.status, self.code, text, param=self.param, retry_after_s=self.retry_after_s, members=self.members
+        )
 
     def again(self) -> GatewayError:
         """A copy of the error, to be raised while the caller keeps this one. A raised exception refers to the frames that it
         passed; if one of these frames refers to the exception, it is a cycle that only the garbage collector frees.
         """
         return GatewayError(
-            self.status, self.code, self.message, param=self.param, retry_after_s=self.retry_after_s, public=self.public
+            self.status,
+            self.code,
+            self.message,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            public=self.public,
+            members=self.members,
         )
 
     @property

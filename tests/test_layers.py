@@ -64,12 +64,13 @@ USES: Mapping[str, set[str]] = {
     "workflows": {"runs", "translation"},
 }
 
-# What a room must not import beside what its layer forbids. dialects, the queue of a pool, and the language of
-# workflows know no event loop and no clock.
+# What a room must not import beside what its layer forbids. dialects, the queue of a pool, names of logs, and the
+# language of workflows know no event loop and no clock.
 NO_LOOP = {"asyncio", "time", "threading", "socket"}
 FORBIDDEN: Mapping[str, set[str]] = {
     "gateway/dialects/": NO_LOOP,
     "gateway/admission/fair_queue.py": NO_LOOP,
+    "gateway/features/prompt_log/naming/": {*NO_LOOP, "random", "os", "pathlib", "logging", "importlib"},
     "gateway/features/workflows/language/": {*NO_LOOP, "random", "os", "pathlib", "logging", "importlib"},
     "router/": {*NO_LOOP, "datetime", "random", "logging", "os", "pathlib", "secrets", "io"},
     "replica/": {"gateway", "router"},

@@ -18,7 +18,7 @@ ALLOW_ORIGIN: Final = "Access-Control-Allow-Origin"
 METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 EXPOSED: Final = (  # headers that a page may read
     "X-Request-Id, Request-Id, Retry-After, X-Warmroute-Replica, X-Warmroute-Cached-Tokens,"
-    " OpenAI-Processing-Ms, X-Should-Retry"
+    " OpenAI-Processing-Ms, X-Should-Retry, Prompt-Log"
 )
 MAX_AGE_S: Final = 600  # for which a browser may cache a preflight
 _NAMES: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z, -]{1,2000}")  # names of headers, with commas

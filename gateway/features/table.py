@@ -40,6 +40,7 @@ NAMES: Final = [
     "websocket",
     "discovery",
     "workflows",
+    "prompt_log",
 ]
 """In the order of installation."""
 

@@ -81,7 +81,7 @@ class Delivery:
         reply = exchange.request.reply(keep_alive=not self._running.leaving, patience_s=patience_s)
         delivered.reply = reply
         if answer.content_type == EVENT_STREAM and not attempts.body:
-            await self._stream(exchange, answer, reply, headers)
+            await self._stream(exchange, answer, reply, headers + exchange.head_lines)
         elif attempts.body and attempts.tail is None:
             exchange.answered(answer)
             exchange.require_room()
@@ -97,10 +97,10 @@ class Delivery:
             delivered.shown = bool(usage and usage.completion) or _has_output(exchange, answer, body)
             if open_ and answer.status == 200 and exchange.api.metered:
                 headers += self._cost(exchange)
-            reply.begin(answer.status, headers, length=len(body), first=body)
+            reply.begin(answer.status, headers + exchange.head_lines, length=len(body), first=body)
             delivered.last_byte = self._clock()
         else:
-            await self._copy(exchange, answer, reply, headers)
+            await self._copy(exchange, answer, reply, headers + exchange.head_lines)
         return reply
 
     def _cost(self, exchange: Exchange) -> bytes:

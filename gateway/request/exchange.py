@@ -187,7 +187,7 @@ class Exchange:
     of a feature that follows the request, or None. tap: stage through which a good answer passes, or None. salt: the tenant's,
     for engines, if tenants are isolated; else empty. rewritten: the request in another dialect, once a replica needed it.
     answers: reads the answer of the current replica: `dialect`, or set by its form (`forms.py`). edited: the editor of that
-    answer, or None. assembly: assembles the answer as a value, or None.
+    answer, or None. assembly: assembles the answer as a value, or None. head_lines: of features, for the head of the answer.
     """
 
     __slots__ = (
@@ -203,6 +203,7 @@ class Exchange:
         "delivered",
         "dialect",
         "edited",
+        "head_lines",
         "notes",
         "parsed",
         "permit",
@@ -227,7 +228,7 @@ class Exchange:
         self.notes: Notes | None = None
         self.tap: AnswerTap | None = None
         self.parsed = self.booked = False
-        self.salt = b""
+        self.salt = self.head_lines = b""
         self.attempts = AttemptLog()
         self.delivered = DeliveryLog()
         self.answers: Answers = dialect

@@ -21,9 +21,9 @@ _HOP_BY_HOP: Final = frozenset(
 # Set by the gateway for the replica. Answers must be uncompressed: the usage in them is read.
 _REQUEST_OWN: Final = _HOP_BY_HOP.union(
     [b"host", b"content-length", b"content-encoding", b"accept-encoding", b"expect", b"x-request-id"]
-) | {b"x-warmroute-admin-key", b"x-warmroute-via"}
+) | {b"x-warmroute-admin-key", b"x-warmroute-via", b"prompt-log"}
 _ENCODED_OWN: Final = _REQUEST_OWN - {b"content-encoding"}
-_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id"}
+_ANSWER_OWN: Final = _HOP_BY_HOP | {b"date", b"server", b"content-length", b"x-request-id", b"request-id", b"prompt-log"}
 _LOCATIONS: Final = frozenset([b"location", b"content-location"])
 # The gateway's own headers, and CORS headers, which a replica must not set.
 _ANSWER_PREFIXES: Final = (b"x-warmroute-", b"access-control-")

@@ -33,6 +33,7 @@ SECTIONS = {
     "discovery": {"discovery": [{"file": "replicas.yaml"}]},
     "keys": {"keys": {"url": "sqlite"}},
     "ledger": {"ledger": {"url": "sqlite"}},
+    "prompt_log": {"prompt_log": False},
     "responses": {"state": {"url": "sqlite"}},
     "savings": {"routing": {"compare": True}},
     "sharing": {"sharing": {"url": "redis://h"}},
@@ -47,6 +48,7 @@ METRICS = {
     "fallback_pools": "fallbacks_",
     "keys": "keys",
     "ledger": "ledger_",
+    "prompt_log": "prompt_log_",
     "responses": "responses_",
     "savings": "policy_",
     "sharing": "sharing_up",
@@ -55,7 +57,14 @@ METRICS = {
     "workers": "worker_restarts",
     "workflows": "workflow_",
 }
-COMMANDS = {"doctor": "doctor", "keys": "keys", "ledger": "usage", "recording": "record", "workflows": "workflow"}
+COMMANDS = {
+    "doctor": "doctor",
+    "keys": "keys",
+    "ledger": "usage",
+    "prompt_log": "log",
+    "recording": "record",
+    "workflows": "workflow",
+}
 
 
 def answer(request: bytes) -> bytes:

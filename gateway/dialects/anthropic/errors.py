@@ -37,7 +37,10 @@ _CLIENTS: Final = frozenset(_KINDS[status] for status in (401, 402, 403, 404, 40
 
 def error_body(error: GatewayError, request_id: str = "") -> bytes:
     """The body of an error. request_id: shown by clients; "" omits it."""
-    body: dict[str, Any] = {"type": "error", "error": {"type": kind_of(error), "message": error.message}}
+    told: dict[str, Any] = {"type": kind_of(error), "message": error.message}
+    if error.members is not None:
+        told |= {"code": error.code, **error.members}
+    body: dict[str, Any] = {"type": "error", "error": told}
     if request_id:
         body["request_id"] = request_id
     return orjson.dumps(body)

@@ -14,10 +14,11 @@ def error_body(error: GatewayError) -> bytes:
     return orjson.dumps(error_of(error))
 
 
-def error_of(error: GatewayError) -> dict[str, dict[str, str | None]]:
+def error_of(error: GatewayError) -> dict[str, dict[str, Any]]:
     """The error object of OpenAI's API."""
     kind = "invalid_request_error" if error.fault == "client" else "server_error"
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return {"error": {**told, **error.members} if error.members else told}
 
 
 def full_context_error(full: FullContext, body: bytes) -> bytes:

@@ -1,0 +1,15 @@
+"""Metrics of the feature `prompt_log`, as its declaration names them."""
+
+from __future__ import annotations
+
+from gateway.telemetry.metrics import MetricFamily
+
+
+class PromptLogMetrics:
+    """Requests with the header."""
+
+    def __init__(self, make: MetricFamily) -> None:
+        self.requests = make.counter(
+            "prompt_log_requests_total", "Requests with the header Prompt-Log, by what it asks: name, expect.", "kind"
+        )
+        self.refused = make.counter("prompt_log_refused_total", "Requests refused because of the header Prompt-Log.", "code")

@@ -1,0 +1,86 @@
+"""The forms of a log, one for each dialect, and the names of a body. Pure. O(length): about 3 ms of CPU a MiB."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from gateway.features.prompt_log.naming.canonical import NoNameError
+from gateway.features.prompt_log.naming.chain import EMPTY, chain_of, frame_name
+from gateway.features.prompt_log.naming.chat import chat_log
+from gateway.features.prompt_log.naming.entries import Log
+from gateway.features.prompt_log.naming.messages import messages_log
+from gateway.features.prompt_log.naming.responses import responses_log
+
+CHAT, MESSAGES, RESPONSES = "chat", "messages", "responses"
+FORMS: Final[Mapping[str, Callable[[dict[str, Any]], Log]]] = {
+    CHAT: chat_log,
+    MESSAGES: messages_log,
+    RESPONSES: responses_log,
+}
+LATEST: Final = 256  # positions of a log whose chains are kept
+_BLOCKS: Final = frozenset(["tool_use", "tool_result", "thinking", "redacted_thinking", "document"])
+
+
+@dataclass(frozen=True, slots=True)
+class LogNames:
+    """The names of a log. length: its entries. chain: of all entries. latest: the chains after the last LATEST entries, the
+    oldest first.
+    """
+
+    frame: str
+    length: int
+    chain: bytes
+    latest: tuple[bytes, ...]
+
+
+def log_in(body: bytes, form: str) -> Log:
+    """The log of a body. Raises NoNameError."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = _read_slowly(body)
+    if not isinstance(found, dict):
+        raise NoNameError("the body is not an object")
+    return FORMS[form](found)
+
+
+def names_in(body: bytes, form: str) -> LogNames:
+    """The names of a body's log. Raises NoNameError."""
+    log = log_in(body, form)
+    latest, chain = deque[bytes](maxlen=LATEST), EMPTY
+    for chain in chain_of(log.entries):
+        latest.append(chain)
+    return LogNames(frame_name(log.frame), len(log.entries), chain, tuple(latest))
+
+
+def form_of(body: dict[str, Any]) -> str:
+    """The form in which a body is probably written."""
+    if "messages" not in body:
+        return RESPONSES
+    tools, messages = body.get("tools"), body["messages"]
+    if body.get("system") or any("input_schema" in tool for tool in _objects(tools)):
+        return MESSAGES
+    blocks = (block for message in _objects(messages) for block in _objects(message.get("content")))
+    return MESSAGES if any("source" in block or str(block.get("type")) in _BLOCKS for block in blocks) else CHAT
+
+
+def _objects(values: Any) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _read_slowly(body: bytes) -> Any:
+    """A body that orjson refuses: with half a surrogate pair, with a number beyond all doubles, or no JSON. Raises
+    NoNameError.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise NoNameError("the body is nested too deeply") from None
+    except ValueError:
+        raise NoNameError("the body is not JSON") from None

@@ -1,0 +1,54 @@
+"""The frame: what precedes the conversation. {system?: [text], tools?: [tool, as chat writes it], more?: options}. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.features.prompt_log.naming.canonical import NoNameError
+from gateway.features.prompt_log.naming.entries import MARKERS, MAX_ENTRIES, Entry, Log, list_in, object_in, without
+
+_OPTIONS: Final = (
+    *("reasoning_effort", "enable_thinking", "chat_template", "chat_template_kwargs"),
+    *("documents", "functions"),
+)
+_PLAIN: Final = frozenset(["role", "content"])
+_NONE: Final = frozenset[str]()
+
+
+def framed(entries: list[Entry], tools: list[dict[str, Any]], body: dict[str, Any]) -> Log:
+    """The log. Leading turns of the system that are only texts go into the frame. tools: as chat writes them.
+
+    Raises NoNameError.
+    """
+    if len(entries) > MAX_ENTRIES:
+        raise NoNameError(f"there are more than {MAX_ENTRIES:,} entries")
+    leading = 0
+    while leading < len(entries) and _is_plain_system(entries[leading]):
+        leading += 1
+    texts = ["".join(part["text"] for part in entry.get("content", ())) for entry in entries[:leading]]
+    more = {name: body[name] for name in _OPTIONS if body.get(name) not in (None, [], {})}
+    members = {"system": [text for text in texts if text], "tools": [_pruned(tool) for tool in tools], "more": more}
+    return Log({name: value for name, value in members.items() if value}, entries[leading:])
+
+
+def tools_of(body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tools of a body. Raises NoNameError."""
+    try:
+        return [object_in(tool, "a tool") for tool in list_in(body.get("tools"), "'tools'")]
+    except NoNameError as error:
+        raise NoNameError(error.reason, "tools") from None
+
+
+def _is_plain_system(entry: Entry) -> bool:
+    return (
+        entry["role"] == "system"
+        and entry.keys() <= _PLAIN
+        and all(part.keys() == {"text"} for part in entry.get("content", ()))
+    )
+
+
+def _pruned(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool without markers and nulls, at its own level and that of its function."""
+    pruned = without(tool, MARKERS)
+    function = pruned.get("function")
+    return {**pruned, "function": without(function, _NONE)} if isinstance(function, dict) else pruned

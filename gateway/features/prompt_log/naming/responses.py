@@ -1,0 +1,136 @@
+"""OpenAI's Responses as logs. All items of one answer are one entry. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gateway.features.prompt_log.naming.canonical import NoNameError
+from gateway.features.prompt_log.naming.entries import (
+    Entry,
+    Log,
+    OpenCalls,
+    call_of,
+    entry_of,
+    list_in,
+    object_in,
+    sealed_of,
+    text_in,
+    without,
+)
+from gateway.features.prompt_log.naming.frame import framed, tools_of
+from gateway.features.prompt_log.naming.parts import parts_of, unknown_part
+
+_CALLS: Final = ("function_call", "custom_tool_call")
+_RESULTS: Final = ("function_call_output", "custom_tool_call_output")
+_OUTSIDE: Final = ("previous_response_id", "conversation", "prompt")  # members that name turns outside of the body
+_ITEM_IDS: Final = frozenset(["id", "status"])
+_NOT_IN_FUNCTION: Final = frozenset(["type", "strict"])
+
+
+def responses_log(body: dict[str, Any]) -> Log:
+    """Raises NoNameError."""
+    for name in _OUTSIDE:
+        if body.get(name) is not None:
+            raise NoNameError("the body names turns that it does not have", name)
+    items, before = body.get("input") or [], list[Entry]()
+    if instructions := body.get("instructions"):
+        try:
+            before.append(entry_of("system", parts_of(instructions)))
+        except NoNameError as error:
+            raise NoNameError(error.reason, "instructions") from None
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    entries = [*before, *item_entries(list_in(items, "'input'"), OpenCalls())]
+    reasoning = body.get("reasoning")
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
+    options = {**body, "reasoning_effort": effort} if effort else body
+    return framed(entries, [_tool(tool) for tool in tools_of(body)], options)
+
+
+def item_entries(items: Any, open_calls: OpenCalls) -> list[Entry]:
+    """The entries of a list of items. Raises NoNameError."""
+    reader = _ItemReader(open_calls)
+    for index, item in enumerate(items):
+        try:
+            reader.read(object_in(item, "the item"))
+        except NoNameError as error:
+            raise NoNameError(f"in input[{index}], {error.reason}", "input") from None
+    reader.close()
+    return reader.entries
+
+
+class _ItemReader:
+    """Gathers the items of each answer."""
+
+    def __init__(self, open_calls: OpenCalls) -> None:
+        self.entries = list[Entry]()
+        self._open_calls = open_calls
+        self._begun = self._said = False  # an answer has begun, and has a message
+        self._content = list[dict[str, Any]]()
+        self._thoughts = list[str]()
+        self._calls = list[dict[str, Any]]()
+        self._sealed = list[dict[str, Any]]()
+
+    def read(self, item: dict[str, Any]) -> None:
+        """The next item."""
+        kind = item.get("type") or "message"
+        if kind in _CALLS:
+            self._begun = True
+            self._open_calls.add(item.get("call_id"))
+            given = item.get("arguments" if kind == "function_call" else "input")
+            name = text_in(item.get("name"), "the name of a call")
+            self._calls.append(call_of(name, given) if kind == "function_call" else {"name": name, "arguments": given})
+        elif kind == "reasoning" or (kind == "message" and item.get("role") == "assistant"):
+            if self._said or self._calls:
+                self.close()  # a text or a thought after a text begins another answer
+            self._begun = True
+            self._read_said(kind, item)
+        else:
+            self.close()
+            self.entries.append(self._other(text_in(kind, "the type"), item))
+
+    def close(self) -> None:
+        """The answer has ended."""
+        if self._begun:
+            thoughts = "".join(self._thoughts)
+            made = entry_of("assistant", self._content, reasoning=thoughts, calls=self._calls, sealed=self._sealed)
+            self.entries.append(made)
+        self._begun = self._said = False
+        self._content, self._thoughts, self._calls, self._sealed = [], [], [], []
+
+    def _read_said(self, kind: str, item: dict[str, Any]) -> None:
+        if kind == "message":
+            self._said, self._content = True, parts_of(item.get("content"))
+            return
+        self._thoughts.append(_reasoning_of(item))
+        if encrypted := item.get("encrypted_content"):
+            self._sealed.append(sealed_of("reasoning", encrypted))
+
+    def _other(self, kind: str, item: dict[str, Any]) -> Entry:
+        if kind == "message":
+            return entry_of(text_in(item.get("role"), "the role"), parts_of(item.get("content")))
+        if kind in _RESULTS:
+            return entry_of("tool", parts_of(item.get("output")), of=self._open_calls.answer(item.get("call_id")))
+        if kind == "item_reference":
+            raise NoNameError("the item is a reference")
+        if encrypted := item.get("encrypted_content"):
+            return entry_of(kind, sealed=[sealed_of(kind, encrypted)])
+        return entry_of(kind, [unknown_part(kind, item, _ITEM_IDS)])
+
+
+def _reasoning_of(item: dict[str, Any]) -> str:
+    """The readable reasoning: its content, else its summary."""
+    for name in ("content", "summary"):
+        parts = [object_in(part, "a part of the reasoning") for part in list_in(item.get(name), "the reasoning")]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        if texts:
+            return "".join(texts)
+    return ""
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as chat writes it; a provider's own tools stay as they are."""
+    if tool.get("type", "function") != "function" or "name" not in tool:
+        return tool
+    strict = {"strict": True} if tool.get("strict") else {}
+    return {"type": "function", "function": {**without(tool, _NOT_IN_FUNCTION), **strict}}

@@ -1,0 +1,175 @@
+"""Logs at their bounds, and values that have no name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from gateway.errors import GatewayError
+from gateway.features.prompt_log.header import MAX_BYTES, wishes_of
+from gateway.features.prompt_log.job import compute
+from gateway.features.prompt_log.naming.answers import entries_in
+from gateway.features.prompt_log.naming.canonical import MAX_DEPTH, NoNameError, canonical
+from gateway.features.prompt_log.naming.entries import MAX_ENTRIES, OpenCalls
+from gateway.features.prompt_log.naming.forms import log_in, names_in
+
+
+def chat(**message: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "assistant", **message}]}).encode()
+
+
+def calling(arguments: str) -> bytes:
+    return chat(tool_calls=[{"id": "c", "function": {"name": "f", "arguments": arguments}}])
+
+
+def test_a_log_of_100_000_entries_has_a_name_and_a_longer_one_has_none() -> None:
+    turns = ",".join(['{"role":"user","content":"x"}'] * MAX_ENTRIES)
+    assert names_in(b'{"messages":[%b]}' % turns.encode(), "chat").length == MAX_ENTRIES
+    with pytest.raises(NoNameError):
+        names_in(b'{"messages":[{"role":"user","content":"y"},%b]}' % turns.encode(), "chat")
+
+
+def test_arguments_of_64_levels_have_a_name() -> None:
+    log = log_in(calling("[" * 64 + "]" * 64), "chat")
+    assert canonical(log.entries[0]["calls"][0]["arguments"]) == b"[" * 64 + b"]" * 64
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 1030, 100_000])
+def test_deeper_arguments_have_none(depth: int) -> None:
+    with pytest.raises(NoNameError):
+        names_in(calling("[" * depth + "]" * depth), "chat")
+
+
+def test_a_deep_body_has_none() -> None:
+    with pytest.raises(NoNameError):
+        names_in(b'{"messages":' + b"[" * 100_000, "chat")
+
+
+def test_a_hundred_thousand_members_have_a_name() -> None:
+    members = {f"{number * 7919 % 100_003}\U0001f600": number for number in range(100_000)}
+    written = canonical(members)
+    assert json.loads(written) == members
+    assert canonical(dict(reversed(members.items()))) == written
+
+
+def test_arguments_with_millions_of_values_are_refused() -> None:
+    with pytest.raises(NoNameError):
+        names_in(calling("[" + "{}," * 600_000 + "{}]"), "chat")
+
+
+@pytest.mark.parametrize("arguments", ["1e999", "-1e999", "1" * 400, "1" * 5000, r'"\ud83d"'])
+def test_arguments_without_a_name(arguments: str) -> None:
+    with pytest.raises(NoNameError):
+        names_in(calling(arguments), "chat")
+
+
+@pytest.mark.parametrize("arguments", ["", "NaN", "{", "{'a': 1}", "01"])
+def test_arguments_that_are_no_json_are_a_text(arguments: str) -> None:
+    assert log_in(calling(arguments), "chat").entries[0]["calls"] == [{"name": "f", "arguments": arguments}]
+
+
+@pytest.mark.parametrize("key", ["a\ud83d", "\udc00"])
+def test_half_a_pair_in_a_name_of_a_member(key: str) -> None:
+    with pytest.raises(NoNameError):
+        canonical({key: 1})
+
+
+def test_members_are_sorted_by_utf_16() -> None:
+    assert canonical({"\ufb33": 1, "\U0001f600": 2, "a": 3}) == '{"a":3,"\U0001f600":2,"\ufb33":1}'.encode()
+
+
+MALFORMED = [
+    b"[]",
+    b"{",
+    b'{"messages":7}',
+    b'{"messages":[7]}',
+    b'{"messages":[{"content":"x"}]}',
+    b'{"messages":[{"role":"user","content":7}]}',
+    b'{"messages":[{"role":"user","content":[7]}]}',
+    b'{"messages":[{"role":"user","content":[{"type":"text"}]}]}',
+    b'{"messages":[{"role":"user","content":[{"type":7}]}]}',
+    b'{"messages":[{"role":"assistant","tool_calls":[{}]}]}',
+    b'{"messages":[{"role":"assistant","tool_calls":{}}]}',
+    b'{"messages":[{"role":"assistant","reasoning":{"a":1}}]}',
+    b'{"messages":[{"role":"assistant","content":[{"type":"thinking"}]}]}',
+    b'{"messages":[{"role":"assistant","content":[{"type":"tool_use"}]}]}',
+    b'{"messages":[{"role":"assistant","content":[{"type":"redacted_thinking","data":7}]}]}',
+    b'{"messages":[{"role":"user","content":[{"type":"document","source":{"type":"text"}}]}]}',
+    b'{"messages":[],"tools":{}}',
+    b'{"messages":[],"system":7}',
+    b'{"input":7}',
+    b'{"input":[7]}',
+    b'{"input":[{"type":7}]}',
+    b'{"input":[{"type":"function_call"}]}',
+    b'{"input":[{"type":"reasoning","summary":[7]}]}',
+    b'{"input":[{"type":"item_reference","id":"x"}]}',
+    b'{"input":"x","instructions":7}',
+    b'{"input":"x","conversation":"conv_1"}',
+]
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+@pytest.mark.parametrize("form", ["chat", "messages", "responses"])
+def test_a_malformed_body_has_no_name_or_some(body: bytes, form: str) -> None:
+    """Nothing else is raised in any dialect."""
+    with contextlib.suppress(NoNameError):
+        names_in(body, form)
+
+
+@pytest.mark.parametrize("body", MALFORMED)
+def test_a_malformed_body_is_refused_in_its_dialect(body: bytes) -> None:
+    forms = ["responses"] if b'"input"' in body else ["chat", "messages"]
+    assert any(_is_refused(body, form) for form in forms)
+
+
+def _is_refused(body: bytes, form: str) -> bool:
+    try:
+        names_in(body, form)
+    except NoNameError:
+        return True
+    return False
+
+
+OTHERS = [b"", b"[]", b"{}", b'{"choices":[]}', b'{"content":7}', b'{"output":[7]}', b'{"choices":{"0":1}}']
+
+
+@pytest.mark.parametrize("body", OTHERS)
+@pytest.mark.parametrize("form", ["chat", "messages", "responses"])
+def test_an_answer_of_another_form_has_no_name(body: bytes, form: str) -> None:
+    with pytest.raises(NoNameError):
+        entries_in(body, form)
+
+
+def test_a_job_says_which_member_has_no_name() -> None:
+    with pytest.raises(GatewayError) as caught:
+        compute(b'{"messages":[],"tools":[7]}', "chat")
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "prompt_log_invalid", "tools")
+    with pytest.raises(GatewayError) as caught:
+        compute(b"[" + b"[]," * 600_000 + b"[]]", "chat")
+    assert caught.value.status == 413
+
+
+def test_a_header_has_a_kilobyte_at_most() -> None:
+    assert wishes_of("name, x=" + "a" * (MAX_BYTES - 8)) is not None
+    with pytest.raises(GatewayError):
+        wishes_of("name, x=" + "a" * (MAX_BYTES - 7))
+
+
+# -- results and their calls
+
+
+def test_a_result_says_which_open_call_it_answers() -> None:
+    calls = OpenCalls()
+    for id_ in ("a", "b", "a", None, 7):
+        calls.add(id_)
+    assert [calls.answer(id_) for id_ in ("a", "a", None, "unknown", "b", "more")] == [0, 1, 1, 0, 0, 0]
+
+
+def test_a_hundred_thousand_results_in_reverse() -> None:
+    calls, count = OpenCalls(), 100_000
+    for number in range(count):
+        calls.add(str(number))
+    assert all(calls.answer(str(number)) == number for number in reversed(range(count)))
