@@ -104,6 +104,7 @@ HOT = (
     "gateway/dialects/prompt/marks.py",
     "gateway/dialects/responses/ids.py",
     "gateway/features/histories/kept.py",
+    "gateway/features/prompt_log/log_reader.py",
     "gateway/dialects/responses/prompt.py",
     "gateway/dialects/responses/response_answer.py",
     "gateway/dialects/responses/responses.py",

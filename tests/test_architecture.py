@@ -300,7 +300,7 @@ def test_names_in_the_architecture_are_of_the_code() -> None:
 
 def test_files_that_are_named_exist() -> None:
     """In comments, docstrings and documents: by a name, or by the end of a path."""
-    folders = ("gateway", "router", "replica", "bench", "tests", "scripts")
+    folders = ("gateway", "router", "replica", "bench", "tests", "scripts", "docs")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")] + [ROOT / "hatch_build.py"]
     known = {"/".join(parts[start:]) for file in files for parts in [name_of(file).split("/")] for start in range(len(parts))}
     pairs = named(r"(?<![\w/.])(?:\.\./)*([\w/]+\.py)\b")

@@ -157,6 +157,10 @@ class AnswerTap:
 
     __slots__ = ()
 
+    def repeatable(self) -> bool:
+        """True if it may read the same answer in several streams: another replica begins it again, or continues it."""
+        return False
+
     def reader(self, inner: StreamReader) -> StreamReader:
         """A reader around `inner`. If it holds the stream's end (`StreamReader.holds`), `ended` must follow."""
         raise NotImplementedError
@@ -377,7 +381,8 @@ class Exchange:
         """True if a stream without a token so far may be begun again at another replica. Features that store the answer need
         one beginning.
         """
-        return self.delivered.awaits_token and self.tap is None and self._is_repeatable()
+        repeatable = self.tap is None or self.tap.repeatable()
+        return self.delivered.awaits_token and repeatable and self._is_repeatable()
 
     def note_token(self, answer: ReplicaAnswer) -> None:
         """The first token of a stream has passed: the replica has computed the prompt. A batch has several prompts, and this

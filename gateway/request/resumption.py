@@ -377,6 +377,8 @@ class Resumption:
                 reader = continuation.reader(so_far, strip_usage=api.strip_usage)
                 if exchange.assembly is not None:
                     reader = AssembledReader(reader, exchange.assembly)
+                if exchange.tap is not None and exchange.tap.repeatable():
+                    reader = exchange.tap.reader(reader)
                 failure = await pump(exchange, answer, reader, kept, self._clock, headers=None, needs_done=True)
                 if failure is None:
                     return None

@@ -16,15 +16,14 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.dialect import OuterReader, StreamReader
+from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.named import name_of
-from gateway.dialects.events.reader import has_any
-from gateway.dialects.events.splitter import Splitter
 from gateway.dialects.events.sse import EventData, data_of
 from gateway.dialects.finished_answer import MAX_ANSWER, FinishedAnswer
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.features.prompt_log.header import answer_line
+from gateway.features.prompt_log.log_reader import LogReader
 from gateway.features.prompt_log.naming.answers import MAX_VALUES, entries_in, entries_of, response_entries
 from gateway.features.prompt_log.naming.canonical import NoNameError
 from gateway.features.prompt_log.naming.chain import extended, head_name
@@ -35,7 +34,6 @@ from gateway.request.exchange import AnswerTap, Exchange
 _DONE: Final = b"[DONE]"
 _STOP: Final = "message_stop"
 _LAST: Final = frozenset(["response.completed", "response.incomplete"])
-_MARKS: Final = (_DONE, _STOP.encode(), *sorted(name.encode() for name in _LAST))
 
 
 class LogTap(AnswerTap):
@@ -58,8 +56,11 @@ class LogTap(AnswerTap):
         exchange.assemble()
         exchange.head_lines = answer_line(names, refused)
 
+    def repeatable(self) -> bool:
+        return self._inner is None or self._inner.repeatable()
+
     def reader(self, inner: StreamReader) -> StreamReader:
-        return LogReader(self._inner.reader(inner) if self._inner is not None else inner, self)
+        return LogReader(self._inner.reader(inner) if self._inner is not None else inner, self._is_last, self._with_name)
 
     async def ended(self, reader: StreamReader) -> bytes:
         assert isinstance(reader, LogReader)
@@ -76,14 +77,14 @@ class LogTap(AnswerTap):
                 pass  # the answer's header has the names of the input only
         return await self._inner.whole(body) if self._inner is not None else body
 
-    def is_last(self, event: bytes) -> bool:
+    def _is_last(self, event: bytes) -> bool:
         """True if this event ends a stream of the dialect."""
         if self._form == CHAT:
             return data_of(event).strip() == _DONE
         name = name_of(event)
         return name == _STOP if self._form == MESSAGES else name in _LAST
 
-    def with_name(self, event: bytes) -> bytes:
+    def _with_name(self, event: bytes) -> bytes:
         """The last event, with the answer's name in it or before it; unchanged if the answer has no name."""
         try:
             if self._form == CHAT:
@@ -134,48 +135,3 @@ class LogTap(AnswerTap):
 
     def __repr__(self) -> str:
         return f"<LogTap of {self._names.length} entries>"
-
-
-class LogReader(OuterReader):
-    """Between the reader of a stream and the client. Complete events are not held. O(bytes)."""
-
-    def __init__(self, inner: StreamReader, tap: LogTap) -> None:
-        super().__init__(inner)
-        self._tap = tap
-        self._splitter = Splitter()
-        self._passes = False  # the rest passes unread
-
-    def feed(self, chunk: bytes) -> bytes:
-        return self._read(self.inner.feed(chunk))
-
-    def finish(self) -> bytes:
-        out = self._read(self.inner.finish())
-        rest = self._splitter.finish()
-        return out + (self._named(rest) if rest else b"")
-
-    def passed_end(self, end: bytes) -> bytes:
-        """The end of the stream, which its inner reader has held, for the client."""
-        out = self._read(end) + self._splitter.finish()
-        self.holds = False
-        return out
-
-    def _read(self, data: bytes) -> bytes:
-        self.note()
-        self.holds = self.inner.holds
-        if self._passes:
-            self.within_event = self.inner.within_event
-            return data
-        if not self._splitter.held and not has_any(data, _MARKS) and (data.endswith((b"\n\n", b"\r\n\r\n")) or not data):
-            return data
-        out = [self._named(event) for event in self._splitter.feed(data)]
-        if self._splitter.held > MAX_ANSWER:
-            out.append(self._splitter.finish())
-            self._passes, self.within_event = True, True
-        return b"".join(out)
-
-    def _named(self, event: bytes) -> bytes:
-        """The event, with the answer's name if it is the last one."""
-        if self._passes or not self._tap.is_last(event):
-            return event
-        self._passes = True
-        return self._tap.with_name(event)

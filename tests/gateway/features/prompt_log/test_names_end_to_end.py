@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -14,7 +15,8 @@ from gateway.features.prompt_log.structured_field import dictionary
 from tests.gateway.conftest import Running, running
 from tests.gateway.features.translation.test_translation import chat_only
 from tests.gateway.request.test_dialects import BEGUN, COMPLETED, CREATED, DELTA, ENDS, SAYS, counted, events, message, response
-from tests.support.fakes import Behaviour, FakeReplica, answers, event, http, status, streams, writes
+from tests.support.continuing_engine import TEXT, chat, generates
+from tests.support.fakes import Behaviour, FakeReplica, FakeRequest, answers, event, http, status, streams, writes
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 FORMS = {CHAT: "chat", MESSAGES: "messages", RESPONSES: "responses"}
@@ -42,9 +44,9 @@ def names_of(path: str, body: dict[str, Any]) -> tuple[str, str, str, int]:
     return head_name(names.chain), names.frame, head_name(extended(names.chain, [HELLO])), names.length + 1
 
 
-async def asked(run: Running, path: str, header: str | None, stream: bool = False, **more: Any) -> tuple[int, Any, bytes]:
+async def asked(run: Running, path: str, header: str | None, **more: Any) -> tuple[int, Any, bytes]:
     headers = {} if header is None else {"Prompt-Log": header}
-    body = {**BODIES[path], "stream": stream, **more}
+    body = {**BODIES[path], **more}
     async with run.session.post(run.url + path, json=body, headers=headers) as answer:
         return answer.status, answer.headers, await answer.read()
 
@@ -67,7 +69,7 @@ def told_in_stream(path: str, raw: bytes) -> tuple[int, Any]:
 async def test_the_answer_has_the_names_of_the_request_and_its_own(path: str, engine: Behaviour, stream: bool) -> None:
     input_, frame, head, length = names_of(path, BODIES[path])
     async with FakeReplica([engine]) as replica, running(replica) as run:
-        code, headers, raw = await asked(run, path, f'name, expect="{input_}"', stream)
+        code, headers, raw = await asked(run, path, f'name, expect="{input_}"', stream=stream)
         assert code == 200
         assert "prompt-log" not in {name.lower() for name in replica.requests[-1].headers}
         if not stream:
@@ -84,9 +86,9 @@ async def test_the_answer_has_the_names_of_the_request_and_its_own(path: str, en
 @pytest.mark.parametrize("header", [None, "", "of_tomorrow=1", "name=?0"])
 async def test_an_answer_without_a_wish_is_as_ever(header: str | None, path: str, engine: Behaviour, stream: bool) -> None:
     async with FakeReplica([engine]) as replica, running(replica) as run, running(replica, prompt_log=False) as off:
-        code, headers, raw = await asked(run, path, header, stream)
+        code, headers, raw = await asked(run, path, header, stream=stream)
         assert "Prompt-Log" not in headers
-        assert (code, raw) == ((same := await asked(off, path, header, stream))[0], same[2])
+        assert (code, raw) == ((same := await asked(off, path, header, stream=stream))[0], same[2])
 
 
 async def test_the_next_request_has_the_head_of_the_answer() -> None:
@@ -176,7 +178,7 @@ async def test_a_log_is_not_kept_here(member: str) -> None:
 async def test_a_turn_that_is_not_kept_is_said_to_be_none(path: str, engine: Behaviour, stream: bool) -> None:
     _, _, head, length = names_of(path, BODIES[path])
     async with FakeReplica([engine]) as replica, running(replica) as run:
-        _, headers, raw = await asked(run, path, 'keep;ttl=5, ref="main"', stream)
+        _, headers, raw = await asked(run, path, 'keep;ttl=5, ref="main"', stream=stream)
         told = told_in(headers)
         assert (told["kept"], told["ref"]) == (False, False)
         if stream:
@@ -286,3 +288,36 @@ async def test_heads_are_in_no_log_line(request_lines: Any) -> None:
         await asked(run, CHAT, f'expect="{input_}"')
         await asked(run, CHAT, f'expect="{head_name(EMPTY)}"')
         assert "pl1_" not in json.dumps(request_lines())
+
+
+def in_turn(*behaviours: Behaviour) -> Behaviour:
+    """For several replicas: the first request gets the first behaviour, at any replica."""
+    left = list(behaviours)
+
+    async def behave(request: FakeRequest, writer: asyncio.StreamWriter) -> None:
+        await left.pop(0)(request, writer)
+
+    return behave
+
+
+async def test_a_stream_that_begins_again_elsewhere_has_its_name() -> None:
+    """Its first replica dies after a role; a request with the header is as safe as another one."""
+    choices = [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]
+    _, _, head, length = names_of(CHAT, BODIES[CHAT])
+    engine = in_turn(events(event(choices=choices), end=b""), streams("hel", "lo"))
+    async with FakeReplica([engine]) as one, FakeReplica([engine]) as other, running(one, other) as run:
+        _, _, raw = await asked(run, CHAT, "name", stream=True)
+        assert told_in_stream(CHAT, raw) == (-2, {"head": head, "length": length})
+        assert (len(one.requests), len(other.requests)) == (1, 1)
+
+
+async def test_a_stream_that_is_continued_elsewhere_has_its_name() -> None:
+    engine, body = in_turn(generates(until=5), generates()), chat()
+    async with FakeReplica([engine]) as one, FakeReplica([engine]) as other:
+        pools = [{"replicas": [one.url, other.url], "resume_streams": True}]
+        async with running(pools=pools) as run:
+            _, _, raw = await asked(run, CHAT, "name", **body)
+            whole = {"messages": [*body["messages"], {"role": "assistant", "content": TEXT}]}
+            head = head_name(names_in(json.dumps(whole).encode(), "chat").chain)
+            assert told_in_stream(CHAT, raw) == (-2, {"head": head, "length": 2})
+            assert (len(one.requests), len(other.requests)) == (1, 1)
