@@ -28,6 +28,7 @@ from gateway.request.exchange import Exchange
 from gateway.server.http.request_head import HeaderFields
 
 OPERATION: Final = "prompt_log"
+_NAME: Final = HEADER.lower().encode()
 _QUICK_BYTES: Final = 1 << 18  # of a body that is named in the event loop: 1 ms, and 3 ms with so many signs
 _QUICK_SIGNS: Final = 1 << 11
 _FORMS: Final[Mapping[str, str]] = {
@@ -50,8 +51,10 @@ class NamingPhase:
         have the headers of another request.
         """
         request = exchange.request
-        if request.headers.get(HEADER) is None:
-            return False  # nearly all requests
+        headers = request.headers
+        # Nearly all requests end here: `get` would take three times as long, because it caches what it has found.
+        if _NAME not in headers.raw if isinstance(headers, HeaderFields) else headers.get(HEADER) is None:
+            return False
         return request.path in _FORMS and request.opened_by is None and not isinstance(request, InternalRequest)
 
     async def prepare(self, exchange: Exchange) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import anthropic
 import pytest
 
 from gateway.dialects.events.sse import events_of, object_of
@@ -321,3 +322,22 @@ async def test_a_stream_that_is_continued_elsewhere_has_its_name() -> None:
             head = head_name(names_in(json.dumps(whole).encode(), "chat").chain)
             assert told_in_stream(CHAT, raw) == (-2, {"head": head, "length": 2})
             assert (len(one.requests), len(other.requests)) == (1, 1)
+
+
+async def test_official_clients_read_streams_with_names() -> None:
+    header = {"Prompt-Log": "name"}
+    engines = [streams("hel", "lo"), events(CREATED, DELTA, COMPLETED), events(BEGUN + SAYS, ENDS)]
+    async with FakeReplica(engines) as replica, running(replica) as run:
+        openai: Any = run.client
+        chunks = [
+            each async for each in await openai.chat.completions.create(**BODIES[CHAT], stream=True, extra_headers=header)
+        ]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hello"
+        assert chunks[-1].model_extra["prompt_log"]["length"] == 2
+        told = [each async for each in await openai.responses.create(**BODIES[RESPONSES], stream=True, extra_headers=header)]
+        assert told[-1].response.output_text == "hello"
+        assert told[-1].response.model_extra["prompt_log"]["length"] == 2
+        http = anthropic.DefaultAsyncHttpxClient(verify=False)
+        client: Any = anthropic.AsyncAnthropic(base_url=run.url, api_key="k", max_retries=0, http_client=http)
+        async with client, client.messages.stream(**BODIES[MESSAGES], extra_headers=header) as stream:
+            assert (await stream.get_final_message()).content[0].text == "hello"
