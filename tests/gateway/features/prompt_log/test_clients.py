@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from tests.gateway.features.prompt_log.test_vectors import VECTORS
+from tests.support.compiled import documented
 from tests.support.paths import ROOT
 from tests.support.tools import missing
 
 CLIENTS = ROOT / "docs" / "clients"
 CHAT = [(each, body) for each in VECTORS["vectors"] for body in each.get("bodies", {}).get("chat", ())]
+pytestmark = documented
 REFUSED = {"image", "image-detail", "image-url", "file", "names-and-more", "unknown-part"}
 PROGRAM = """
 import { readFileSync } from "node:fs";
