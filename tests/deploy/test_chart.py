@@ -418,6 +418,7 @@ OTHER_VALUES: Mapping[str, Any] = {
     "state": {"url": "off"},
     "ledger": {"url": "sqlite"},
     "keys": {"url": "sqlite"},
+    "prompt_log": False,
     "sharing": {"url": "redis://valkey:6379"},
     "snapshot": {"file": "off"},
     "log_level": "debug",

@@ -52,7 +52,7 @@ class NamingPhase:
         """
         request = exchange.request
         headers = request.headers
-        # Nearly all requests end here: `get` would take three times as long, because it caches what it has found.
+        # Nearly all requests end here: `get` would take three times as long, because it caches its result.
         if _NAME not in headers.raw if isinstance(headers, HeaderFields) else headers.get(HEADER) is None:
             return False
         return request.path in _FORMS and request.opened_by is None and not isinstance(request, InternalRequest)
