@@ -36,6 +36,7 @@ from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.event_stream import event_bytes, send_events
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import RunOrder, RunServices, WorkflowRun
+from gateway.features.workflows.running.step_request import StepRequest
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -101,6 +102,9 @@ class WorkflowApi:
         raise GatewayError(404, "not_found", f"There is nothing at {exchange.record.path[:100]}.")
 
     async def _by_model(self, exchange: Exchange) -> ClientReply:
+        if isinstance(exchange.request, StepRequest):  # its calls would be beyond the plan of its run, and it may call itself
+            text = f"A step calls a model; {exchange.api.model[:80]!r} is a workflow."
+            raise GatewayError(400, "workflow_invalid", text, param="model")
         try:
             return await self._door.answer(exchange)
         except DocumentError as error:

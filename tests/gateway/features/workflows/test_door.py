@@ -161,6 +161,19 @@ async def test_an_unknown_workflow_and_one_without_a_primary_output(tmp_path: Pa
         assert (got, found["error"]["code"]) == (400, "workflow_door")
 
 
+@pytest.mark.parametrize("model", ["workflow:loop", "again"])
+async def test_no_step_calls_a_workflow(tmp_path: Path, model: str) -> None:
+    step = {"chat": {**CHAT["chat"], "model": model}, "yield": "answer"}
+    loop = document({"answer": step}, name="loop", primary="answer")
+    async with served(tmp_path, loop, model_aliases={"again": "workflow:loop"}) as (engine, run):
+        status, _, answer = await run.post(chat("workflow:loop"))
+        assert (status, answer["error"]["message"]) == (
+            400,
+            "step answer: A step calls a model; 'workflow:loop' is a workflow.",
+        )
+    assert not engine.replica.requests
+
+
 async def test_the_last_text_goes_to_the_only_required_text(tmp_path: Path) -> None:
     step = {"chat": {"append": [{"role": "user", "content": "about ${inputs.q} ${inputs.t}"}]}, "yield": "a"}
     inputs = {"q": {"type": "string", "required": True}, "t": {"type": "string", "default": "none"}}
