@@ -33,7 +33,7 @@ from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
-from gateway.features.workflows.running.event_stream import event_bytes, send_events
+from gateway.features.workflows.running.event_stream import EventSender, event_bytes
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import RunOrder, RunServices, WorkflowRun
 from gateway.features.workflows.running.step_request import StepRequest
@@ -191,16 +191,17 @@ class WorkflowApi:
                 events.end()
 
         running = asyncio.get_running_loop().create_task(perform(), name=run.id)
+        sender = EventSender(events, reply)
         try:
-            await send_events(events, reply, self._core.live.patience_s)
+            await sender.run(self._core.live.patience_s)
             await running
             reply.end()
         except GatewayError as error:
-            return _end_with(error, run, events, reply)
+            return _end_with(error, run, sender.sent + 1, reply)
         except asyncio.CancelledError:
             if not self._core.running.over:
                 raise  # the client left
-            return _end_with(shutting_down(), run, events, reply)
+            return _end_with(shutting_down(), run, sender.sent + 1, reply)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -224,9 +225,10 @@ class WorkflowApi:
         return reply
 
 
-def _end_with(error: GatewayError, run: WorkflowRun, events: EventLog, reply: ClientReply) -> str:
+def _end_with(error: GatewayError, run: WorkflowRun, number: int, reply: ClientReply) -> str:
+    """The last event. number: after the last event that the client has."""
     data = {"error": {"code": error.code, "message": error.message}}
-    reply.end(event_bytes(run.id, events.next, RunEvent("error", data)))
+    reply.end(event_bytes(run.id, number, RunEvent("error", data)))
     return error.message
 
 

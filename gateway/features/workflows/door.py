@@ -30,7 +30,7 @@ from gateway.features.workflows.language.values import text_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.library import PREFIX
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests
-from gateway.features.workflows.running.event_stream import send_events
+from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent
 from gateway.features.workflows.running.run import RunOrder, RunServices, WorkflowRun
 from gateway.features.workflows.running.scheduler import COMPLETED
@@ -126,7 +126,7 @@ class WorkflowDoor:
 
     async def _sent(self, exchange: Exchange, log: EventLog, reply: ClientReply, answer: DoorAnswer) -> None:
         try:
-            await send_events(log, reply, self._core.live.patience_s)
+            await EventSender(log, reply).run(self._core.live.patience_s)
         except GatewayError as error:  # the client was too slow
             reply.write(answer.form.error(error))
         except asyncio.CancelledError:

@@ -22,36 +22,44 @@ def event_bytes(run: str, number: int, event: RunEvent) -> bytes:
     return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), number, data)
 
 
-async def send_events(log: EventLog, reply: ClientReply, patience_s: float, after: int = FIRST) -> None:
-    """Send all events until the log has ended. after: number of the last event that the client has.
+class EventSender:
+    """Sends the events of a log to a client. sent: number of the last event that the client has."""
 
-    Raises ConnectionError if the client has left, or does not read; GatewayError 410 if its next events have been dropped.
-    """
-    gate = Gate()
-    reply.feed_from(gate)
-    try:
-        while True:
-            await gate.wait_open(patience_s)
-            found = log.since(after)
-            if found is None:
-                raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
-            data, after = found
-            if data:
-                reply.write(data)
-            elif log.ended:
-                return
-            else:
-                await _next(log, reply)
-    except ClientStalled:
-        reply.cut()
-        raise
-    finally:
-        reply.feed_from(None)
+    def __init__(self, log: EventLog, reply: ClientReply, sent: int = FIRST) -> None:
+        self._log = log
+        self._reply = reply
+        self.sent = sent
 
+    async def run(self, patience_s: float) -> None:
+        """Until the log has ended, and all its events are sent.
 
-async def _next(log: EventLog, reply: ClientReply) -> None:
-    try:
-        async with asyncio.timeout(KEEP_ALIVE_S):
-            await log.changed()
-    except TimeoutError:
-        reply.write(_COMMENT)
+        Raises ConnectionError if the client has left, or does not read; GatewayError 410 if its next events have been dropped.
+        """
+        log, reply = self._log, self._reply
+        gate = Gate()
+        reply.feed_from(gate)
+        try:
+            while True:
+                await gate.wait_open(patience_s)
+                found = log.since(self.sent)
+                if found is None:
+                    raise GatewayError(410, "events_gone", "The client was too slow: its next events have been dropped.")
+                data, self.sent = found
+                if data:
+                    reply.write(data)
+                elif log.ended:
+                    return
+                else:
+                    await self._next()
+        except ClientStalled:
+            reply.cut()
+            raise
+        finally:
+            reply.feed_from(None)
+
+    async def _next(self) -> None:
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                await self._log.changed()
+        except TimeoutError:
+            self._reply.write(_COMMENT)
