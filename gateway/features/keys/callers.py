@@ -62,6 +62,19 @@ class KeyHolders(Callers):
             raise self._refused("missing", GatewayError(401, INVALID, f"An API key is needed. {_SEND}"))
         return Caller("", 0, caller.session, caller.weak_session)
 
+    def named(self, tenant: str, key_id: str) -> Caller:
+        keys = self._keys
+        if not key_id:
+            if self._required:
+                raise self._refused("missing", GatewayError(401, INVALID, "The run was begun without an API key."))
+            return Caller("", 0, "")
+        keys.require_ready()
+        grant = keys.ring.grant(key_id)
+        if grant is None:  # a token was not stored, and is like a key that was removed
+            raise self._refused("unknown", GatewayError(401, INVALID, f"The key {key_id} is not valid any more."))
+        grant.require_valid(keys.wall_clock())
+        return Caller(grant.tenant, grant.number, "", "", grant)
+
     async def look_up(self, headers: Headers) -> None:
         tokens = self._keys.tokens
         if tokens is not None:

@@ -70,7 +70,7 @@ class RunStarter:
         account = origin.lease.account
         client = account.client
         if not self.places.admit(new.owner, client):
-            raise self._full(new.owner)
+            raise places_full(self.places, new.owner)
         key, events, lease = (new.owner, f"resp_{uuid4().hex}"), account.lease(), account.lease()
         try:
             api = await new.request(lease)
@@ -125,13 +125,15 @@ class RunStarter:
         self.withdrawals.add(task)
         task.add_done_callback(self.withdrawals.discard)
 
-    def _full(self, owner: str) -> GatewayError:
-        if self.places.is_full(owner):
-            reason = f"You have {MAX_OWNED} responses running in the background, which is the maximum."
-        else:
-            reason = f"Your address has its share of the {MAX_RUNS} background responses possible here, or all are running."
-        text = f"{reason} Wait until one has ended, or cancel one."
-        return GatewayError(429, "too_many_background_responses", text, retry_after_s=FULL_RETRY_S)
+
+def places_full(places: RunPlaces, owner: str) -> GatewayError:
+    """The error for an owner, or an address, without a free place."""
+    if places.is_full(owner):
+        reason = f"You have {MAX_OWNED} responses running in the background, which is the maximum."
+    else:
+        reason = f"Your address has its share of the {MAX_RUNS} background responses possible here, or all are running."
+    text = f"{reason} Wait until one has ended, or cancel one."
+    return GatewayError(429, "too_many_background_responses", text, retry_after_s=FULL_RETRY_S)
 
 
 def charge(lease: MemoryLease, size: int) -> None:

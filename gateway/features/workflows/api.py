@@ -4,6 +4,7 @@ POST /v1/workflows/runs     a run: its events as they happen (stream), or the ru
 POST /v1/workflows/plan     bounds, shared prefixes, warnings; nothing is run
 GET  /v1/workflows          the workflows that the key may use
 GET  /v1/workflows/NAME     one of them, with its document
+/v1/workflows/runs/ID       runs in the background (`background/answers.py`)
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from gateway.core import Core
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
+from gateway.features.workflows.background.answers import BackgroundAnswers
+from gateway.features.workflows.background.runs import BackgroundRuns
+from gateway.features.workflows.background.stored_run import INLINE
 from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.door import WorkflowDoor
 from gateway.features.workflows.language.estimate import estimate_of
@@ -33,9 +37,10 @@ from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
-from gateway.features.workflows.running.event_stream import EventSender, event_bytes
+from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes
 from gateway.features.workflows.running.messages import RunEvent
-from gateway.features.workflows.running.run import RunOrder, RunServices, WorkflowRun
+from gateway.features.workflows.running.run import WorkflowRun
+from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.features.workflows.running.step_request import StepRequest
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
@@ -44,7 +49,7 @@ from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
 
 log = logging.getLogger("warmroute.workflows")
 
-INLINE: Final = "inline"
+_BACKGROUND_RUNS: Final = "/v1/workflows/runs/"
 _PATH: Final = re.compile(r"/v1/workflows(?:/([^/]{1,100})(?:/([^/]{1,100}))?)?/?")
 
 
@@ -63,7 +68,9 @@ class WorkflowApi:
         self._logs = Logs()
         self._door = WorkflowDoor(core, self.requests, self._services, self._logs, self._perform)
         self.running = 0
-        core.gauges.append(lambda: self._metrics.running.set((), self.running))
+        self.background = BackgroundRuns(core, self._services)
+        self._background = BackgroundAnswers(core, self.background)
+        core.gauges.append(lambda: self._metrics.running.set((), self.running + len(self.background)))
 
     def read_directory(self, directory: Path) -> None:
         """Read the operator's workflows. Blocks."""
@@ -94,9 +101,8 @@ class WorkflowApi:
             if found and rest is None and name not in ("schema",):
                 _require(method, "GET", exchange)
                 return self._listed(exchange) if name is None else self._one(exchange, name)
-            if name == "runs" and rest:
-                text = "There is no such run: a run that was answered is not kept."
-                raise GatewayError(404, "run_not_found", text)
+            if exchange.record.path.startswith(_BACKGROUND_RUNS):
+                return await self._background.answer(exchange)
         except DocumentError as error:
             raise error.answer() from None
         raise GatewayError(404, "not_found", f"There is nothing at {exchange.record.path[:100]}.")
@@ -148,11 +154,14 @@ class WorkflowApi:
         return {"prompt_tokens": found.prompt_tokens, "least_tokens": found.least_tokens, "cost_usd": round(cost, 9)}
 
     async def _run(self, exchange: Exchange) -> ClientReply:
-        core = self._core
-        body = read_body(exchange.api.body)
+        core, raw = self._core, exchange.api.body
+        body = read_body(raw)
         exchange.api.body = b""
         planned = await self.requests.planned(body, exchange.caller, _client(exchange))
         order = self.requests.order(planned, body, see_replicas=core.access.is_operator(exchange.request))
+        if body.background:
+            name = planned.workflow.name if planned.named else INLINE
+            return await self._background.begin(exchange, order, name, raw, stream=body.stream)
         if body.stream:
             return await self._streamed(exchange, planned, order)
         run = WorkflowRun(f"run_{uuid4().hex}", order, exchange.request, self._services, _ignored)
@@ -226,9 +235,7 @@ class WorkflowApi:
 
 
 def _end_with(error: GatewayError, run: WorkflowRun, number: int, reply: ClientReply) -> str:
-    """The last event. number: after the last event that the client has."""
-    data = {"error": {"code": error.code, "message": error.message}}
-    reply.end(event_bytes(run.id, number, RunEvent("error", data)))
+    reply.end(error_event(run.id, number, error))
     return error.message
 
 

@@ -32,7 +32,8 @@ from gateway.features.workflows.library import PREFIX
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests
 from gateway.features.workflows.running.event_stream import EventSender
 from gateway.features.workflows.running.messages import RunEvent
-from gateway.features.workflows.running.run import RunOrder, RunServices, WorkflowRun
+from gateway.features.workflows.running.run import WorkflowRun
+from gateway.features.workflows.running.run_order import RunOrder, RunServices
 from gateway.features.workflows.running.scheduler import COMPLETED
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange

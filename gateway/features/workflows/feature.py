@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway.core import Core
+from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -25,6 +26,9 @@ def install(core: Core) -> None:
     endpoint = WorkflowEndpoint(core)
     core.extensions.answerers.append(Answerer(endpoint.claims, endpoint.answer))
     core.put(endpoint)
+    if (state := core.part(LazyStore)) is not None:
+        state.tables.append("gateway.features.workflows.background.tables")
+        core.work.tasks.append(endpoint.run_background)
     if WORKFLOWS.of(core.config).directory:
         core.work.starts.append(endpoint.read_directory)
 
@@ -35,6 +39,7 @@ class WorkflowEndpoint:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._api: WorkflowApi | None = None
+        self._used = asyncio.Event()
 
     def claims(self, exchange: Exchange) -> bool:
         path = exchange.record.path
@@ -53,10 +58,22 @@ class WorkflowEndpoint:
         """Read the operator's workflows. Errors are logged, and do not end the start."""
         await asyncio.to_thread(self.api.read_directory, Path(WORKFLOWS.of(self._core.config).directory))
 
+    async def run_background(self) -> None:
+        """Adopts runs of gateways that have stopped, until cancelled. Begins with the first request for a workflow, unless the
+        store may have such runs.
+        """
+        from gateway.features.workflows.background.unfinished import may_have_runs
+
+        unfinished = await asyncio.to_thread(may_have_runs, self._core[LazyStore].url)
+        if not unfinished:
+            await self._used.wait()
+        await self.api.background.run(at_once=unfinished)
+
     @property
     def api(self) -> WorkflowApi:
         if self._api is None:
             from gateway.features.workflows.api import WorkflowApi
 
             self._api = WorkflowApi(self._core)
+            self._used.set()
         return self._api

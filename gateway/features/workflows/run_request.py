@@ -27,7 +27,7 @@ from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan,
 from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 from gateway.features.workflows.library import NamedWorkflow, WorkflowLibrary
-from gateway.features.workflows.running.run import RunOrder
+from gateway.features.workflows.running.run_order import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.request.client import Caller
 
@@ -50,6 +50,7 @@ class RunRequestBody(NamedTuple):
     stream: bool
     limits: RunLimits
     metadata: Mapping[str, Any]
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +186,14 @@ def read_body(raw: bytes) -> RunRequestBody:
         raise GatewayError(
             413, "workflow_too_large", f"A document has at most {MAX_DOCUMENT_BYTES >> 10} KiB.", param="workflow"
         )
-    for key, kind, what in (("program", str, "a text"), ("stream", bool, "true or false"), ("metadata", dict, "an object")):
+    for key, kind, what in (
+        ("program", str, "a text"),
+        ("stream", bool, "true or false"),
+        ("background", bool, "true or false"),
+        ("metadata", dict, "an object"),
+    ):
         if key in values and values[key] is not None and not isinstance(values[key], kind):
             raise bad_request(f"{key!r} must be {what}.", key)
-    if values.get("background"):
-        raise bad_request("Runs in the background are not available here; leave 'background' out.", "background", "state_off")
     metadata = values.get("metadata") or {}
     if len(members.get("metadata", b"")) > MAX_METADATA:
         raise bad_request(f"'metadata' has at most {MAX_METADATA >> 10} KiB.", "metadata")
@@ -200,6 +204,7 @@ def read_body(raw: bytes) -> RunRequestBody:
         bool(values.get("stream")),
         _limits(values.get("limits")),
         metadata,
+        bool(values.get("background")),
     )
 
 

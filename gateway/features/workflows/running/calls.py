@@ -21,6 +21,7 @@ from gateway.errors import GatewayError, over_budget
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, StartCall, StepFailure
+from gateway.features.workflows.running.origin import AdoptedRunOrigin
 from gateway.features.workflows.running.step_request import StepReply, StepRequest, failure_of
 from gateway.request.client import Caller, ClientRequest
 from gateway.request.phases.scopes import scope_of
@@ -134,11 +135,16 @@ class ModelCallAttempt:
         try:
             if callers.looks_up:
                 await callers.look_up(self._asked.headers)
-            caller = callers.of(self._asked)
+            if isinstance(self._asked, AdoptedRunOrigin):
+                caller = callers.named(self._asked.tenant, self._asked.key_id)
+            else:
+                caller = callers.of(self._asked)
             if not self._defined or caller.grant is None:
                 return caller
             return Caller(caller.tenant, caller.key, caller.session, caller.weak_session, caller.grant.unrestricted())
         except GatewayError as error:
+            if error.status >= 500:  # keys cannot be read now
+                return failure_of(error)
             return StepFailure("grant_revoked", error.message, error.status, ends_run=True, cause=error.code)
 
     async def _parsed(self, caller: Caller) -> ApiRequest:

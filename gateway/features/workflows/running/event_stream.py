@@ -14,12 +14,17 @@ from gateway.features.workflows.running.messages import RunEvent
 from gateway.request.client import ClientReply
 
 KEEP_ALIVE_S: Final = 10.0
-_COMMENT: Final = b": the run goes on\n\n"
+COMMENT: Final = b": the run goes on\n\n"
 
 
 def event_bytes(run: str, number: int, event: RunEvent) -> bytes:
     data = orjson.dumps({"run": run, "seq": number, **event.data})
     return b"event: %b\nid: %d\ndata: %b\n\n" % (event.kind.encode(), number, data)
+
+
+def error_event(run: str, number: int, error: GatewayError) -> bytes:
+    """The last event of a stream that ends before its run. number: after the last event that the client has."""
+    return event_bytes(run, number, RunEvent("error", {"error": {"code": error.code, "message": error.message}}))
 
 
 class EventSender:
@@ -62,4 +67,4 @@ class EventSender:
             async with asyncio.timeout(KEEP_ALIVE_S):
                 await self._log.changed()
         except TimeoutError:
-            self._reply.write(_COMMENT)
+            self._reply.write(COMMENT)

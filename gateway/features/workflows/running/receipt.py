@@ -126,6 +126,12 @@ class Receipt:
         self.completion += usage.completion_tokens
         self.cost_usd += usage.cost_usd
 
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Sets the counts from `as_json`, but for the least tokens."""
+        self.calls, self.prompt, self.cached = found["calls"], found["prompt_tokens"], found["cached_tokens"]
+        self.completion, self.wasted = found["completion_tokens"], found["wasted_tokens"]
+        self.cost_usd = found["cost_usd"]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "calls": self.calls,

@@ -1,29 +1,35 @@
 """One run of a workflow: does what its scheduler says, and tells the client.
 
     scheduler.turn ──► calls: a task each ──► answers, failures, pieces of text ──► scheduler ──► turn ...
-                  └──► events ──► emit, numbered
+                  └──► events ──► emit, numbered          └── journal: durable first ──┘
 
-`run` returns after the last event, when no task of the run is left; cancelled, it cancels all of them first.
+`run` returns after the last event, when no task of the run is left; cancelled, it cancels all of them first. Only a run in the
+background has a journal (`recorded.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
-from gateway.errors import internal_error, over_budget
+from gateway.errors import GatewayError, internal_error, over_budget
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
-from gateway.features.workflows.language.plan import WorkflowPlan
-from gateway.features.workflows.language.results import CHAT
 from gateway.features.workflows.language.scheduling import FAILED, RUNNING
-from gateway.features.workflows.language.workflow import Workflow
-from gateway.features.workflows.running.calls import ModelCallAttempt, ModelCalls
-from gateway.features.workflows.running.messages import CallUsage, CancelCall, ModelAnswer, RunEvent, StartCall, StepFailure
-from gateway.features.workflows.running.outputs import RETRACTED
-from gateway.features.workflows.running.receipt import Receipt, message_bytes
+from gateway.features.workflows.running.calls import ModelCallAttempt
+from gateway.features.workflows.running.messages import (
+    CancelCall,
+    ModelAnswer,
+    RunEvent,
+    SchedulerTurn,
+    StartCall,
+    StepFailure,
+)
+from gateway.features.workflows.running.recorded import RecordedStep, ResumedRun, RunJournal, RunProgress
+from gateway.features.workflows.running.replay import RunReplay, tell
+from gateway.features.workflows.running.run_order import RunOrder, RunServices
+from gateway.features.workflows.running.run_usage import RunUsage
 from gateway.features.workflows.running.scheduler import CANCELLED, COMPLETED, INCOMPLETE, RunScheduler
 from gateway.features.workflows.running.step_copies import StepCopy
 from gateway.features.workflows.running.step_request import failure_of
@@ -36,52 +42,10 @@ OUT_OF_TIME: Final = "run_timeout"
 OUT_OF_MONEY: Final = "cost_usd"
 
 
-class ConnectorCaller(Protocol):
-    """Calls the services that are no models."""
-
-    @property
-    def repeatable(self) -> frozenset[str]:
-        """Names of connectors that may be called again."""
-
-    async def call(self, use: str, arguments: Any, key: str) -> Any:
-        """The answer, or a StepFailure. key: of idempotency."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunOrder:
-    """The workflow to run, with its inputs and bounds.
-
-    version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
-    know them. gated: calls wait for a call that computes their prefix. passed: a step whose text the client gets as it comes.
-    defined: by the operator, so that the caller need not have its models.
-    """
-
-    workflow: Workflow
-    plan: WorkflowPlan
-    inputs: Mapping[str, Any]
-    max_tokens: int
-    seconds: float
-    cost_usd: float | None = None
-    version: int | None = None
-    see_replicas: bool = False
-    gated: bool = True
-    passed: str = ""
-    defined: bool = False
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RunServices:
-    """The surroundings of all runs. clock: monotonic seconds. wall_clock: Unix seconds."""
-
-    models: ModelCalls
-    connectors: ConnectorCaller
-    clock: Callable[[], float]
-    wall_clock: Callable[[], float]
-
-
 class WorkflowRun:
-    """asked: the request of the client. emit: gets each event with its number."""
+    """asked: the request of the client. emit: gets each event with its number. journal: None: the run belongs to its client's
+    connection.
+    """
 
     def __init__(
         self,
@@ -90,43 +54,55 @@ class WorkflowRun:
         asked: ClientRequest,
         services: RunServices,
         emit: Callable[[int, RunEvent], None],
+        journal: RunJournal | None = None,
     ) -> None:
         self.id = id_
-        self.receipt = Receipt()
         self._order = order
         self._asked = asked
         self._models, self._connectors = services.models, services.connectors
         self._clock = services.clock
-        self.created_at = int(services.wall_clock())
+        now = services.wall_clock()
         self._emit = emit
-        self._number = 0
+        self._journal = journal
+        self._resumed = journal.resumed if journal is not None else None
+        self._recorded: dict[str, RecordedStep] = {}
+        self._number = self._resumed.number if self._resumed is not None else 0
+        self.created_at = int(self._resumed.created_at if self._resumed is not None else now)
+        self._elapsed_s = max(0.0, now - self.created_at) if self._resumed is not None else 0.0
+        self._replay: RunReplay | None = None
+        self._stop_later: tuple[str, str, StepFailure | None] | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending = set[asyncio.Task[None]]()
         self._attempts: dict[str, ModelCallAttempt] = {}
-        self._tokens: dict[str, int] = {}  # of answers of steps that are done
         self._charged = 0
         self._begun = 0.0
         self._over = asyncio.Event()
         self._turning: asyncio.Handle | None = None
-        self._committed: dict[str, float] = {}  # the worst price of each call that runs
         repeatable = services.connectors.repeatable
+        gated = order.gated and self._resumed is None  # the engines have computed the prompts of a run that goes on
         self.scheduler = RunScheduler(
-            order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=order.gated, passed=order.passed
+            order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=gated, passed=order.passed
         )
+        self._usage = RunUsage(self.scheduler, order.cost_usd)
+        self.receipt = self._usage.receipt
 
     async def run(self) -> None:
         """Until the last event. Raises CancelledError."""
-        loop = asyncio.get_running_loop()
-        self._begun = self._clock()
-        deadline = loop.call_later(self._order.seconds, self._stop, INCOMPLETE, OUT_OF_TIME)
+        loop, resumed = asyncio.get_running_loop(), self._resumed
+        self._begun = self._clock() - self._elapsed_s
+        deadline = loop.call_later(max(0.0, self._order.seconds - self._elapsed_s), self._stop, INCOMPLETE, OUT_OF_TIME)
         try:
-            plan = self._order.plan
-            bounds = {"calls": plan.calls, "output_tokens": plan.output_tokens, "widest": plan.widest}
-            self.scheduler.begin(self._begun, bounds)
-            self._turn()
+            if resumed is None:
+                self.scheduler.begin(self._begun, self._bounds)
+                self._turn()
+            else:
+                await self._resume(resumed)
             await self._over.wait()
             await self._settled()
-            self._tell(RunEvent(EVENTS[self.scheduler.status], self.as_json(steps=False)))
+            last = self.as_json(steps=False)
+            if self._journal is not None:
+                await self._journal.end(self.scheduler.status, self.as_json(), self._number)
+            self._tell(RunEvent(EVENTS[self.scheduler.status], last))
         finally:
             deadline.cancel()
             self._stop(CANCELLED)  # unless it has ended
@@ -134,9 +110,38 @@ class WorkflowRun:
                 self._turning.cancel()
             await self._settled()
 
+    def cancel(self) -> None:
+        """Ends it with all its events. Ignored if it has ended."""
+        self._stop(CANCELLED)
+
     def _stop(self, status: str, reason: str = "", failure: StepFailure | None = None) -> None:
+        if self._replay is not None:
+            self._stop_later = status, reason, failure
+            return
         self.scheduler.stop(status, self._clock(), reason, failure)
         self._turn()
+
+    @property
+    def _bounds(self) -> dict[str, int]:
+        plan = self._order.plan
+        return {"calls": plan.calls, "output_tokens": plan.output_tokens, "widest": plan.widest}
+
+    async def _resume(self, resumed: ResumedRun) -> None:
+        """Goes on with a run of another gateway."""
+        self._replay = replay = RunReplay(self.scheduler, resumed, self._usage, self._begun)
+        try:
+            calls, starts = await replay.run()
+        finally:
+            self._replay = None
+        self._recorded = replay.left
+        recorded = [each.name for each in resumed.steps]
+        board = self.scheduler.board
+        state = {"outputs": board.values, "provisional": board.provisional}
+        self._tell(RunEvent("run.resumed", {"bounds": self._bounds, "recorded": recorded, **state}))
+        if self._stop_later is not None:
+            self._stop(*self._stop_later)
+            return
+        self._handle(SchedulerTurn(calls, starts, more=self.scheduler.status == RUNNING))
 
     async def _settled(self) -> None:
         """Waits for the end of all tasks."""
@@ -151,7 +156,9 @@ class WorkflowRun:
         if self._turning is not None:
             self._turning.cancel()
             self._turning = None
-        turn = self.scheduler.turn(self._clock())
+        self._handle(self.scheduler.turn(self._clock()))
+
+    def _handle(self, turn: SchedulerTurn) -> None:
         for event in turn.events:
             self._tell(event)
         for call in turn.calls:
@@ -181,7 +188,9 @@ class WorkflowRun:
         self._number += 1
 
     def _cancel(self, call: CancelCall) -> None:
-        task = self._tasks.pop(call.name)
+        task = self._tasks.pop(call.name, None)
+        if task is None:
+            return  # a run that was stopped while it was resumed has no calls yet
         attempt = self._attempts.pop(call.name, None)
         if attempt is not None and call.killed:
             attempt.kill()
@@ -201,6 +210,8 @@ class WorkflowRun:
     async def _call(self, call: StartCall) -> None:
         try:
             await self._attempt(call)
+        except GatewayError as error:  # of the journal
+            self._stop(FAILED, "", failure_of(error))
         except Exception:  # a bug must end its own run only
             log.exception("a step failed by a bug", extra={"run": self.id, "step": call.name})
             self._stop(FAILED, "", failure_of(internal_error()))
@@ -208,28 +219,40 @@ class WorkflowRun:
     async def _attempt(self, call: StartCall) -> None:
         if call.delay_s:
             await asyncio.sleep(call.delay_s)
-        if isinstance(call.step.work, ConnectorCall):
+        recorded = self._recorded.pop(call.name, None)
+        if recorded is not None:
+            outcome = recorded.outcome
+        elif isinstance(call.step.work, ConnectorCall):
             outcome = await self._connected(call, call.step.work)
         else:
             if not self._affords(call):
                 self._stop(INCOMPLETE, OUT_OF_MONEY)
                 return
             outcome = await self._modelled(call)
+        if self._journal is not None and recorded is None:
+            outcome = await self._journaled(self._journal, call, outcome)
         if self._tasks.get(call.name) is not asyncio.current_task():
             return  # it was cancelled, and has ended before it noticed
-        now = self._clock()
-        if isinstance(outcome, StepFailure):
-            self.scheduler.failed(call.name, outcome, now)
-        elif isinstance(outcome, ModelAnswer):
-            self.scheduler.answered(call.name, outcome, now)
-        else:
-            self.scheduler.connected(call.name, outcome, now)
+        tell(self.scheduler, call.name, outcome, self._clock())
         if self._tasks.get(call.name) is asyncio.current_task():
             self._ending.add(task := self._tasks.pop(call.name))
             task.add_done_callback(self._ending.discard)
         self._turn()
 
+    async def _journaled(self, journal: RunJournal, call: StartCall, outcome: Any) -> Any:
+        """The outcome, which is durable then if it is final. Raises GatewayError."""
+        outcome = self.scheduler.judged(call.name, outcome)
+        if self.scheduler.is_final(call.name, outcome):
+            progress = RunProgress(self._number, self.receipt.as_json())
+            await journal.record(RecordedStep(call.name, outcome, self._usage.of(call.name)), progress)
+        return outcome
+
     async def _connected(self, call: StartCall, work: ConnectorCall) -> Any:
+        """Raises GatewayError."""
+        if self._journal is not None and work.use not in self._connectors.repeatable:
+            if self._resumed is not None and call.name in self._resumed.called:
+                return StepFailure("connector_interrupted", f"The connector {work.use!r} was called, and its answer is lost.")
+            await self._journal.call(call.name)
         try:
             async with asyncio.timeout(call.step.timeout_s):
                 return await self._connectors.call(work.use, call.body["with"], self.scheduler.request_id(call.name))
@@ -253,43 +276,12 @@ class WorkflowRun:
         finally:
             if self._attempts.get(call.name) is attempt:
                 del self._attempts[call.name]
-            self._count(call, attempt.usage, outcome)
+            self._usage.count(call, attempt.usage, outcome)
         return outcome
 
     def _affords(self, call: StartCall) -> bool:
         """False if the worst price of the call could exceed the run's limit."""
-        most = self._order.cost_usd
-        if most is None:
-            return True
-        worst = self._models.worst_usd(call)
-        if self.receipt.cost_usd + sum(self._committed.values()) + worst > most:
-            return False
-        self._committed[call.name] = worst
-        return True
-
-    def _count(self, call: StartCall, usage: CallUsage, outcome: ModelAnswer | StepFailure | None) -> None:
-        """Counts the usage of an attempt. outcome: None: it was cancelled."""
-        self._committed.pop(call.name, None)
-        self.receipt.count(usage)
-        self.scheduler.used(call.name, usage)
-        if isinstance(outcome, ModelAnswer):
-            self._tokens[call.name] = usage.completion_tokens
-        else:
-            self.receipt.wasted += usage.completion_tokens
-        work = call.step.work
-        if not isinstance(work, ModelCall) or not usage.prompt_tokens:
-            return
-        answer = outcome if isinstance(outcome, ModelAnswer) else None
-        continued: list[bytes] = []
-        if work.kind == CHAT:
-            prompt = [message_bytes(each) for each in call.body["messages"]]
-            if answer is not None:
-                continued = [*prompt, message_bytes(answer.message)]
-        else:
-            prompt = [call.body["prompt"].encode("utf-8", "surrogatepass")]
-            if answer is not None:
-                continued = [prompt[0] + answer.text.encode("utf-8", "surrogatepass")]
-        self.receipt.union.add(work.model, prompt, usage.prompt_tokens, continued, usage.completion_tokens)
+        return not self._usage.limited or self._usage.affords(call.name, self._models.worst_usd(call))
 
     # -- the run as JSON
 
@@ -305,7 +297,7 @@ class WorkflowRun:
             "outputs": scheduler.outputs,
             "provisional": scheduler.board.provisional,
             "error": scheduler.error.as_json(scheduler.failed_step) if scheduler.error else None,
-            "usage": self._usage(),
+            "usage": self._usage.as_json(),
             "metadata": dict(order.metadata),
         }
         if scheduler.status == INCOMPLETE:
@@ -315,12 +307,6 @@ class WorkflowRun:
                 self._step(one) for one in scheduler.tree.all() if isinstance(one.step.work, ModelCall | ConnectorCall)
             ]
         return found
-
-    def _usage(self) -> dict[str, Any]:
-        usage = self.receipt.as_json()
-        retracted = {each.source.name for each in self.scheduler.board.found.values() if each.state == RETRACTED}
-        usage["wasted_tokens"] += sum(self._tokens.get(name, 0) for name in retracted)
-        return usage
 
     def _step(self, one: StepCopy) -> dict[str, Any]:
         found: dict[str, Any] = {

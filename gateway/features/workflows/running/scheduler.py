@@ -133,7 +133,7 @@ class RunScheduler:
         try:
             result = self._result(one, call, answer)
         except ConstraintUnsatisfiedError as error:
-            self._attempt_failed(one, StepFailure("constraint_unsatisfied", str(error), repeat=True))
+            self._attempt_failed(one, _unsatisfied(error))
         except EvaluationError as error:
             self._fail(one, _evaluation_failure(error))
         else:
@@ -419,22 +419,39 @@ class RunScheduler:
             self._events.append(self.board.add(rule.name, value, one))
         self._kill_all(one.step.kills, one)
 
-    def _attempt_failed(self, one: StepCopy, failure: StepFailure) -> None:
+    def judged(self, name: str, outcome: Any) -> Any:
+        """The outcome of an attempt; an answer that does not fit its constraint is a failure."""
+        one = self._calling.get(name)
+        if one is not None and isinstance(outcome, ModelAnswer) and isinstance(one.step.work, ModelCall):
+            try:
+                one.step.work.value_of(outcome.text)
+            except ConstraintUnsatisfiedError as error:
+                return _unsatisfied(error)
+        return outcome
+
+    def is_final(self, name: str, outcome: Any) -> bool:
+        """True if no other attempt of the step follows, and it has not ended otherwise."""
+        one = self._calling.get(name)
+        return one is not None and not (isinstance(outcome, StepFailure) and self._repeats(one, outcome))
+
+    def _repeats(self, one: StepCopy, failure: StepFailure) -> bool:
         most = one.step.retries if one.step.retries is not None else DEFAULT_RETRIES
         if isinstance(one.step.work, ConnectorCall) and one.step.work.use not in self._repeatable:
             most = 0
         if one.step.name == self._passed and one.streamed and not self.tree.may_be_killed(one):
+            return False
+        return failure.waits or (failure.repeat and one.attempts <= most)
+
+    def _attempt_failed(self, one: StepCopy, failure: StepFailure) -> None:
+        if not self._repeats(one, failure):
             self._fail(one, failure)
             return
         if failure.waits:
             delay = failure.retry_after_s if failure.retry_after_s is not None else WAIT_S
-        elif failure.repeat and one.attempts <= most:
+        else:
             backoff = BACKOFF_S[min(one.attempts, len(BACKOFF_S)) - 1]
             delay = max(backoff, failure.retry_after_s or 0.0)
             one.attempts += 1
-        else:
-            self._fail(one, failure)
-            return
         self._events += self.board.reset(one)
         uncertain = self.tree.may_be_killed(one)
         self._calls.append(StartCall(one.name, one.step, one.body, one.attempts, delay, uncertain))
@@ -558,6 +575,10 @@ class RunScheduler:
 
     def __repr__(self) -> str:
         return f"<RunScheduler {self._workflow.name} {self.status}, {self.tree.live} live, {len(self._calling)} calling>"
+
+
+def _unsatisfied(error: ConstraintUnsatisfiedError) -> StepFailure:
+    return StepFailure("constraint_unsatisfied", str(error), repeat=True)
 
 
 def _evaluation_failure(error: EvaluationError) -> StepFailure:

@@ -319,7 +319,7 @@ def _block(chance: random.Random, seen: list[str], depth: int, prefix: str) -> d
     return made
 
 
-def _random_workflow(chance: random.Random) -> Workflow | None:
+def random_workflow(chance: random.Random) -> Workflow | None:
     try:
         return workflow_of(_block(chance, [], 2, ""))
     except DocumentError:
@@ -330,7 +330,7 @@ def _random_workflow(chance: random.Random) -> Workflow | None:
 @given(seed=st.integers(0, 1 << 40))
 def test_random_documents_end_within_their_plan(seed: int) -> None:
     chance = random.Random(seed)
-    workflow = next(found for _ in range(100) if (found := _random_workflow(chance)))
+    workflow = next(found for _ in range(100) if (found := random_workflow(chance)))
     plan = plan_of(workflow, RunAllowance(max_calls=1 << 20, max_output_tokens=1 << 30))
     answers = dict.fromkeys(workflow.graph.steps, chance.choice(["x", "some text"]))
     names = [f"{name}{suffix}" for name in workflow.graph.steps for suffix in ("", "[0]", "[1]")]

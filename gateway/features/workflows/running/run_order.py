@@ -1,0 +1,55 @@
+"""A run before it begins: the workflow with its inputs and bounds, and the surroundings of all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.features.workflows.language.plan import WorkflowPlan
+from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.running.calls import ModelCalls
+
+
+class ConnectorCaller(Protocol):
+    """Calls the services that are no models."""
+
+    @property
+    def repeatable(self) -> frozenset[str]:
+        """Names of connectors that may be called again."""
+
+    async def call(self, use: str, arguments: Any, key: str) -> Any:
+        """The answer, or a StepFailure. key: of idempotency."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrder:
+    """The workflow to run, with its inputs and bounds.
+
+    version: of a stored workflow; None: it has none. seconds, cost_usd: bounds; None: no bound. see_replicas: the client may
+    know them. gated: calls wait for a call that computes their prefix. passed: a step whose text the client gets as it comes.
+    defined: by the operator, so that the caller need not have its models.
+    """
+
+    workflow: Workflow
+    plan: WorkflowPlan
+    inputs: Mapping[str, Any]
+    max_tokens: int
+    seconds: float
+    cost_usd: float | None = None
+    version: int | None = None
+    see_replicas: bool = False
+    gated: bool = True
+    passed: str = ""
+    defined: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunServices:
+    """The surroundings of all runs. clock: monotonic seconds. wall_clock: Unix seconds."""
+
+    models: ModelCalls
+    connectors: ConnectorCaller
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
