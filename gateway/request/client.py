@@ -200,13 +200,15 @@ class InternalRequest(ClientRequest):
 
     asked: the client's request behind it, whose headers are sent to the replica. id: of this request, in logs. answered: makes
     the reply that receives the answer; and another one for the error if the answer cannot be completed. lease: its own, with
-    its body charged; the caller closes it. path: default: the path of the client's request.
+    its body charged; the caller closes it. path: default: the path of the client's request. fields: further fields of its line
+    in the log; None: there are none.
     """
 
     def __init__(
         self, asked: ClientRequest, id_: str, answered: Callable[[], ClientReply], lease: MemoryLease, path: str = ""
     ) -> None:
         super().__init__("POST", path or asked.path, path or asked.target, _InternalHeaders(asked.headers, id_), lease)
+        self.fields: dict[str, str] | None = None
         self._lines = asked.upstream_headers()
         self._answered = answered
 

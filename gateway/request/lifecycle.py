@@ -80,6 +80,8 @@ class Lifecycle:
     def run(self, request: InternalRequest, api: ApiRequest, caller: Caller) -> Coroutine[Any, Any, ClientReply]:
         """`serve`, from the phase after parse on, for a request without bytes."""
         exchange = self._begin(request, self.clock())
+        if request.fields is not None:
+            exchange.record.fields = {**(exchange.record.fields or {}), **request.fields}
         self.reading.known(exchange, caller, api)
         return self._serve(exchange)
 

@@ -96,7 +96,7 @@ class JournaledRuns:
         self._order = RunOrder(workflow, plan_of(workflow, ALLOWANCE), inputs, 1024, 600.0)
         self._services = RunServices(cast(ModelCalls, self), self, lambda: 1.0, lambda: 1.0)
 
-    def prepare(self, _asked: Any, _id: str, call: StartCall, stream: Callable[[str], None], *, defined: bool) -> Any:
+    def prepare(self, _asked: Any, _id: str, call: StartCall, stream: Callable[[str], None], _context: Any) -> Any:
         self.called.append(call.name)
         failure = self._failures.get(call.name)
         text = self._answers.get(call.name, self._answers.get(call.step.name, "text"))

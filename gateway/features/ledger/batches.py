@@ -92,7 +92,8 @@ class RowMaker:
     def row(self, id_: str, entry: Entry) -> Row:
         """Make the row of an entry. O(1)."""
         (at, request, tenant, key, label, model, alias, pool, replica, endpoint, *others) = entry
-        (status, stream, cancelled, resumed, attempts, error, seconds, first, predicted, available, consumed, bill, _) = others
+        (status, stream, cancelled, resumed, attempts, error, seconds, first, *spent) = others
+        (predicted, available, consumed, bill, run, workflow, _) = spent
         at_ms = milliseconds(at)
         failed = not cancelled and status != CLIENT_LEFT and (status >= 400 or bool(error))
         tokens: tuple[int, ...] = _NO_TOKENS
@@ -112,7 +113,7 @@ class RowMaker:
         times = (milliseconds(seconds), -1 if first is None else milliseconds(first))
         counts = (_count(predicted), _count(available), int(consumed is not None), int(bill is not None), estimated)
         begin = (id_, at_ms, clean(request), self._tenant(_name(tenant), at_ms))
-        return begin + named + found + times + counts + tokens + money
+        return begin + named + found + times + counts + tokens + money + (clean(run), _name(workflow))
 
     def _tenant(self, tenant: str, at_ms: int) -> str:
         day = at_ms // DAY_MS
@@ -165,7 +166,7 @@ def sums_of(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
         columns = list(zip(*some, strict=True))
         estimated = sum(each != "" for each in columns[24])
         unpriced = sum(metered > priced for metered, priced in zip(columns[22], columns[23], strict=True))
-        counts = [len(some), sum(columns[12]), estimated, unpriced, *map(sum, columns[25:])]
+        counts = [len(some), sum(columns[12]), estimated, unpriced, *map(sum, columns[25:-2])]
         found.append((*group, *counts[: -len(MONEY)], *_parts(counts[-len(MONEY) :])))
     return found
 

@@ -19,6 +19,9 @@ class LedgerEntries:
         sender, subject, placement = request.sender, request.subject, request.placement
         answer, spent = request.answer, request.spent
         begun, first = request.begun, answer.first_token
+        fields = request.fields
+        run: str = fields.get("run", "") if fields is not None else ""
+        workflow: str = fields.get("workflow", "") if fields is not None else ""
         model, alias, error = subject.model[:MAX_CHARS], subject.alias[:MAX_CHARS], request.error[:MAX_CHARS]
         self._buffer.add(
             (
@@ -44,6 +47,8 @@ class LedgerEntries:
                 placement.available_cached_tokens,
                 spent.consumed,
                 spent.bill,
+                run,
+                workflow,
                 size_of(model, alias, error),
             )
         )

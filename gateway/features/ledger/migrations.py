@@ -1,6 +1,6 @@
 """Migrations of the ledger's tables, in SQL, which are never edited; `tables.py` has the latest version.
 
-1: without `key`.
+1: without `key`. 2: without `run` and `workflow`.
 """
 
 from __future__ import annotations
@@ -38,4 +38,10 @@ def _add_key(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-MIGRATIONS: Final[Mapping[int, Migration]] = {1: _add_key}
+def _add_run(connection: Connection) -> None:
+    """Adds `run` and `workflow` to the rows. A gateway of the version before writes rows without them."""
+    for name in ("run", "workflow"):
+        connection.execute(text(f"ALTER TABLE warmroute_usage ADD COLUMN {name} VARCHAR DEFAULT '' NOT NULL"))
+
+
+MIGRATIONS: Final[Mapping[int, Migration]] = {1: _add_key, 2: _add_run}

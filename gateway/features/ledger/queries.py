@@ -4,31 +4,50 @@
       ├─ rows ─┤ day │ day │ day │ day ├─── rows ───┤
                └────── daily sums ─────┘
 
-The rows of an incomplete day may have been removed: then its sums are too small, and the day is reported as incomplete.
+The rows of an incomplete day may have been removed: then its sums are too small, and the day is reported as incomplete. By run
+or workflow, all days are summed up from rows.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, literal_column, select
 
 from gateway.features.ledger.batches import day_of
-from gateway.features.ledger.sums import COUNTS, DAY_MS, LAST_MS, MILL, MONEY, NAMES, TOKENS, Period, UsageReport, UsageSums
+from gateway.features.ledger.sums import (
+    COUNTS,
+    DAY_MS,
+    LAST_MS,
+    MILL,
+    MONEY,
+    NAMES,
+    ROW_GROUP,
+    TOKENS,
+    Period,
+    UsageReport,
+    UsageSums,
+)
 from gateway.features.ledger.tables import daily, rows
 
 # Literals: Postgres does not recognise two equal parameters of one query.
 _MILL: Final[ColumnElement[Any]] = literal_column(str(MILL))
 _DAY_MS: Final[ColumnElement[Any]] = literal_column(str(DAY_MS))
+_EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
 
 
 def usage(connection: Connection, by: Sequence[str], period: Period) -> UsageReport:
-    """Sum up a period. by: names of GROUP."""
+    """Sum up a period. by: names of GROUP and ROW_GROUP."""
     found = dict[tuple[str, ...], list[int]]()
-    if days := period.whole_days():
-        _add(found, connection, _of_days(by, *days), by)
     incomplete = list[tuple[str, int, int]]()
+    if days := period.whole_days():
+        if set(by).isdisjoint(ROW_GROUP):
+            _add(found, connection, _of_days(by, *days), by)
+        else:
+            _add(found, connection, _of_rows(by, *days), by)
+            incomplete += _incomplete_days(connection, *days)
     for begin, end in period.parts():
         _add(found, connection, _of_rows(by, begin, end), by)
         incomplete += _incomplete(connection, begin)
@@ -84,8 +103,26 @@ def _incomplete(connection: Connection, at_ms: int) -> Iterator[tuple[str, int, 
     begin, day = at_ms // DAY_MS * DAY_MS, day_of(at_ms)
     if connection.execute(select(rows.c.at_ms).where(rows.c.at_ms < at_ms).limit(1)).first() is not None:
         return
-    there = select(func.count()).where(rows.c.at_ms >= begin, rows.c.at_ms < begin + DAY_MS)
-    were = select(func.sum(daily.c.requests)).where(daily.c.day == day)
-    rows_there, requests = connection.execute(there).scalar() or 0, int(connection.execute(were).scalar() or 0)
-    if rows_there < requests:
-        yield day, rows_there, requests
+    requests = int(connection.execute(select(func.sum(daily.c.requests)).where(daily.c.day == day)).scalar() or 0)
+    there = _rows_between(connection, begin, begin + DAY_MS)
+    if there < requests:
+        yield day, there, requests
+
+
+def _incomplete_days(connection: Connection, first_ms: int, last_ms: int) -> Iterator[tuple[str, int, int]]:
+    """Report the whole days of which rows were removed: all before the oldest row, and perhaps its own."""
+    within = and_(daily.c.day >= day_of(first_ms), daily.c.day < day_of(min(last_ms, LAST_MS)))
+    oldest = connection.execute(select(func.min(rows.c.at_ms))).scalar()
+    if oldest is not None:
+        within = and_(within, daily.c.day <= day_of(oldest))
+    query = select(daily.c.day, func.sum(daily.c.requests)).where(within).group_by(daily.c.day).order_by(daily.c.day)
+    for day, requests in connection.execute(query).all():
+        begin = (datetime.date.fromisoformat(day).toordinal() - _EPOCH) * DAY_MS
+        there = _rows_between(connection, begin, begin + DAY_MS)
+        if there < int(requests):
+            yield day, there, int(requests)
+
+
+def _rows_between(connection: Connection, begin_ms: int, end_ms: int) -> int:
+    query = select(func.count()).where(rows.c.at_ms >= begin_ms, rows.c.at_ms < end_ms)
+    return connection.execute(query).scalar() or 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 GROUP: Final = ("day", "tenant", "key", "model", "pool", "endpoint")
+ROW_GROUP: Final = ("run", "workflow")  # of rows only: the daily sums would have too many groups
 COUNTS: Final = (
     *("requests", "failed", "estimated", "unpriced"),
     *("prompt", "cached", "written", "hours", "completion", "images"),

@@ -19,13 +19,15 @@ from gateway.database.failures import StoreFailed
 from gateway.features.ledger.command.output import as_json, print_usage, write_csv
 from gateway.features.ledger.command.period import EXPECTED, PeriodBound, PeriodError, parse_bound, period
 from gateway.features.ledger.section import LEDGER
-from gateway.features.ledger.sums import GROUP, Period, UsageReport
+from gateway.features.ledger.sums import GROUP, ROW_GROUP, Period, UsageReport
 from gateway.features.table import read
 
 DESCRIPTION: Final = (
     "Show usage and cost by tenant, model and the like, from the ledger (`ledger.url`). Whole days come from daily sums,"
-    " incomplete days at both ends from the rows of requests, as long as these are stored. Days are UTC days."
+    " incomplete days at both ends, and all days by run or workflow, from the rows of requests, as long as these are stored."
+    " Days are UTC days."
 )
+NAMES: Final = (*GROUP, *ROW_GROUP)
 _READ_S: Final = 600.0  # an incomplete day may have millions of rows
 
 
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", type=Path, help="configuration with `ledger.url` (default: $WARMROUTE_CONFIG)"
     )
     where.add_argument("--url", metavar="URL", help="the ledger: sqlite, sqlite:///PATH or postgresql://USER@HOST/NAME")
-    groups = f"columns to group by, one or more of {', '.join(GROUP)} (default: tenant)"
+    groups = f"columns to group by, one or more of {', '.join(NAMES)} (default: tenant)"
     parser.add_argument("--by", metavar="NAME[,NAME...]", type=_groups, default=("tenant",), help=groups)
     parser.add_argument("--since", metavar="WHEN", type=_bound, default="7d", help=f"{EXPECTED} (default: %(default)s)")
     parser.add_argument("--until", metavar="WHEN", type=_bound, help="exclusive end (default: the end of today, UTC)")
@@ -110,8 +112,8 @@ def _print_notes(found: UsageReport) -> None:
 
 def _groups(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if wrong := [name for name in names if name not in GROUP]:
-        raise argparse.ArgumentTypeError(f"one or more of {', '.join(GROUP)} are expected, got {wrong[0][:40]!r}")
+    if wrong := [name for name in names if name not in NAMES]:
+        raise argparse.ArgumentTypeError(f"one or more of {', '.join(NAMES)} are expected, got {wrong[0][:40]!r}")
     return names
 
 

@@ -20,7 +20,7 @@ from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError, over_budget
 from gateway.features.workflows.language.document import ModelCall
 from gateway.features.workflows.language.results import CHAT
-from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, StartCall, StepFailure
+from gateway.features.workflows.running.messages import CallUsage, ModelAnswer, StartCall, StepContext, StepFailure
 from gateway.features.workflows.running.origin import AdoptedRunOrigin
 from gateway.features.workflows.running.step_request import StepReply, StepRequest, failure_of
 from gateway.request.client import Caller, ClientRequest
@@ -75,10 +75,9 @@ class ModelCalls:
         return dollars(bill.total) if bill else 0.0
 
     def prepare(
-        self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], *, defined: bool
+        self, asked: ClientRequest, id_: str, call: StartCall, stream: Callable[[str], None], context: StepContext
     ) -> ModelCallAttempt:
-        """defined: the operator has defined the workflow, so that the caller need not have its models."""
-        return ModelCallAttempt(self._core, self._usage.awaited, asked, id_, call, stream, defined=defined)
+        return ModelCallAttempt(self._core, self._usage.awaited, asked, id_, call, stream, context)
 
 
 class ModelCallAttempt:
@@ -92,11 +91,10 @@ class ModelCallAttempt:
         id_: str,
         call: StartCall,
         stream: Callable[[str], None],
-        *,
-        defined: bool,
+        context: StepContext,
     ) -> None:
         self.usage = NO_USAGE
-        self._defined = defined
+        self._defined = context.defined
         self._core, self._awaited, self._id, self._call = core, awaited, id_, call
         work = call.step.work
         assert isinstance(work, ModelCall)
@@ -108,7 +106,7 @@ class ModelCallAttempt:
         self._lease = asked.lease.account.lease()
         self._reply = StepReply(assembler, self._lease, stream)
         self._asked = asked
-        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, uncertain=call.uncertain)
+        self._request = StepRequest(asked, id_, self._path, self._lease, self._reply, call.uncertain, context.fields)
 
     def kill(self) -> None:
         self._request.killed = True

@@ -9,6 +9,15 @@ from typing import Any, NamedTuple
 from gateway.features.workflows.language.document import WorkflowStep
 
 
+class StepContext(NamedTuple):
+    """Common to all requests of a run. fields: of their lines in the log. defined: the operator has defined the workflow, so
+    that the caller need not have its models.
+    """
+
+    fields: dict[str, str]
+    defined: bool
+
+
 class StartCall(NamedTuple):
     """Send the request of a step. name: of its copy. body: of the request. attempt: from 1. delay_s: wait so long before.
 

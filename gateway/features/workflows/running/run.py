@@ -24,6 +24,7 @@ from gateway.features.workflows.running.messages import (
     RunEvent,
     SchedulerTurn,
     StartCall,
+    StepContext,
     StepFailure,
 )
 from gateway.features.workflows.running.recorded import RecordedStep, ResumedRun, RunJournal, RunProgress
@@ -83,6 +84,7 @@ class WorkflowRun:
         self.scheduler = RunScheduler(
             order.workflow, order.inputs, order.max_tokens, repeatable, id_, gated=gated, passed=order.passed
         )
+        self._context = StepContext({"run": id_, "workflow": order.label}, order.defined)
         self._usage = RunUsage(self.scheduler, order.cost_usd)
         self.receipt = self._usage.receipt
 
@@ -265,7 +267,7 @@ class WorkflowRun:
             self._turn()
 
         id_ = self.scheduler.request_id(call.name)
-        attempt = self._models.prepare(self._asked, id_, call, stream, defined=self._order.defined)
+        attempt = self._models.prepare(self._asked, id_, call, stream, self._context)
         self._attempts[call.name] = attempt
         outcome: ModelAnswer | StepFailure | None = None
         try:

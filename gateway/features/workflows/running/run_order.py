@@ -44,6 +44,12 @@ class RunOrder:
     defined: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """The name of the workflow in logs and the ledger: a document of a request may have any name."""
+        name = self.workflow.name
+        return name if self.defined or self.version is not None else f"inline:{name}"
+
 
 @dataclass(frozen=True, slots=True)
 class RunServices:

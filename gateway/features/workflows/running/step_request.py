@@ -36,10 +36,11 @@ class StepRequest(InternalRequest):
         path: str,
         lease: MemoryLease,
         reply: StepReply,
-        *,
         uncertain: bool,
+        fields: dict[str, str],
     ) -> None:
         super().__init__(asked, id_, lambda: reply, lease, path)
+        self.fields = fields
         self.killed = False
         self._lines = _DROPPED.sub(b"", self._lines) + b"Content-Type: application/json\r\n"
         if uncertain:

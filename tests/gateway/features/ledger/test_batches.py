@@ -38,19 +38,23 @@ def row_of(request: SettledRequest, now: float = NOON) -> tuple[object, ...]:
 
 
 def test_a_row_has_what_the_record_has() -> None:
-    row = row_of(record(model="m-1", alias="a", key="k", resumed=2, stream=True, failed_attempts=({"replica": "x"},) * 3))
+    fields = {"trace_id": "t", "run": "run_1", "workflow": "support\n"}
+    row = row_of(
+        record(model="m-1", alias="a", key="k", resumed=2, stream=True, failed_attempts=({"replica": "x"},) * 3, fields=fields)
+    )
     assert row == (
         *(1_764_244_800_000, "r-1", "t", "k", "m", "m-1", "a", "p", "one:1", "/v1/chat/completions"),
         *(200, 0, 1, 0, 2, 3, ""),
         *(1500, 250, 700, 750, 1, 1, ""),
         *(1000, 800, 50, 10, 100, 2),
         *(150, 80, 50, 300, 7, 720),
+        *("run_1", "support?"),
     )
 
 
 def test_a_request_that_consumed_nothing_has_zeros() -> None:
     row = row_of(record(consumed=None, bill=None, first_token=None, status=503, error="no replica"))
-    assert row[10:] == (*(503, 1, 0, 0, 0, 0, "no replica"), *(1500, -1, 700, 750, 0, 0, ""), *[0] * 12)
+    assert row[10:] == (*(503, 1, 0, 0, 0, 0, "no replica"), *(1500, -1, 700, 750, 0, 0, ""), *[0] * 12, "", "")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_absurd_counts_and_amounts_are_brought_into_their_ranges() -> None:
     used = Consumption(Usage(10**30, -5, 10**12, 10**10, -1), -(10**20))
     row = row_of(record(consumed=used, bill=Bill(10**30, -(10**30), 3, -(10**19)), predicted_cached_tokens=10**20))
     assert row[19] == MAX_COUNT
-    assert row[24:] == (*(MAX_COUNT, MAX_COUNT, MAX_COUNT, 0, 0, 0), *(MOST, -MOST, 0, 3, 0, -MOST))
+    assert row[24:-2] == (*(MAX_COUNT, MAX_COUNT, MAX_COUNT, 0, 0, 0), *(MOST, -MOST, 0, 3, 0, -MOST))
 
 
 def ids(batch: LedgerBatch) -> list[str]:

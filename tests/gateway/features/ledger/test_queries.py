@@ -13,7 +13,7 @@ from gateway.accounting.meter import Bill
 from gateway.accounting.money import MOST
 from gateway.dialects.usage import Usage
 from gateway.features.ledger.queries import usage
-from gateway.features.ledger.sums import DAY_MS, GROUP, Period, total
+from gateway.features.ledger.sums import DAY_MS, GROUP, ROW_GROUP, Period, total
 from tests.gateway.features.ledger.conftest import DAY_S, NOON, Entries, maker, record, stored
 
 FIRST = int((NOON - NOON % DAY_S) * 1000)  # a midnight
@@ -29,6 +29,7 @@ def events(seed: int) -> list[tuple[int, dict[str, Any]]]:
         )
         values: dict[str, Any] = {name: chance.choice("ab") for name in ("tenant", "key", "pool")}
         values["label"] = chance.choice(["m", "n"])
+        values["fields"] = chance.choice([None, {"trace_id": "t"}, {"run": "run_1", "workflow": "w"}])
         values["status"] = chance.choice([200, 200, 500])
         values["consumed"] = Consumption(Usage(chance.randrange(9999), 5, 7, 1), 0, chance.choice(["", "cached"]))
         values["bill"] = chance.choice([None, Bill(chance.choice([1, MOST]), 2, 3, chance.randint(-MOST, MOST), 5, 6)])
@@ -44,7 +45,8 @@ def expected(
         if not (period.since_ms <= at and (period.until_ms is None or at < period.until_ms)):
             continue
         day = datetime.fromtimestamp(at / 1000, UTC).date().isoformat()
-        names = {**values, "day": day, "model": values["label"], "endpoint": "/v1/chat/completions"}
+        names = {"run": "", "workflow": "", **values, **(values["fields"] or {})}
+        names |= {"day": day, "model": values["label"], "endpoint": "/v1/chat/completions"}
         used, bill = values["consumed"].usage, values["bill"]
         row = [1, int(values["status"] == 500), int(values["consumed"].estimated != ""), int(bill is None)]
         row += [used.prompt, used.cached, used.written, used.hours, used.completion, 0]
@@ -74,7 +76,8 @@ async def test_a_period_has_what_is_in_it(url: str, seed: int) -> None:
             ]
             since, until = sorted(moments)
             period = Period(since, chance.choice([until + 1, until + 1, None]))
-            by = tuple(chance.sample(GROUP, chance.randrange(len(GROUP) + 1)))
+            all_names = (*GROUP, *ROW_GROUP)
+            by = tuple(chance.sample(all_names, chance.randrange(len(all_names) + 1)))
             answer = await database.read(lambda each, by=by, period=period: usage(each, by, period))  # type: ignore[misc]
             assert {group.names: group.values for group in answer.groups} == expected(found, by, period), (period, by)
             assert not answer.incomplete
@@ -100,6 +103,9 @@ async def test_rows_that_are_past_their_time_are_named(url: str) -> None:
         answer = await database.read(lambda each: usage(each, (), Period(FIRST)))
         assert [group["requests"] for group in answer.groups] == [48]
         assert answer.incomplete == []
+        answer = await database.read(lambda each: usage(each, ("workflow",), Period(FIRST, FIRST + 2 * DAY_MS)))
+        assert [group["requests"] for group in answer.groups] == [48 - 10]
+        assert answer.incomplete == [("2025-11-27", 14, 24)], "by workflow there are rows only"
 
 
 async def test_an_empty_ledger_has_no_groups(url: str) -> None:

@@ -44,6 +44,12 @@ async def first_step_done(scripted: ScriptedEngine) -> None:
     await eventually(lambda: scripted.cache.calls == 2 and scripted.held)
 
 
+async def shut_down(run: Running) -> None:
+    """As a gateway does after its last request."""
+    for finish in run.gateway.work.finishes:
+        await finish()
+
+
 async def ended(run: Running, id_: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
     async with run.session.get(f"{run.url}{RUNS}/{id_}?stream=true", headers=headers) as answer:
         read_events(await answer.read())
@@ -61,6 +67,7 @@ async def test_a_shutdown_hands_a_run_over_and_its_first_step_is_not_run_again(t
             before = run.gateway[Runs].logs.find(("", id_))
             assert before is not None
             last = before.next - 1
+            await shut_down(run)
         await eventually(lambda: not scripted.held)
         async with running(scripted.replica, state=kept_in(tmp_path)) as run:
             await eventually(lambda: scripted.held)
@@ -89,6 +96,7 @@ async def test_the_key_of_a_run_is_looked_up_anew_by_its_id(tmp_path: Path, revo
             if revoked:
                 async with run.session.delete(f"{run.admin_url}/warmroute/keys/{key_id}") as answer:
                     assert answer.status == 200
+            await shut_down(run)
         with contextlib.closing(sqlite3.connect(tmp_path / "kept.sqlite")) as file:
             assert key not in str(file.execute("select * from warmroute_workflow_runs").fetchall()), "no secret is stored"
         async with keyed(tmp_path, scripted.replica, state=kept_in(tmp_path)) as run:
