@@ -41,6 +41,7 @@ from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.workflows")
 
@@ -53,7 +54,8 @@ class WorkflowApi:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._library = library = WorkflowLibrary()
+        self.library = library = WorkflowLibrary()
+        self._notices = Notices(core.clock)
         self._metrics = core.metrics.of(WorkflowsMetrics)
         connectors = Connectors(lambda: WORKFLOWS.of(core.config).connectors, core.live, core.around.resolver)
         core.work.closes.append(self._close)
@@ -68,11 +70,12 @@ class WorkflowApi:
     def read_directory(self, directory: Path) -> None:
         """Read the operator's workflows. Blocks."""
         try:
-            problems = self._library.read(directory)
+            problems = self.library.read(directory)
         except OSError as error:
             problems = [f"it cannot be read: {error.strerror}"]
+        text = "workflow not read from the directory: its former document stays, if there is one"
         for problem in problems:
-            log.error("a workflow of the directory is left out", extra={"directory": str(directory), "problem": problem})
+            self._notices.say("file", log.error, text, {"directory": str(directory), "problem": problem})
 
     async def _close(self) -> None:
         self._connectors.close()
@@ -111,11 +114,11 @@ class WorkflowApi:
             raise error.answer() from None
 
     def _listed(self, exchange: Exchange) -> ClientReply:
-        data = [each.as_json() for each in self._library.listed(exchange.caller)]
+        data = [each.as_json() for each in self.library.listed(exchange.caller)]
         return self._json(exchange, {"object": "list", "data": data})
 
     def _one(self, exchange: Exchange, reference: str) -> ClientReply:
-        named = self._library.find(reference, exchange.caller)
+        named = self.library.find(reference, exchange.caller)
         return self._json(exchange, {**named.as_json(), "workflow": named.workflow.source})
 
     async def _plan(self, exchange: Exchange) -> ClientReply:
