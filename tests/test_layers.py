@@ -61,7 +61,7 @@ USES: Mapping[str, set[str]] = {
     "sharing": {"snapshots"},
     "websocket": {"histories"},
     "workers": {"sharing", "snapshots"},
-    "workflows": {"runs", "translation"},
+    "workflows": {"histories", "runs", "translation"},
 }
 
 # What a room must not import beside what its layer forbids. dialects, the queue of a pool, names of logs, and the

@@ -46,6 +46,20 @@ class ConversationStore:
         self._ttl_s = ttl_s
         self._clock = clock
 
+    @property
+    def database(self) -> Database:
+        """The database, for stores of features with tables in the same schema."""
+        return self._database
+
+    @property
+    def sizes(self) -> StoredSizes:
+        """The bound on all stored bytes."""
+        return self._sizes
+
+    @property
+    def ttl_s(self) -> float:
+        return self._ttl_s
+
     async def close(self) -> None:
         await self._database.close()
 

@@ -7,9 +7,10 @@ after that tries again. Callers refuse the request, or serve it without the stor
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from gateway.database.failures import StoreFailed
@@ -34,6 +35,9 @@ _PURGE_PAUSE_S: Final = 0.1  # between transactions, so that requests can write
 class LazyStore(Generic[S_co]):
     """load: imports the store, in a thread, and returns its constructor: (database, ttl_s, clock). url: from the configuration.
     lost: called once if SQLite's file was deleted or replaced. clock: Unix seconds. pause_clock: monotonic seconds.
+
+    tables: modules of features that add tables to the schema, imported before the store is opened. sweeps: periodic work of
+    features on the open store; each returns the number of changed objects, 0: nothing is left to do.
     """
 
     def __init__(
@@ -51,9 +55,20 @@ class LazyStore(Generic[S_co]):
         self._lost = lost
         self._clock = clock
         self._pause_clock = pause_clock
+        self.tables: list[str] = []
+        self.sweeps: list[Callable[[], Awaitable[int]]] = []
         self._store: S_co | None = None
         self._lock = asyncio.Lock()
         self._failure: tuple[float, str] | None = None
+
+    @property
+    def url(self) -> str:
+        """With a path, for SQLite."""
+        return self._url
+
+    @property
+    def is_open(self) -> bool:
+        return self._store is not None
 
     async def get(self) -> S_co:
         """The store; the first call opens it. Raises StoreFailed."""
@@ -78,7 +93,7 @@ class LazyStore(Generic[S_co]):
             try:
                 more = self._store is not None
                 while more and self._store:
-                    more = bool(await self._store.sweep())
+                    more = bool(await self._store.sweep() + sum([await sweep() for sweep in self.sweeps]))
                     await asyncio.sleep(_PURGE_PAUSE_S)
             except StoreFailed as failure:
                 log.warning("expired responses could not be removed", extra={"reason": str(failure)})
@@ -90,10 +105,15 @@ class LazyStore(Generic[S_co]):
             await store.close()
 
     async def _open(self) -> S_co:
-        make = await asyncio.to_thread(self._load)
+        make = await asyncio.to_thread(self._loaded)
         from gateway.database.database import Database
         from gateway.features.histories.tables import TABLES
 
         database = Database(self._url, TABLES, lost=self._lost)
         await database.open()
         return make(database, self._ttl_s, self._clock)
+
+    def _loaded(self) -> Make[S_co]:
+        for module in self.tables:
+            importlib.import_module(module)
+        return self._load()

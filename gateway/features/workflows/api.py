@@ -3,7 +3,7 @@
 POST /v1/workflows/runs     a run: its events as they happen (stream), or the run when it has ended
 POST /v1/workflows/plan     bounds, shared prefixes, warnings; nothing is run
 GET  /v1/workflows          the workflows that the key may use
-GET  /v1/workflows/NAME     one of them, with its document
+     /v1/workflows/NAME     one of them: GET with its document; PUT, DELETE: of the sender's stored ones
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import uuid4
 
 import orjson
@@ -29,7 +30,7 @@ from gateway.features.workflows.door import WorkflowDoor
 from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.language.plan import copies_of
-from gateway.features.workflows.library import PREFIX, WorkflowLibrary
+from gateway.features.workflows.library import PREFIX, TENANT, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
@@ -84,19 +85,20 @@ class WorkflowApi:
         """Raises GatewayError."""
         found = _PATH.fullmatch(exchange.record.path)
         name, rest = found.groups() if found else ("", "")
-        method = exchange.request.method
         if exchange.api.model.startswith(PREFIX) and not found:
             return await self._by_model(exchange)
         try:
             if found and rest is None and name == "runs":
-                _require(method, "POST", exchange)
+                _require(exchange, "POST")
                 return await self._run(exchange)
             if found and rest is None and name == "plan":
-                _require(method, "POST", exchange)
+                _require(exchange, "POST")
                 return await self._plan(exchange)
-            if found and rest is None and name not in ("schema",):
-                _require(method, "GET", exchange)
-                return self._listed(exchange) if name is None else self._one(exchange, name)
+            if found and name is None:
+                _require(exchange, "GET")
+                return self._json(exchange, {"object": "list", "data": await self.requests.names.listed(exchange)})
+            if found and rest is None and name != "schema":
+                return await self._named(exchange, unquote(name))
             if name == "runs" and rest:
                 text = "There is no such run: a run that was answered is not kept."
                 raise GatewayError(404, "run_not_found", text)
@@ -113,17 +115,16 @@ class WorkflowApi:
         except DocumentError as error:
             raise error.answer() from None
 
-    def _listed(self, exchange: Exchange) -> ClientReply:
-        data = [each.as_json() for each in self.library.listed(exchange.caller)]
-        return self._json(exchange, {"object": "list", "data": data})
-
-    def _one(self, exchange: Exchange, reference: str) -> ClientReply:
-        named = self.library.find(reference, exchange.caller)
-        return self._json(exchange, {**named.as_json(), "workflow": named.workflow.source})
+    async def _named(self, exchange: Exchange, name: str) -> ClientReply:
+        """The endpoints of one named workflow."""
+        _require(exchange, "GET", "PUT", "DELETE")
+        names = self.requests.names
+        answer = {"GET": names.shown, "PUT": names.put, "DELETE": names.delete}[exchange.request.method]
+        return self._json(exchange, await answer(name, exchange))
 
     async def _plan(self, exchange: Exchange) -> ClientReply:
         body = read_body(exchange.api.body)
-        planned = await self.requests.planned(body, exchange.caller, _client(exchange))
+        planned = await self.requests.planned(body, exchange)
         plan = planned.plan
         found = {
             "workflow": planned.workflow.name,
@@ -154,7 +155,7 @@ class WorkflowApi:
         core = self._core
         body = read_body(exchange.api.body)
         exchange.api.body = b""
-        planned = await self.requests.planned(body, exchange.caller, _client(exchange))
+        planned = await self.requests.planned(body, exchange)
         order = self.requests.order(planned, body, see_replicas=core.access.is_operator(exchange.request))
         if body.stream:
             return await self._streamed(exchange, planned, order)
@@ -211,7 +212,7 @@ class WorkflowApi:
 
     async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
         metrics, begun = self._metrics, self._core.clock()
-        name = planned.workflow.name if planned.named else INLINE
+        name = planned.workflow.name if planned.defined else TENANT if planned.named else INLINE
         self.running += 1
         try:
             await run.run()
@@ -237,10 +238,6 @@ def _ignored(number: int, event: RunEvent) -> None:
     """A client without a stream gets the run when it has ended."""
 
 
-def _client(exchange: Exchange) -> str:
-    return exchange.request.lease.account.client
-
-
-def _require(method: str, allowed: str, exchange: Exchange) -> None:
-    if method != allowed:
-        raise GatewayError(405, "method_not_allowed", f"{exchange.record.path[:100]} takes {allowed}.")
+def _require(exchange: Exchange, *allowed: str) -> None:
+    if exchange.request.method not in allowed:
+        raise GatewayError(405, "method_not_allowed", f"{exchange.record.path[:100]} takes {', '.join(allowed)}.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.core import Core
 from gateway.dialects.models.listing import OwnModels
+from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PATH: Final = "/v1/workflows"
 MODEL_PREFIX: Final = "workflow:"
 _BELOW: Final = f"{PATH}/"
+STORE: Final = "gateway.features.workflows.stored.store"  # imported in a thread, with the libraries of databases
 
 
 def install(core: Core) -> None:
@@ -26,6 +28,8 @@ def install(core: Core) -> None:
     endpoint = WorkflowEndpoint(core)
     core.extensions.answerers.append(Answerer(endpoint.claims, endpoint.answer))
     core.put(endpoint)
+    if (store := core.part(LazyStore)) is not None:
+        store.tables.append(STORE)
     if WORKFLOWS.of(core.config).directory:
         core.own_models.append(endpoint.models)
         core.work.starts.append(endpoint.read_directory)

@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.errors import GatewayError
 from gateway.features.workflows.language.compiling import PYTHON, YAML, compile_text
 from gateway.features.workflows.language.faults import DocumentError, refused, suggestion
 from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.request.client import Caller
+from gateway.request.rights import Rights
 
 PREFIX: Final = "workflow:"
 OPERATOR, TENANT = "operator", "tenant"
@@ -93,24 +92,12 @@ class WorkflowLibrary:
                 entries[PREFIX + name] = orjson.dumps(about)
         return entries
 
-    def find(self, reference: str, caller: Caller) -> NamedWorkflow:
-        """reference: NAME or NAME@N. Raises GatewayError 403 or 404."""
-        name, _, version = reference.partition("@")
-        if caller.grant is not None and not caller.grant.allows(PREFIX + name):
-            text = f"The key {caller.grant.id} may not use the workflow {name[:63]!r}."
-            raise GatewayError(403, "workflow_not_allowed", text, param="workflow")
-        found = self.workflows.get(name)
-        if found is None or (version and version != str(found.version)):
-            hint = suggestion(
-                name, [each for each in self.workflows if caller.grant is None or caller.grant.allows(PREFIX + each)]
-            )
-            raise GatewayError(404, "workflow_not_found", f"There is no workflow {reference[:80]!r}; {hint}", param="workflow")
-        return found
+    def find(self, name: str) -> NamedWorkflow | None:
+        return self.workflows.get(name)
 
-    def listed(self, caller: Caller) -> list[NamedWorkflow]:
-        """The workflows that a caller may use."""
-        grant = caller.grant
-        return [each for name, each in self.workflows.items() if grant is None or grant.allows(PREFIX + name)]
+    def suggestion(self, name: str, grant: Rights | None) -> str:
+        """A hint for an unknown name."""
+        return suggestion(name, [each for each in self.workflows if grant is None or grant.allows(PREFIX + each)])
 
 
 def _compiled(path: Path) -> NamedWorkflow:

@@ -56,7 +56,7 @@ class WorkflowsConfig(ConfigSection, frozen=True):
     """Workflows: the whole graph of model calls in one request."""
 
     enabled: Annotated[bool, about("Serve /v1/workflows, and models named workflow:NAME. Off: neither exists.")] = True
-    inline: Annotated[bool, about("Run documents and programs in requests. Off: only workflows of the directory.")] = True
+    inline: Annotated[bool, about("Run documents and programs in requests. Off: only named workflows.")] = True
     directory: Annotated[
         str, about("A folder with *.yaml and *.py files: named workflows, read at the start and at each reload.")
     ] = ""
