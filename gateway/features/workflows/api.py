@@ -3,6 +3,7 @@
 POST /v1/workflows/runs     a run: its events as they happen (stream), or the run when it has ended
 POST /v1/workflows/plan     bounds, shared prefixes, warnings; nothing is run
 GET  /v1/workflows          the workflows that the key may use
+GET  /v1/workflows/schema   JSON Schema of documents
      /v1/workflows/NAME     one of them: GET with its document; PUT, DELETE: of the sender's stored ones
 """
 
@@ -29,6 +30,7 @@ from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.door import WorkflowDoor
 from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.library import PREFIX, TENANT, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
@@ -97,7 +99,10 @@ class WorkflowApi:
             if found and name is None:
                 _require(exchange, "GET")
                 return self._json(exchange, {"object": "list", "data": await self.requests.names.listed(exchange)})
-            if found and rest is None and name != "schema":
+            if found and rest is None and name == "schema":
+                _require(exchange, "GET")
+                return self._json(exchange, document_schema())
+            if found and rest is None:
                 return await self._named(exchange, unquote(name))
             if name == "runs" and rest:
                 text = "There is no such run: a run that was answered is not kept."

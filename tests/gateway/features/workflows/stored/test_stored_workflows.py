@@ -14,6 +14,7 @@ import pytest
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.compiler import WorkflowCompiler
 from gateway.features.workflows.language.compiling import compile_document
+from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.stored.documents import HELD_S, StoredWorkflows
 from tests.gateway.conftest import Running, running
@@ -99,6 +100,13 @@ async def test_a_stored_workflow_is_shown_listed_run_and_deleted(tmp_path: Path)
         assert code(await asked(run, "GET", f"{PATH}/mine@1")) == gone
         status, _, answer = await run.post({"workflow": "mine", **INPUTS}, RUNS)
         assert code((status, answer)) == gone
+
+
+async def test_the_schema_of_documents(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, run):
+        status, found = await asked(run, "GET", f"{PATH}/schema")
+        assert (status, found) == (200, document_schema())
+        assert code(await asked(run, "PUT", f"{PATH}/schema", {**ONE, "name": "schema"})) == (405, "method_not_allowed", None)
 
 
 async def test_versions_outlive_the_gateway_and_another_one_reads_them(tmp_path: Path) -> None:
