@@ -32,7 +32,7 @@ from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.language.plan import copies_of
-from gateway.features.workflows.library import PREFIX, TENANT, WorkflowLibrary
+from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
@@ -48,7 +48,6 @@ from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.workflows")
 
-INLINE: Final = "inline"
 _PATH: Final = re.compile(r"/v1/workflows(?:/([^/]{1,100})(?:/([^/]{1,100}))?)?/?")
 
 
@@ -217,7 +216,7 @@ class WorkflowApi:
 
     async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
         metrics, begun = self._metrics, self._core.clock()
-        name = planned.workflow.name if planned.defined else TENANT if planned.named else INLINE
+        name = planned.label
         self.running += 1
         try:
             await run.run()

@@ -23,7 +23,7 @@ from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaul
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
-from gateway.features.workflows.library import OPERATOR, NamedWorkflow, WorkflowLibrary
+from gateway.features.workflows.library import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.running.run import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
 from gateway.features.workflows.stored.documents import StoredWorkflows
@@ -31,6 +31,7 @@ from gateway.features.workflows.stored.naming import WorkflowNames
 from gateway.request.client import Caller
 from gateway.request.exchange import Exchange
 
+INLINE: Final = "inline"
 MAX_METADATA: Final = 16 << 10  # bytes
 _MAX_SCANNED: Final = 1 << 21  # strings and brackets of a body
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
@@ -61,6 +62,11 @@ class PlannedRun:
     def defined(self) -> bool:
         """True if the operator has defined it."""
         return self.named is not None and self.named.source == OPERATOR
+
+    @property
+    def label(self) -> str:
+        """The workflow in metrics: a name only if it is the operator's, because clients choose the others."""
+        return self.workflow.name if self.defined else TENANT if self.named else INLINE
 
 
 class RunRequests:
