@@ -9,6 +9,7 @@ A feature reads the parts that it needs from the core, and adds to these tables:
     work                     background work
     gauges                   called before the metrics are read
     parsing.process          `operations`: functions of a feature that run in the parser process
+    own_models               models that features serve themselves, for the list of models
     topics                   questions and messages of other processes of the gateway (`cluster/topics.py`)
     control_plane            replaced: executes commands in all processes of the gateway
     endpoints, pages         routes for operators; of the admin listener only
@@ -35,6 +36,7 @@ from gateway.cluster.topics import Topics
 from gateway.config.live import Live
 from gateway.config.schema import Config, RoutingConfig
 from gateway.config.source import ConfigSource
+from gateway.dialects.models.listing import OwnModels
 from gateway.dialects.table import Dialects
 from gateway.fleet.directory import FIRST_PROBES_S, Fleet
 from gateway.parser.parsing import Parsing
@@ -100,7 +102,8 @@ class Work:
     """Background work, by the time at which it runs.
 
     starts: before anything else. tasks: from start to end. begins: before the first request. sweeps: every second, with a
-    reading of the clock. finishes: after the requests, before the tasks end. closes: at the very end.
+    reading of the clock. reloads: after the configuration was read again, changed or not. finishes: after the requests, before
+    the tasks end. closes: at the very end.
     """
 
     def __init__(self) -> None:
@@ -108,6 +111,7 @@ class Work:
         self.tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.begins: list[Callable[[], Awaitable[None]]] = []
         self.sweeps: list[Callable[[float], None]] = []
+        self.reloads: list[Callable[[], Awaitable[None]]] = []
         self.finishes: list[Callable[[], Awaitable[None]]] = []
         self.closes: list[Callable[[], Awaitable[None]]] = []
 
@@ -149,6 +153,7 @@ class Core:
         self.gauges: list[Callable[[], None]] = [self.metrics.set_process_gauges, self._count_dropped_lines]
         self.topics = Topics()
         self.control_plane: ControlPlaneOf = SingleProcess
+        self.own_models: list[OwnModels] = []
         self.endpoints: list[Endpoints] = []
         self.pages: list[Pages] = []
         self.sockets: Callable[[Core], Sockets] | None = None

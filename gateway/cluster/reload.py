@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,14 +79,18 @@ class Reload:
         parts: Parts,
         metrics: Metrics,
         now: Callable[[], float] = time.time,
+        further: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """membership, parts: get the new configuration. now: Unix time."""
+        """membership, parts: get the new configuration. now: Unix time. further: reads other files, after each reading of the
+        configuration that succeeded.
+        """
         self._live = live
         self._membership = membership
         self._source = source
         self._parts = parts
         self._metrics = metrics
         self._now = now
+        self._further = further
         self._one_at_a_time = asyncio.Lock()
         for result in RESULTS:
             metrics.reloads.add((result,), 0)
@@ -113,18 +117,22 @@ class Reload:
         log.warning("configuration not reloaded: it is invalid", extra={"error": why})
 
     async def take(self, config: Config) -> None:
-        """Apply the configuration, except for settings that cannot change."""
+        """Apply the configuration, except for settings that cannot change, and what else is read with it."""
         async with self._one_at_a_time:
-            config = possible(self._live.config, config)
-            if config == self._live.config:
-                self._metrics.reloads.add((UNCHANGED,))
-                log.info("configuration unchanged")
-                return
-            await self._membership.reconfigure(config, partial(self._apply, config))
-            self._metrics.reloads.add((GOOD,))
-            self._metrics.config_loaded.set((), self._now())
-            names = [state.name for state in self._parts.fleet.replicas]
-            log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
+            await self._change_to(possible(self._live.config, config))
+            for read in self._further:
+                await read()
+
+    async def _change_to(self, config: Config) -> None:
+        if config == self._live.config:
+            self._metrics.reloads.add((UNCHANGED,))
+            log.info("configuration unchanged")
+            return
+        await self._membership.reconfigure(config, partial(self._apply, config))
+        self._metrics.reloads.add((GOOD,))
+        self._metrics.config_loaded.set((), self._now())
+        names = [state.name for state in self._parts.fleet.replicas]
+        log.info("configuration reloaded", extra=first_of("replicas", names, LOGGED))
 
     def _apply(self, config: Config) -> None:
         """Called in the step that changes the members."""

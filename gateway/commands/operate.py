@@ -1,4 +1,4 @@
-"""Client of the operator endpoints of running gateways, for commands."""
+"""HTTP client of running gateways, for commands: of the endpoints for operators, and of those for clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,13 +25,46 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 KEY: Final = "WARMROUTE_ADMIN_KEY"
+CLIENT_KEY: Final = "WARMROUTE_API_KEY"
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 45.0  # a gateway with several workers waits up to 34 s for them, perhaps after a reload
 MOST_BYTES: Final = 64 << 20  # of an answer
-DEFAULT_ADMIN: Final = f"http://127.0.0.1:{int(DEFAULT_LISTEN.rpartition(':')[2]) + ADMIN_PORT_OFFSET}"
+_PORT: Final = int(DEFAULT_LISTEN.rpartition(":")[2])
+DEFAULT_ADMIN: Final = f"http://127.0.0.1:{_PORT + ADMIN_PORT_OFFSET}"
+DEFAULT_URL: Final = f"http://127.0.0.1:{_PORT}"
 
 LISTENER: Final = (
     f"of an admin listener (admin_listen), or {UNIX}/PATH (default: %(default)s). With an admin key, set {KEY} to it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayListener:
+    """A kind of listener. key: the environment variable with its key. unset, wrong: messages for a 401. hint: where it is."""
+
+    article: str
+    name: str
+    key: str
+    unset: str
+    wrong: str
+    hint: str
+
+
+ADMIN: Final = GatewayListener(
+    "an",
+    "admin listener",
+    KEY,
+    f"it has an admin key: set {KEY} to it",
+    f"{KEY} is not its admin key",
+    f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default.",
+)
+CLIENTS: Final = GatewayListener(
+    "a",
+    "listener for clients",
+    CLIENT_KEY,
+    f"it asks for a key: set {CLIENT_KEY} to yours",
+    f"{CLIENT_KEY} is none of its keys",
+    f"Its log line `listening` has the URL as url, and {DEFAULT_URL} is the default.",
 )
 
 
@@ -121,12 +155,11 @@ def ask(
     body: Any = None,
     env: Mapping[str, str] = os.environ,
     answer_s: float = ANSWER_S,
+    listener: GatewayListener = ADMIN,
 ) -> bytes:
-    """The body of a successful answer. admin: URL of a gateway's admin listener, host:port, or unix:/path. Raises
-    OperatorError.
-    """
-    headers = _credentials(env)
-    connection, prefix = _connected(admin)
+    """The body of a successful answer. admin: URL of a gateway's listener, host:port, or unix:/path. Raises OperatorError."""
+    headers = _credentials(listener, env)
+    connection, prefix = _connected(admin, listener)
     connection.sock.settimeout(answer_s)
     watch, failed = _Watch(connection.sock, answer_s), None
     try:
@@ -141,20 +174,20 @@ def ask(
     if late or isinstance(failed, TimeoutError):
         raise OperatorError(f"{admin} has not answered within {answer_s:g} s; it may still do it") from failed
     if failed or code >= 300:
-        raise OperatorError(_refusal(admin, code, raw, has_key=bool(headers))) from failed
+        raise OperatorError(_refusal(admin, listener, code, raw, has_key=bool(headers))) from failed
     return raw
 
 
-def _credentials(env: Mapping[str, str]) -> dict[str, str]:
-    """The headers with the admin key, if there is one. Raises OperatorError."""
-    key = env.get(KEY, "").strip()  # a secret's file ends with a line end
+def _credentials(listener: GatewayListener, env: Mapping[str, str]) -> dict[str, str]:
+    """The headers with the key, if there is one. Raises OperatorError."""
+    key = env.get(listener.key, "").strip()  # a secret's file ends with a line end
     if not (key.isascii() and key.isprintable()):
-        raise OperatorError(f"{KEY} has a character that a header cannot have")
+        raise OperatorError(f"{listener.key} has a character that a header cannot have")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
-    """A connection to an admin listener, and the prefix of its paths. Raises OperatorError."""
+def _connected(admin: str, listener: GatewayListener) -> tuple[http.client.HTTPConnection, str]:
+    """A connection to a listener, and the prefix of its paths. Raises OperatorError."""
     try:
         connection, prefix = _connection(admin)
         with contextlib.ExitStack() as failed:
@@ -162,10 +195,12 @@ def _connected(admin: str) -> tuple[http.client.HTTPConnection, str]:
             connection.connect()
             failed.pop_all()
     except OSError as error:
-        where = f"Its log line `listening` has the URL of its admin listener as admin_url, and {DEFAULT_ADMIN} is the default."
-        raise OperatorError(f"{admin} cannot be reached: {error.strerror or error}. Is the gateway running? {where}") from error
+        why = error.strerror or error
+        raise OperatorError(f"{admin} cannot be reached: {why}. Is the gateway running? {listener.hint}") from error
     except (http.client.HTTPException, ValueError) as error:
-        raise OperatorError(f"{admin!r} is no URL of an admin listener: {type(error).__name__}: {error}") from error
+        raise OperatorError(
+            f"{admin!r} is no URL of {listener.article} {listener.name}: {type(error).__name__}: {error}"
+        ) from error
     return connection, prefix
 
 
@@ -231,29 +266,29 @@ def read(admin: str, raw: bytes, kind: type[T]) -> T:
         raise OperatorError(_other(admin, 200)) from None
 
 
-def whole(admin: str, raw: bytes) -> Any:
+def whole(admin: str, raw: bytes, listener: GatewayListener = ADMIN) -> Any:
     """The answer as JSON. Raises OperatorError."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise OperatorError(_other(admin, 200)) from None
+        raise OperatorError(_other(admin, 200, listener)) from None
 
 
-def _refusal(admin: str, code: int, raw: bytes, *, has_key: bool) -> str:
+def _refusal(admin: str, listener: GatewayListener, code: int, raw: bytes, *, has_key: bool) -> str:
     """The message of an error answer."""
     try:
         text = msgspec.json.decode(raw, type=_CommandFailure).error.message
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return _other(admin, code)
+        return _other(admin, code, listener)
     if code == 401:
-        text = f"{KEY} is not its admin key" if has_key else f"it has an admin key: set {KEY} to it"
+        text = listener.wrong if has_key else listener.unset
     return f"{admin}: {text}"
 
 
-def _other(admin: str, code: int) -> str:
+def _other(admin: str, code: int, listener: GatewayListener = ADMIN) -> str:
     """The message for an answer of another server. code: its status; 0: no answer."""
     answers = f"it answers {code}" if code else "it does not answer as HTTP servers do"
-    return f"{admin} is no admin listener of a gateway of this release: {answers}"
+    return f"{admin} is no {listener.name} of a gateway of this release: {answers}"
 
 
 def shown(text: str) -> str:

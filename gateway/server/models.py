@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.config.aliases import Aliases
 from gateway.config.live import Live
 from gateway.dialects.anthropic import errors
 from gateway.dialects.api_request import MAX_MODEL_CHARS
-from gateway.dialects.models.listing import Listing, alias_entry, anthropic_entry
+from gateway.dialects.models.listing import Listing, OwnModels, alias_entry, anthropic_entry
 from gateway.errors import GatewayError
 from gateway.fleet.catalog import Catalog
 from gateway.fleet.directory import Fleet
@@ -25,27 +25,40 @@ ANTHROPIC_HEADER: Final = "anthropic-version"
 
 
 class Models:
-    """Serves the list of available models and aliases."""
+    """Serves the list of available models and aliases. own: models that features serve; replicas' models of their names are
+    not reached, and not listed.
+    """
 
-    def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard, callers: Callers) -> None:
+    def __init__(self, *, live: Live, fleet: Fleet, loops: LoopGuard, callers: Callers, own: Sequence[OwnModels] = ()) -> None:
         self._live = live
         self._fleet = fleet
         self._loops = loops
         self._callers = callers
+        self._own = own
         self._granted: OrderedDict[tuple[tuple[str, ...], frozenset[str]], tuple[Listing, Listing]] = OrderedDict()
-        self._listed: tuple[Catalog, Aliases | None, Listing] | None = None
+        self._listed: tuple[Catalog, Aliases | None, list[Mapping[str, bytes]], Listing] | None = None
 
     def routes(self) -> list[Route]:
         return [get("/v1/models", self._all), get("/v1/models/{model:.+}", self._one)]
 
     @property
     def listing(self) -> Listing:
-        """The whole list. O(1) until a replica changes its models, or the configuration its aliases."""
-        catalog, aliases = self._fleet.catalog, self._live.aliases
+        """The whole list. O(1) until a replica or a feature changes its models, or the configuration its aliases."""
+        catalog, aliases, own = self._fleet.catalog, self._live.aliases, [each.entries for each in self._own]
         known = self._listed
-        if known is None or known[0] is not catalog or known[1] is not aliases:
-            known = self._listed = catalog, aliases, Listing(catalog.entries, aliases)
-        return known[2]
+        if known is None or known[0] is not catalog or known[1] is not aliases or known[2] != own:
+            known = self._listed = catalog, aliases, own, Listing(self._entries(), aliases)
+        return known[3]
+
+    def _entries(self) -> Mapping[str, bytes]:
+        """All models without aliases."""
+        entries: Mapping[str, bytes] = self._fleet.catalog.entries
+        for own in self._own:
+            entries = {**entries, **own.entries}
+        return entries
+
+    def _own_entry(self, model: str) -> bytes | None:
+        return next((own.entries[model] for own in self._own if model in own.entries), None)
 
     def _listing_of(self, grant: Rights | None) -> Listing:
         """The models that a key may use. O(1) for recently requested lists, until the whole list changes."""
@@ -55,7 +68,7 @@ class Models:
         which = grant.models, grant.pools
         known = self._granted.get(which)
         if known is None or known[0] is not whole:
-            entries = {name: entry for name, entry in self._fleet.catalog.entries.items() if self._may(grant, name)}
+            entries = {name: entry for name, entry in self._entries().items() if self._may(grant, name)}
             known = self._granted[which] = whole, Listing(entries, self._live.aliases)
             if len(self._granted) > MAX_LISTS:
                 self._granted.popitem(last=False)
@@ -64,6 +77,8 @@ class Models:
     def _may(self, grant: Rights, model: str) -> bool:
         if not grant.allows(model):
             return False
+        if self._own_entry(model) is not None:
+            return True  # no pool serves it
         try:
             return not grant.pools or grant.allows_pool(self._fleet.target(model).pool)
         except GatewayError:  # the model has just disappeared
@@ -88,11 +103,13 @@ class Models:
             grant = self._callers.of(request).grant
             aliases = self._live.aliases if len(name) <= MAX_MODEL_CHARS else None  # requests refuse longer names
             model = (aliases.of(name) if aliases else "") or name
+            alias, entry = "" if model == name else name, self._own_entry(model)
             if grant is not None:
                 grant.require_model(model)
-                if grant.pools:
-                    grant.require_pool(self._fleet.target(model, "" if model == name else name).pool)
-            entry = self._fleet.entry(model, "" if model == name else name)
+                if grant.pools and entry is None:
+                    grant.require_pool(self._fleet.target(model, alias).pool)
+            if entry is None:
+                entry = self._fleet.entry(model, alias)
             if ANTHROPIC_HEADER in request.fields:
                 return anthropic_entry(name, entry)
             return entry if model == name else alias_entry(name, model, entry)

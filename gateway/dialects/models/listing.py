@@ -1,7 +1,7 @@
 """The list of models for clients, in two forms: OpenAI's, and Anthropic's for requests with the header `anthropic-version`.
 
-The models of replicas come first, then the aliases of these models. A name that is both is listed as an alias. An alias that
-ends with a star is listed, and may be requested, in that form.
+The models of replicas come first, then the gateway's own models, then the aliases of all these. A name that is both is listed
+as an alias. An alias that ends with a star is listed, and may be requested, in that form.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ _LATEST: Final = 253402300799  # the last second of the year 9999
 _DIGITS: Final = 4
 
 
+class OwnModels:
+    """The models that one feature serves itself. entries: OpenAI's JSON by id; replaced, never changed."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries: Mapping[str, bytes] = {}
+
+
 class Listing:
     """The list of models. entries: OpenAI's JSON by id. answer: the whole list as JSON."""
 
     __slots__ = ("_ids", "_places", "answer", "entries")
 
     def __init__(self, entries: Mapping[str, bytes], aliases: Aliases | None) -> None:
-        """entries: the models of replicas. O(entries and aliases)."""
+        """entries: all models. O(entries and aliases)."""
         self.entries = dict(entries) if aliases is None else _with_aliases(entries, aliases)
         self.answer = b'{"object":"list","data":[%b]}' % b",".join(self.entries.values())
         self._ids = list(self.entries)

@@ -3,8 +3,9 @@
 POST /v1/workflows/runs     a run: its events as they happen (stream), or the run when it has ended
 POST /v1/workflows/plan     bounds, shared prefixes, warnings; nothing is run
 GET  /v1/workflows          the workflows that the key may use
-GET  /v1/workflows/NAME     one of them, with its document
-/v1/workflows/runs/ID       runs in the background (`background/answers.py`)
+GET  /v1/workflows/schema   JSON Schema of documents
+     /v1/workflows/NAME     one of them: GET with its document; PUT, DELETE: of the sender's stored ones
+     /v1/workflows/runs/ID  runs in the background (`background/answers.py`)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import uuid4
 
 import orjson
@@ -27,11 +29,11 @@ from gateway.errors import GatewayError, shutting_down
 from gateway.features.runs.event_log import EventLog, Logs
 from gateway.features.workflows.background.answers import BackgroundAnswers
 from gateway.features.workflows.background.runs import BackgroundRuns
-from gateway.features.workflows.background.stored_run import INLINE
 from gateway.features.workflows.connectors import Connectors
 from gateway.features.workflows.door import WorkflowDoor
 from gateway.features.workflows.language.estimate import estimate_of
 from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
@@ -46,6 +48,7 @@ from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
 from gateway.request.phases.replies import JSON_LINE, STREAM_LINES
+from gateway.telemetry.notices import Notices
 
 log = logging.getLogger("warmroute.workflows")
 
@@ -58,7 +61,8 @@ class WorkflowApi:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._library = library = WorkflowLibrary()
+        self.library = library = WorkflowLibrary()
+        self._notices = Notices(core.clock)
         self._metrics = core.metrics.of(WorkflowsMetrics)
         connectors = Connectors(lambda: WORKFLOWS.of(core.config).connectors, core.live, core.around.resolver)
         core.work.closes.append(self._close)
@@ -75,11 +79,12 @@ class WorkflowApi:
     def read_directory(self, directory: Path) -> None:
         """Read the operator's workflows. Blocks."""
         try:
-            problems = self._library.read(directory)
+            problems = self.library.read(directory)
         except OSError as error:
             problems = [f"it cannot be read: {error.strerror}"]
+        text = "workflow not read from the directory: its former document stays, if there is one"
         for problem in problems:
-            log.error("a workflow of the directory is left out", extra={"directory": str(directory), "problem": problem})
+            self._notices.say("file", log.error, text, {"directory": str(directory), "problem": problem})
 
     async def _close(self) -> None:
         self._connectors.close()
@@ -88,19 +93,23 @@ class WorkflowApi:
         """Raises GatewayError."""
         found = _PATH.fullmatch(exchange.record.path)
         name, rest = found.groups() if found else ("", "")
-        method = exchange.request.method
         if exchange.api.model.startswith(PREFIX) and not found:
             return await self._by_model(exchange)
         try:
             if found and rest is None and name == "runs":
-                _require(method, "POST", exchange)
+                _require(exchange, "POST")
                 return await self._run(exchange)
             if found and rest is None and name == "plan":
-                _require(method, "POST", exchange)
+                _require(exchange, "POST")
                 return await self._plan(exchange)
-            if found and rest is None and name not in ("schema",):
-                _require(method, "GET", exchange)
-                return self._listed(exchange) if name is None else self._one(exchange, name)
+            if found and name is None:
+                _require(exchange, "GET")
+                return self._json(exchange, {"object": "list", "data": await self.requests.names.listed(exchange)})
+            if found and rest is None and name == "schema":
+                _require(exchange, "GET")
+                return self._json(exchange, document_schema())
+            if found and rest is None:
+                return await self._named(exchange, unquote(name))
             if exchange.record.path.startswith(_BACKGROUND_RUNS):
                 return await self._background.answer(exchange)
         except DocumentError as error:
@@ -116,17 +125,16 @@ class WorkflowApi:
         except DocumentError as error:
             raise error.answer() from None
 
-    def _listed(self, exchange: Exchange) -> ClientReply:
-        data = [each.as_json() for each in self._library.listed(exchange.caller)]
-        return self._json(exchange, {"object": "list", "data": data})
-
-    def _one(self, exchange: Exchange, reference: str) -> ClientReply:
-        named = self._library.find(reference, exchange.caller)
-        return self._json(exchange, {**named.as_json(), "workflow": named.workflow.source})
+    async def _named(self, exchange: Exchange, name: str) -> ClientReply:
+        """The endpoints of one named workflow."""
+        _require(exchange, "GET", "PUT", "DELETE")
+        names = self.requests.names
+        answer = {"GET": names.shown, "PUT": names.put, "DELETE": names.delete}[exchange.request.method]
+        return self._json(exchange, await answer(name, exchange))
 
     async def _plan(self, exchange: Exchange) -> ClientReply:
         body = read_body(exchange.api.body)
-        planned = await self.requests.planned(body, exchange.caller, _client(exchange))
+        planned = await self.requests.planned(body, exchange)
         plan = planned.plan
         found = {
             "workflow": planned.workflow.name,
@@ -157,11 +165,10 @@ class WorkflowApi:
         core, raw = self._core, exchange.api.body
         body = read_body(raw)
         exchange.api.body = b""
-        planned = await self.requests.planned(body, exchange.caller, _client(exchange))
+        planned = await self.requests.planned(body, exchange)
         order = self.requests.order(planned, body, see_replicas=core.access.is_operator(exchange.request))
         if body.background:
-            name = planned.workflow.name if planned.named else INLINE
-            return await self._background.begin(exchange, order, name, raw, stream=body.stream)
+            return await self._background.begin(exchange, order, planned.label, raw, stream=body.stream)
         if body.stream:
             return await self._streamed(exchange, planned, order)
         run = WorkflowRun(f"run_{uuid4().hex}", order, exchange.request, self._services, _ignored)
@@ -218,7 +225,7 @@ class WorkflowApi:
 
     async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
         metrics, begun = self._metrics, self._core.clock()
-        name = planned.workflow.name if planned.named else INLINE
+        name = planned.label
         self.running += 1
         try:
             await run.run()
@@ -243,10 +250,6 @@ def _ignored(number: int, event: RunEvent) -> None:
     """A client without a stream gets the run when it has ended."""
 
 
-def _client(exchange: Exchange) -> str:
-    return exchange.request.lease.account.client
-
-
-def _require(method: str, allowed: str, exchange: Exchange) -> None:
-    if method != allowed:
-        raise GatewayError(405, "method_not_allowed", f"{exchange.record.path[:100]} takes {allowed}.")
+def _require(exchange: Exchange, *allowed: str) -> None:
+    if exchange.request.method not in allowed:
+        raise GatewayError(405, "method_not_allowed", f"{exchange.record.path[:100]} takes {', '.join(allowed)}.")

@@ -1,4 +1,4 @@
-"""`warmroute workflow`: checks documents and programs, and compiles programs to documents."""
+"""`warmroute workflow`: checks documents, compiles programs to documents, stores and lists workflows at a gateway."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ import yaml
 
 from gateway.commands.streams import escaped
 from gateway.features.table import read
-from gateway.features.workflows.language.compiling import JSON, PYTHON, YAML, compile_text
-from gateway.features.workflows.language.faults import DocumentError, DocumentFault, refused
+from gateway.features.workflows.files import fault_lines, workflow_in
+from gateway.features.workflows.language.faults import DocumentError, DocumentFault
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
-from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES, plain_scalar
+from gateway.features.workflows.language.reading import plain_scalar
 from gateway.features.workflows.language.workflow import Workflow
 from gateway.features.workflows.section import WORKFLOWS
+from gateway.features.workflows.stored.command import add_actions
 
 DESCRIPTION: Final = (
-    "Check workflows (YAML, JSON, or a program in Python) and show their plans, or compile a program to its document. Nothing"
-    " is run. All errors are listed at once, with file, line and path; the exit status is then 2."
+    "Check workflows (YAML, JSON, or a program in Python) and show their plans, compile a program to its document, or store and"
+    " list workflows at a gateway. Nothing is run. All errors of a file are listed at once, with line and path; the exit status"
+    " is then 2."
 )
 _PIECE_CHARS: Final = 40
 
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compiling.set_defaults(act=_compile, parser=compiling)
     for action, what in ((check, "print a JSON array, an item for each file"), (compiling, "print the document as JSON")):
         action.add_argument("--json", action="store_true", help=what)
+    add_actions(actions)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,7 +71,8 @@ def _check(options: argparse.Namespace) -> int:
         print(json.dumps([_as_json(each) for each in checked], indent=2))
     else:
         for each in checked:
-            _print_faults(each)
+            if each.faults:
+                print(fault_lines(each.path, each.faults), file=sys.stderr)
             for line in _report(each):
                 print(escaped(line))
     return 2 if any(each.faults for each in checked) else 0
@@ -76,9 +80,9 @@ def _check(options: argparse.Namespace) -> int:
 
 def _compile(options: argparse.Namespace) -> int:
     try:
-        source = _workflow(options.file).source
+        source = workflow_in(options.file).source
     except DocumentError as error:
-        _print_faults(_CheckedFile(options.file, error.faults))
+        print(fault_lines(options.file, error.faults), file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(source, indent=2))
@@ -101,30 +105,12 @@ class _PlainDumper(yaml.SafeDumper):
 _PlainDumper.add_representer(str, _PlainDumper.represent_str)
 
 
-def _workflow(path: Path) -> Workflow:
-    """Raises DocumentError."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_DOCUMENT_BYTES + 1).decode()
-    except OSError as error:
-        raise refused("", f"the file cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise refused("", f"the file is not UTF-8: {error.reason} at byte {error.start:,}") from None
-    return compile_text(text, {".py": PYTHON, ".json": JSON}.get(path.suffix, YAML))
-
-
 def _checked(path: Path, allowance: RunAllowance) -> _CheckedFile:
     try:
-        workflow = _workflow(path)
+        workflow = workflow_in(path)
         return _CheckedFile(path, (), workflow, plan_of(workflow, allowance))
     except DocumentError as error:
         return _CheckedFile(path, sorted(error.faults, key=lambda fault: fault.line))
-
-
-def _print_faults(checked: _CheckedFile) -> None:
-    for fault in checked.faults:
-        at = f"{checked.path}:{fault.line}" if fault.line else f"{checked.path}"
-        print(escaped(f"warmroute: {at}: {fault}"), file=sys.stderr)
 
 
 def _report(checked: _CheckedFile) -> Iterator[str]:

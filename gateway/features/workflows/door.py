@@ -60,7 +60,7 @@ class WorkflowDoor:
         name = exchange.api.model.removeprefix(PREFIX)
         exchange.record.subject.model = exchange.api.model
         body = RunRequestBody(name, "", None, exchange.api.stream, RunLimits(), {})
-        planned = await self._requests.planned(body, exchange.caller, exchange.request.lease.account.client)
+        planned = await self._requests.planned(body, exchange)
         primary = planned.workflow.primary
         if primary is None:
             raise _unfit("model", f"The workflow {name!r} names no primary output, which would be the answer's text.")

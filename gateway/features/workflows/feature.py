@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gateway.core import Core
+from gateway.dialects.models.listing import OwnModels
 from gateway.features.histories.lazy import LazyStore
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 PATH: Final = "/v1/workflows"
 MODEL_PREFIX: Final = "workflow:"
 _BELOW: Final = f"{PATH}/"
+# Imported in a thread, with the libraries of databases.
+STORES: Final = ("gateway.features.workflows.stored.store", "gateway.features.workflows.background.store")
 
 
 def install(core: Core) -> None:
@@ -27,16 +30,19 @@ def install(core: Core) -> None:
     core.extensions.answerers.append(Answerer(endpoint.claims, endpoint.answer))
     core.put(endpoint)
     if (state := core.part(LazyStore)) is not None:
-        state.tables.append("gateway.features.workflows.background.tables")
+        state.tables += STORES
         core.work.tasks.append(endpoint.run_background)
     if WORKFLOWS.of(core.config).directory:
+        core.own_models.append(endpoint.models)
         core.work.starts.append(endpoint.read_directory)
+        core.work.reloads.append(endpoint.read_directory)
 
 
 class WorkflowEndpoint:
-    """Answers requests for workflows."""
+    """Answers requests for workflows. models: the workflows of the directory, as models."""
 
     def __init__(self, core: Core) -> None:
+        self.models = OwnModels()
         self._core = core
         self._api: WorkflowApi | None = None
         self._used = asyncio.Event()
@@ -55,8 +61,9 @@ class WorkflowEndpoint:
         return await self.api.answer(exchange)
 
     async def read_directory(self) -> None:
-        """Read the operator's workflows. Errors are logged, and do not end the start."""
+        """Read the operator's workflows, again after a reload. Errors are logged, and do not end the start."""
         await asyncio.to_thread(self.api.read_directory, Path(WORKFLOWS.of(self._core.config).directory))
+        self.models.entries = self.api.library.model_entries()
 
     async def run_background(self) -> None:
         """Adopts runs of gateways that have stopped, until cancelled. Begins with the first request for a workflow, unless the

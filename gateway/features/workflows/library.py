@@ -1,33 +1,38 @@
-"""The operator's workflows: the files of a directory, by name. A file with errors is left out, and logged with each error."""
+"""The operator's workflows: the files of a directory, by name.
+
+A file with errors is logged with each error. If it had none before, its former workflow stays. The workflows are replaced as a
+whole, and a run keeps its own.
+"""
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.errors import GatewayError
+import orjson
+
 from gateway.features.workflows.language.compiling import PYTHON, YAML, compile_text
 from gateway.features.workflows.language.faults import DocumentError, refused, suggestion
 from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.language.workflow import Workflow
-from gateway.request.client import Caller
-
-log = logging.getLogger("warmroute.workflows")
+from gateway.request.rights import Rights
 
 PREFIX: Final = "workflow:"
-OPERATOR: Final = "operator"
+OPERATOR, TENANT = "operator", "tenant"
 FORMS: Final[Mapping[str, str]] = {".yaml": YAML, ".yml": YAML, ".py": PYTHON}
 
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkflow:
-    """version: changes with the document; None: unversioned."""
+    """source: OPERATOR or TENANT. version: of a stored document; None: unversioned. modified_at: Unix seconds."""
 
     workflow: Workflow
+    source: str = OPERATOR
     version: int | None = None
+    modified_at: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in GET /v1/workflows."""
@@ -43,7 +48,7 @@ class NamedWorkflow:
             "description": workflow.description,
             "inputs": inputs,
             "primary": workflow.primary,
-            "source": OPERATOR,
+            "source": self.source,
         }
 
 
@@ -51,52 +56,56 @@ class WorkflowLibrary:
     """Workflows by name."""
 
     def __init__(self) -> None:
-        self.workflows: dict[str, NamedWorkflow] = {}
+        self.workflows: Mapping[str, NamedWorkflow] = {}
+        self._files: Mapping[str, NamedWorkflow] = {}
 
     def read(self, directory: Path) -> list[str]:
         """Read all files; a file with errors keeps its former workflow. Returns the errors, a line each. Raises OSError."""
-        texts = {path: _text(path) for path in sorted(directory.iterdir()) if path.suffix in FORMS and path.is_file()}
-        found: dict[str, NamedWorkflow] = {}
+        files: dict[str, NamedWorkflow] = {}
+        names = set[str]()
         problems: list[str] = []
-        for path, text in texts.items():
+        for path in sorted(each for each in directory.iterdir() if each.suffix in FORMS and each.is_file()):
+            former = self._files.get(path.name)
             try:
-                named = _compiled(text, FORMS[path.suffix])
-                if named.workflow.name in found:
+                named = _compiled(path)
+                if named.workflow.name in names:
                     raise refused("name", f"the workflow {named.workflow.name!r} is in another file, too")
-                found[named.workflow.name] = named
             except DocumentError as error:
                 problems += [
                     f"{path.name}: line {each.line}: {each}" if each.line else f"{path.name}: {each}" for each in error.faults
                 ]
-                if (old := self.workflows.get(path.stem)) is not None:
-                    found.setdefault(path.stem, old)
-        self.workflows = found
+                if former is None or former.workflow.name in names:
+                    continue
+                named = former
+            files[path.name] = named
+            names.add(named.workflow.name)
+        self._files = files
+        self.workflows = {named.workflow.name: named for named in files.values()}
         return problems
 
-    def find(self, reference: str, caller: Caller) -> NamedWorkflow:
-        """reference: NAME or NAME@N. Raises GatewayError 403 or 404."""
-        name, _, version = reference.partition("@")
-        if caller.grant is not None and not caller.grant.allows(PREFIX + name):
-            text = f"The key {caller.grant.id} may not use the workflow {name[:63]!r}."
-            raise GatewayError(403, "workflow_not_allowed", text, param="workflow")
-        found = self.workflows.get(name)
-        if found is None or (version and version != str(found.version)):
-            hint = suggestion(
-                name, [each for each in self.workflows if caller.grant is None or caller.grant.allows(PREFIX + each)]
-            )
-            raise GatewayError(404, "workflow_not_found", f"There is no workflow {reference[:80]!r}; {hint}", param="workflow")
-        return found
+    def model_entries(self) -> dict[str, bytes]:
+        """Entries of a list of models: the workflows whose answer is a text."""
+        entries: dict[str, bytes] = {}
+        for name, named in self.workflows.items():
+            if named.workflow.primary is not None:
+                about = {"id": PREFIX + name, "object": "model", "created": named.modified_at, "owned_by": "warmroute"}
+                entries[PREFIX + name] = orjson.dumps(about)
+        return entries
 
-    def listed(self, caller: Caller) -> list[NamedWorkflow]:
-        """The workflows that a caller may use."""
-        grant = caller.grant
-        return [each for name, each in self.workflows.items() if grant is None or grant.allows(PREFIX + name)]
+    def find(self, name: str) -> NamedWorkflow | None:
+        return self.workflows.get(name)
+
+    def suggestion(self, name: str, grant: Rights | None) -> str:
+        """A hint for an unknown name."""
+        return suggestion(name, [each for each in self.workflows if grant is None or grant.allows(PREFIX + each)])
 
 
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(MAX_DOCUMENT_BYTES + 1).decode("utf-8", "replace")
-
-
-def _compiled(text: str, form: str) -> NamedWorkflow:
-    return NamedWorkflow(compile_text(text, form))
+def _compiled(path: Path) -> NamedWorkflow:
+    """Raises DocumentError."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_DOCUMENT_BYTES + 1).decode("utf-8", "replace")
+            modified_at = int(os.fstat(file.fileno()).st_mtime)
+    except OSError as error:
+        raise refused("", f"the file cannot be read: {error.strerror}") from None
+    return NamedWorkflow(compile_text(text, FORMS[path.suffix]), modified_at=modified_at)

@@ -17,8 +17,8 @@ class WorkflowsMetrics:
     def __init__(self, make: MetricFamily) -> None:
         self.runs = make.counter(
             "workflow_runs_total",
-            "Runs by their workflow (of the directory; others: inline), and how they ended: completed, failed, cancelled,"
-            " incomplete.",
+            "Runs by their workflow (of the directory; others: tenant, inline), and how they ended: completed, failed,"
+            " cancelled, incomplete.",
             "workflow",
             "status",
         )

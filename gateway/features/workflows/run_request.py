@@ -6,36 +6,33 @@ body ──► its members ──► document (a program is compiled in the pars
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
-from xxhash import xxh3_128_digest
 
 from gateway.core import Core
 from gateway.dialects.json_edits import read_object
 from gateway.errors import GatewayError, bad_request
+from gateway.features.histories.lazy import LazyStore
+from gateway.features.workflows.compiler import WorkflowCompiler, require_size
 from gateway.features.workflows.connectors import Connectors
-from gateway.features.workflows.language.compiling import JSON, compile_text
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
-from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults, refused
+from gateway.features.workflows.language.faults import OVER_LIMITS, DocumentFaults
 from gateway.features.workflows.language.inputs import read_inputs
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
-from gateway.features.workflows.language.reading import MAX_DOCUMENT_BYTES
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
-from gateway.features.workflows.library import NamedWorkflow, WorkflowLibrary
+from gateway.features.workflows.library import OPERATOR, TENANT, NamedWorkflow, WorkflowLibrary
 from gateway.features.workflows.running.run_order import RunOrder
 from gateway.features.workflows.section import WORKFLOWS, WorkflowsConfig
+from gateway.features.workflows.stored.documents import StoredWorkflows
+from gateway.features.workflows.stored.naming import WorkflowNames
 from gateway.request.client import Caller
+from gateway.request.exchange import Exchange
 
-COMPILE: Final = "workflows.compile"
+INLINE: Final = "inline"
 MAX_METADATA: Final = 16 << 10  # bytes
-_INLINE_BYTES: Final = 4 << 10  # of a document that is compiled in the event loop: 4 ms
-_CACHED_BYTES: Final = 16 << 10  # of a document whose workflow is kept for the next run
-_MAX_CACHED: Final = 64
 _MAX_SCANNED: Final = 1 << 21  # strings and brackets of a body
 _KEYS: Final = ("workflow", "program", "inputs", "stream", "background", "limits", "metadata")
 _LIMITS: Final = ("calls", "output_tokens", "seconds", "cost_usd")
@@ -55,26 +52,38 @@ class RunRequestBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A workflow that may run. named: of the library; None: it came with the request."""
+    """A workflow that may run. named: by its name; None: it came with the request."""
 
     workflow: Workflow
     plan: WorkflowPlan
     limits: RunLimits
     named: NamedWorkflow | None
 
+    @property
+    def defined(self) -> bool:
+        """True if the operator has defined it."""
+        return self.named is not None and self.named.source == OPERATOR
+
+    @property
+    def label(self) -> str:
+        """The workflow in metrics: a name only if it is the operator's, because clients choose the others."""
+        return self.workflow.name if self.defined else TENANT if self.named else INLINE
+
 
 class RunRequests:
     """Reads requests for runs and plans (see the module)."""
 
     def __init__(self, core: Core, library: WorkflowLibrary, connectors: Connectors) -> None:
-        self._core, self._library, self._connectors = core, library, connectors
-        self._compiled: OrderedDict[bytes, Workflow] = OrderedDict()
+        self._core, self._connectors = core, connectors
+        self._compiler = compiler = WorkflowCompiler(core)
+        stored = StoredWorkflows(core.part(LazyStore), compiler, core.clock, core.wall_clock)
+        self.names = WorkflowNames(library, stored, compiler, self._plan)
 
-    async def planned(self, body: RunRequestBody, caller: Caller, client: str) -> PlannedRun:
-        """client: whose share of the parser process it takes. Raises DocumentError or GatewayError."""
-        named = None
-        if isinstance(body.workflow, str) and body.workflow:
-            named = self._library.find(body.workflow, caller)
+    async def planned(self, body: RunRequestBody, exchange: Exchange) -> PlannedRun:
+        """Raises DocumentError or GatewayError."""
+        caller, named = exchange.caller, None
+        if isinstance(body.workflow, str):
+            named = await self.names.find(body.workflow, exchange)
             workflow = named.workflow
         else:
             if not self._config.inline:
@@ -82,13 +91,19 @@ class RunRequests:
                     "Documents and programs in requests are off here (workflows.inline); name a workflow of GET /v1/workflows."
                 )
                 raise GatewayError(403, "workflow_not_allowed", text, param="workflow")
-            workflow = await self._compile(body, client)
+            if body.program:
+                workflow = await self._compiler.program(body.program, exchange.request.lease.account.client)
+            else:
+                assert isinstance(body.workflow, bytes)
+                workflow = await self._compiler.document(body.workflow)
+        limits = _lower(workflow.limits, body.limits)
+        plan = self._plan(workflow)
+        _require_limits(plan, limits, self._config.max_s)
+        planned = PlannedRun(workflow, plan, limits, named)
+        if not planned.defined:
             self._require_models(workflow, caller)
         self._require_connectors(workflow, caller)
-        limits = _lower(workflow.limits, body.limits)
-        plan = plan_of(workflow, self._allowance)
-        _require_limits(plan, limits, self._config.max_s)
-        return PlannedRun(workflow, plan, limits, named)
+        return planned
 
     def order(self, planned: PlannedRun, body: RunRequestBody, *, see_replicas: bool, passed: str = "") -> RunOrder:
         """passed: a step whose text the client gets as it comes. Raises DocumentError for the inputs."""
@@ -107,7 +122,7 @@ class RunRequests:
             see_replicas,
             config.gate,
             passed,
-            planned.named is not None,
+            planned.defined,
             body.metadata,
         )
 
@@ -115,32 +130,10 @@ class RunRequests:
     def _config(self) -> WorkflowsConfig:
         return WORKFLOWS.of(self._core.config)
 
-    @property
-    def _allowance(self) -> RunAllowance:
+    def _plan(self, workflow: Workflow) -> WorkflowPlan:
+        """Raises DocumentError for a workflow beyond the bounds of the gateway."""
         config = self._config
-        return RunAllowance(config.max_calls, config.max_output_tokens, config.max_tokens, config.max_s)
-
-    async def _compile(self, body: RunRequestBody, client: str) -> Workflow:
-        """Raises DocumentError or GatewayError."""
-        raw = body.workflow
-        if body.program:
-            program = body.program.encode("utf-8", "surrogatepass")
-            (raw,) = await self._core.parsing.process.run((COMPILE,), program, client)
-        assert isinstance(raw, bytes)
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            raise refused("workflow", "it is not UTF-8") from None
-        key = xxh3_128_digest(raw)
-        workflow = self._compiled.get(key)
-        if workflow is None:
-            small = len(text) <= _INLINE_BYTES
-            workflow = compile_text(text, JSON) if small else await asyncio.to_thread(compile_text, text, JSON)
-            if len(text) <= _CACHED_BYTES:
-                self._compiled[key] = workflow
-                if len(self._compiled) > _MAX_CACHED:
-                    self._compiled.popitem(last=False)
-        return workflow
+        return plan_of(workflow, RunAllowance(config.max_calls, config.max_output_tokens, config.max_tokens, config.max_s))
 
     def _require_models(self, workflow: Workflow, caller: Caller) -> None:
         """Raises GatewayError 403 or 404 for a model that a step could not use."""
@@ -182,10 +175,7 @@ def read_body(raw: bytes) -> RunRequestBody:
     workflow: str | bytes = members.get("workflow", b"").strip()
     if isinstance(workflow, bytes) and workflow.startswith(b'"'):
         workflow = _text_in(workflow)
-    if len(workflow) > MAX_DOCUMENT_BYTES:
-        raise GatewayError(
-            413, "workflow_too_large", f"A document has at most {MAX_DOCUMENT_BYTES >> 10} KiB.", param="workflow"
-        )
+    require_size(workflow)
     for key, kind, what in (
         ("program", str, "a text"),
         ("stream", bool, "true or false"),

@@ -56,9 +56,9 @@ class WorkflowsConfig(ConfigSection, frozen=True):
     """Workflows: the whole graph of model calls in one request."""
 
     enabled: Annotated[bool, about("Serve /v1/workflows, and models named workflow:NAME. Off: neither exists.")] = True
-    inline: Annotated[bool, about("Run documents and programs in requests. Off: only workflows of the directory.")] = True
+    inline: Annotated[bool, about("Run documents and programs in requests. Off: only named workflows.")] = True
     directory: Annotated[
-        str, about("A folder with *.yaml and *.py files: the workflows that clients may name. They are read at the start.")
+        str, about("A folder with *.yaml and *.py files: named workflows, read at the start and at each reload.")
     ] = ""
     connectors: Annotated[
         Mapping[Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,62}$")], ConnectorConfig],

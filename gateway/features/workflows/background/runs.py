@@ -35,7 +35,6 @@ from gateway.features.workflows.background.stored_run import (
     CALLED,
     EVENTS_SHIFT,
     FAILED,
-    INLINE,
     IdempotentRequest,
     RunKey,
     StoredRun,
@@ -45,7 +44,9 @@ from gateway.features.workflows.background.stored_run import (
     unfinished,
 )
 from gateway.features.workflows.language.faults import DocumentError
+from gateway.features.workflows.library import TENANT
 from gateway.features.workflows.metrics import WorkflowsMetrics
+from gateway.features.workflows.run_request import INLINE
 from gateway.features.workflows.running.origin import AdoptedRunOrigin, RunOrigin
 from gateway.features.workflows.running.recorded import ResumedRun
 from gateway.features.workflows.running.run import WorkflowRun
@@ -295,7 +296,7 @@ class BackgroundRuns:
             receipt=orjson.loads(stored.receipt) if stored.receipt else {},
         )
         lease.grow(stored.size)
-        name = stored.workflow if order.defined else INLINE
+        name = order.workflow.name if order.defined else TENANT if order.version is not None else INLINE
         one = BackgroundRun(stored.key, lease.account.client, name, lease, self.logs, first)
         self._compose(one, order, AdoptedRunOrigin(_PATH, stored.tenant, stored.key_id, lease), store, resumed)
         self._start(one)

@@ -18,7 +18,6 @@ from gateway.features.workflows.running.run_order import RunOrder
 QUEUED, RUNNING, FAILED, CANCELLED, DELETED = "queued", "running", "failed", "cancelled", "deleted"
 LIVE: Final = (QUEUED, RUNNING)
 CALLED, ANSWERED, CONNECTED = "called", "answered", "connected"  # of steps, beside FAILED
-INLINE: Final = "inline"
 EVENTS_SHIFT: Final = 20  # events after an adoption go on at the next multiple of 2 ** 20
 
 _ANY: Final = 1 << 40  # the plan of a stored run was within the bounds of its time

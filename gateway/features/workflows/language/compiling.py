@@ -10,17 +10,16 @@ from gateway.features.workflows.language.faults import DocumentError, DocumentFa
 from gateway.features.workflows.language.fields import OUTPUT_NAME, WORKFLOW_NAME, FieldReader
 from gateway.features.workflows.language.graph import StepGraph
 from gateway.features.workflows.language.inputs import read_declarations
+from gateway.features.workflows.language.keys import DEFAULT_KEYS, DOCUMENT_KEYS, LIMITS, MAX_MODEL_CHARS, TOKENS, VERSION
 from gateway.features.workflows.language.python_form import compile_program
 from gateway.features.workflows.language.reading import SourceValue, check_plain, member, read_json, read_yaml
 from gateway.features.workflows.language.scopes import check_outputs, check_scopes
-from gateway.features.workflows.language.steps import MAX_STEPS, SAMPLING, StepDefaults, StepReader, read_sampling
+from gateway.features.workflows.language.steps import MAX_STEPS, StepDefaults, StepReader, read_sampling
 from gateway.features.workflows.language.templates import ValueTemplate
 from gateway.features.workflows.language.workflow import RunLimits, Workflow
 
-VERSION: Final = 1
 JSON, YAML, PYTHON = "json", "yaml", "python"
 _READERS: Final[Mapping[str, Callable[[str], SourceValue]]] = {JSON: read_json, YAML: read_yaml, PYTHON: compile_program}
-_KEYS: Final = ("workflow", "name", "description", "inputs", "defaults", "steps", "outputs", "primary", "limits")
 
 
 def compile_text(text: str, form: str) -> Workflow:
@@ -37,7 +36,7 @@ def compile_document(source: Any) -> Workflow:
     check_plain(source)
     faults = DocumentFaults()
     reader = FieldReader(faults)
-    fields = reader.fields(source, "", _KEYS)
+    fields = reader.fields(source, "", DOCUMENT_KEYS)
     if fields.members.get("workflow") != VERSION or fields.members["workflow"] is True:
         fields.fault("workflow", f"the version of the language is expected: workflow: {VERSION}")
     for key in ("name", "steps"):
@@ -60,9 +59,9 @@ def compile_document(source: Any) -> Workflow:
 
 
 def _defaults(reader: FieldReader, value: Any) -> StepDefaults:
-    fields = reader.fields(value, "defaults", ("model", "max_tokens", *SAMPLING))
+    fields = reader.fields(value, "defaults", DEFAULT_KEYS)
     return StepDefaults(
-        fields.constant_text("model", 256), fields.number("max_tokens", 1, 1 << 20, whole=True), read_sampling(fields)
+        fields.constant_text("model", MAX_MODEL_CHARS), fields.number("max_tokens", TOKENS), read_sampling(fields)
     )
 
 
@@ -72,9 +71,8 @@ def _outputs(reader: FieldReader, value: Any) -> Mapping[str, ValueTemplate]:
 
 
 def _limits(reader: FieldReader, value: Any) -> RunLimits:
-    fields = reader.fields(value, "limits", ("calls", "output_tokens", "seconds", "cost_usd"))
-    whole = [fields.number(key, 1, 1 << 31, whole=True) for key in ("calls", "output_tokens")]
-    return RunLimits(*whole, *(fields.number(key, 0, 1e9) for key in ("seconds", "cost_usd")))
+    fields = reader.fields(value, "limits", LIMITS)
+    return RunLimits(**{key: fields.number(key, bounds) for key, bounds in LIMITS.items()})
 
 
 def _primary(value: Any, names: Iterable[str], faults: DocumentFaults) -> str | None:

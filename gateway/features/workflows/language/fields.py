@@ -8,11 +8,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from gateway.features.workflows.language.faults import TOO_LARGE, DocumentFaults, refused, shown, suggestion
+from gateway.features.workflows.language.keys import NumberBounds
 from gateway.features.workflows.language.operations import ExpressionError
 from gateway.features.workflows.language.reading import member
 from gateway.features.workflows.language.templates import MAX_EXPRESSIONS, TextTemplate, ValueTemplate, parse_text, templates_in
 
 MAX_EXPRESSION_NODES: Final = 8192
+MAX_TEXT: Final = 1 << 16  # characters
 STEP_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 WORKFLOW_NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 OUTPUT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
@@ -125,7 +127,7 @@ class Fields:
         found = [self.reader.name(each, f"{self.at(key)}[{at}]", form) for at, each in enumerate(value)]
         return tuple(dict.fromkeys(filter(None, found)))
 
-    def text(self, key: str, most: int = 1 << 16) -> str | None:
+    def text(self, key: str, most: int = MAX_TEXT) -> str | None:
         value = self.members.get(key)
         if key in self.members and not (isinstance(value, str) and 0 < len(value) <= most):
             self.expected(key, f"a text of 1 to {most:,} characters")
@@ -142,12 +144,12 @@ class Fields:
             self.fault(key, "this value is a constant, which a run cannot change: ${...} cannot be used in it")
         return texts[0]
 
-    def number(self, key: str, low: float, high: float, *, whole: bool = False) -> Any:
-        """A number between these bounds, which are possible, too."""
+    def number(self, key: str, bounds: NumberBounds) -> Any:
         value = self.members.get(key)
-        kinds = int if whole else (int, float)
-        if key in self.members and (isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high):
-            self.expected(key, f"a {'whole ' * whole}number from {low:g} to {high:g}")
+        kinds = int if bounds.whole else (int, float)
+        fits = isinstance(value, kinds) and not isinstance(value, bool) and bounds.low <= value <= bounds.high
+        if key in self.members and not fits:
+            self.expected(key, f"a {'whole ' * bounds.whole}number from {bounds.low:g} to {bounds.high:g}")
             return None
         return value
 

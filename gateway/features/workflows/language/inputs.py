@@ -9,6 +9,7 @@ from gateway.features.workflows.language.document import InputDeclaration
 from gateway.features.workflows.language.faults import INPUTS_INVALID, DocumentFaults, shown, suggestion
 from gateway.features.workflows.language.fields import VARIABLE_NAME, FieldReader, Fields
 from gateway.features.workflows.language.functions import is_number
+from gateway.features.workflows.language.keys import INPUT_KEYS, LENGTH
 from gateway.features.workflows.language.reading import member
 from gateway.features.workflows.language.values import EvaluationError, bytes_of
 
@@ -20,8 +21,7 @@ def is_messages(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in value)
 
 
-_KEYS: Final = ("type", "required", "default", "enum", "max_length")
-_TYPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+INPUT_TYPES: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     MESSAGES: (is_messages, "a list of messages ({role, content})"),
     "string": (lambda value: isinstance(value, str), "a text"),
     "number": (is_number, "a number"),
@@ -36,14 +36,14 @@ _WITH_LENGTH: Final = (MESSAGES, "string", "list")
 def read_declarations(raw: Any, reader: FieldReader) -> dict[str, InputDeclaration]:
     """The member `inputs` of a document."""
     named = reader.named(raw, "inputs", VARIABLE_NAME, MAX_INPUTS)
-    read = {name: reader.fields(each, member("inputs", name), _KEYS) for name, each in named.items()}
+    read = {name: reader.fields(each, member("inputs", name), INPUT_KEYS) for name, each in named.items()}
     return {name: _declaration(fields) if fields.given else InputDeclaration("object") for name, fields in read.items()}
 
 
 def _declaration(fields: Fields) -> InputDeclaration:
     kind = fields.members.get("type")
-    if not isinstance(kind, str) or kind not in _TYPES:
-        fields.fault("type", f"one of {', '.join(_TYPES)} is expected, got {shown(kind)}")
+    if not isinstance(kind, str) or kind not in INPUT_TYPES:
+        fields.fault("type", f"one of {', '.join(INPUT_TYPES)} is expected, got {shown(kind)}")
         kind = "object"
     required = fields.members.get("required", False)
     if not isinstance(required, bool):
@@ -54,7 +54,7 @@ def _declaration(fields: Fields) -> InputDeclaration:
         choices = []
     if "max_length" in fields and kind not in _WITH_LENGTH:
         fields.fault("max_length", f"only inputs of type {', '.join(_WITH_LENGTH)} have a length")
-    length = fields.number("max_length", 1, 1 << 20, whole=True)
+    length = fields.number("max_length", LENGTH)
     made = InputDeclaration(kind, bool(required), fields.members.get("default"), tuple(choices), length)
     for at, choice in enumerate(choices):
         if fault := _mismatch(choice, InputDeclaration(kind)):
@@ -67,7 +67,7 @@ def _declaration(fields: Fields) -> InputDeclaration:
 
 
 def _mismatch(value: Any, declared: InputDeclaration) -> str:
-    fits, what = _TYPES[declared.type]
+    fits, what = INPUT_TYPES[declared.type]
     if not fits(value):
         return f"{what} is expected, got {shown(value)}"
     if declared.choices and value not in declared.choices:

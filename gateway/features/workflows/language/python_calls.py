@@ -6,9 +6,9 @@ import ast
 from typing import Any, Final
 
 from gateway.features.workflows.language.inputs import MESSAGES
+from gateway.features.workflows.language.keys import SAMPLING
 from gateway.features.workflows.language.python_values import ProgramFault, ProgramNames
 from gateway.features.workflows.language.results import CALL, CHAT, TEXT
-from gateway.features.workflows.language.steps import SAMPLING
 from gateway.features.workflows.language.values import EvaluationError, bytes_of
 
 _INPUT_TYPES: Final = {

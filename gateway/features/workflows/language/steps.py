@@ -27,6 +27,25 @@ from gateway.features.workflows.language.document import (
 )
 from gateway.features.workflows.language.faults import TOO_LARGE, refused, shown
 from gateway.features.workflows.language.fields import OUTPUT_NAME, STEP_NAME, VARIABLE_NAME, WORKFLOW_NAME, FieldReader, Fields
+from gateway.features.workflows.language.keys import (
+    ARM_KEYS,
+    CALL_KEYS,
+    CHAT_KEYS,
+    EACH_KEYS,
+    ERRORS,
+    MAX_MODEL_CHARS,
+    NOT_EXTRA,
+    RETRIES,
+    ROLES,
+    SAMPLING,
+    SAMPLING_NUMBERS,
+    STEP_KEYS,
+    STREAMS,
+    TEXT_KEYS,
+    TIMEOUT_S,
+    TOKENS,
+    YIELD_KEYS,
+)
 from gateway.features.workflows.language.reading import member
 from gateway.features.workflows.language.results import CALL, CHAT, EACH, KINDS, LET, SWITCH, TEXT
 from gateway.features.workflows.language.templates import ValueTemplate
@@ -36,34 +55,7 @@ MAX_BLOCKS: Final = 4  # one within the other
 MAX_ITEMS: Final = 64
 MAX_ARMS: Final = 16
 MAX_MESSAGES: Final = 256
-SAMPLING: Final = ("temperature", "top_p", "stop", "seed")
 _RESERVED: Final = ("repeat", "run", "inputs")
-CHAT_KEYS: Final = ("from", "append", "model", "max_tokens", *SAMPLING, "choices", "output", "tools", "tool_choice", "extra")
-TEXT_KEYS: Final = ("prompt", "from", "append", "model", "max_tokens", *SAMPLING, "choices", "output", "extra")
-STEP_KEYS: Final = (*KINDS, "needs", "needs_any", "if", "yield", "kill", "timeout_s", "retry", "on_error")
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-# Members of a request that the language or the gateway sets: `extra` would evade the bounds of the plan.
-_NOT_EXTRA: Final = frozenset(
-    [
-        "model",
-        "messages",
-        "prompt",
-        "stream",
-        "stream_options",
-        "n",
-        "best_of",
-        "max_tokens",
-        "max_completion_tokens",
-        "min_tokens",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "structured_outputs",
-        "use_beam_search",
-        "echo",
-        "suffix",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +132,8 @@ class StepReader:
             condition=fields.expression("if"),
             output=self._output(fields, work.kind),
             kills=fields.names("kill"),
-            timeout_s=fields.number("timeout_s", 0.001, 86_400),
-            retries=retry.number("max", 0, 3, whole=True) if retry else None,
+            timeout_s=fields.number("timeout_s", TIMEOUT_S),
+            retries=retry.number("max", RETRIES) if retry else None,
             skips_on_error=skips,
             replacement=replacement,
         )
@@ -152,7 +144,7 @@ class StepReader:
             inner = self._reader.fields(value, fields.at("on_error"), ("value",))
             made = inner.template("value")
             return False, Replacement(made) if made else None
-        if value not in ("fail", "skip"):
+        if value not in ERRORS:
             fields.expected("on_error", "fail, skip or {value: X}")
         return value == "skip", None
 
@@ -162,11 +154,11 @@ class StepReader:
         value = fields.members["yield"]
         if isinstance(value, str):
             value = {"as": value}
-        inner = self._reader.fields(value, fields.at("yield"), ("as", "value", "stream"))
+        inner = self._reader.fields(value, fields.at("yield"), YIELD_KEYS)
         if "as" not in inner:
             inner.fault("as", "the name of the output is missing")
         stream = inner.members.get("stream", "")
-        if "stream" in inner and stream not in ("delta", "snapshot"):
+        if "stream" in inner and stream not in STREAMS:
             inner.expected("stream", "delta or snapshot")
         elif stream and kind not in (CHAT, TEXT):
             inner.fault("stream", f"only chat and text steps can be streamed; this is a {kind} step")
@@ -198,8 +190,8 @@ class StepReader:
         for at, (raw, each) in enumerate(zip(value, made.items if made else (), strict=False)):
             key = f"append[{at}]"
             if isinstance(raw, dict):
-                if raw.get("role") not in _ROLES:
-                    fields.fault(f"{key}.role", f"one of {', '.join(_ROLES)} is expected, got {shown(raw.get('role'))}")
+                if raw.get("role") not in ROLES:
+                    fields.fault(f"{key}.role", f"one of {', '.join(ROLES)} is expected, got {shown(raw.get('role'))}")
                 if "content" not in raw and "tool_calls" not in raw:
                     fields.fault(f"{key}.content", "the content of the message is missing")
             elif each.expression is None:
@@ -222,11 +214,11 @@ class StepReader:
         sampling = read_sampling(fields)
         return ModelCall(
             kind,
-            fields.constant_text("model", 256),  # completed by `completing.py`
+            fields.constant_text("model", MAX_MODEL_CHARS),  # completed by `completing.py`
             source,
             opening,
             append,
-            fields.number("max_tokens", 1, 1 << 20, whole=True) or self._defaults.max_tokens,
+            fields.number("max_tokens", TOKENS) or self._defaults.max_tokens,
             {**self._defaults.sampling, **sampling},
             self._constraint(fields),
             fields.template("tools"),
@@ -261,14 +253,14 @@ class StepReader:
         if not isinstance(value, dict):
             fields.expected("extra", "an object")
             return None
-        for key in [key for key in value if key in _NOT_EXTRA]:
+        for key in [key for key in value if key in NOT_EXTRA]:
             fields.fault(member("extra", key), "this member of the request is set by the workflow, or not allowed")
         return fields.template("extra")
 
     # -- all others
 
     def _call(self, value: Any, path: str) -> ConnectorCall:
-        fields = self._reader.fields(value, path, ("use", "with"))
+        fields = self._reader.fields(value, path, CALL_KEYS)
         if "use" not in fields:
             fields.fault("use", "the name of a connector is missing")
         arguments = fields.template("with") or ValueTemplate(fields.at("with"), {})
@@ -282,7 +274,7 @@ class StepReader:
         return SwitchArms(tuple(self._arm(each, f"{path}[{at}]", at == last) for at, each in enumerate(value)))
 
     def _arm(self, value: Any, path: str, last: bool) -> SwitchArm:
-        fields = self._reader.fields(value, path, ("when", "else", "emit", "kill", "steps", "value"))
+        fields = self._reader.fields(value, path, ARM_KEYS)
         if "else" in fields:
             if fields.members["else"] is not True:
                 fields.expected("else", "true")
@@ -302,8 +294,8 @@ class StepReader:
         )
 
     def _each(self, value: Any, path: str) -> EachItem:
-        fields = self._reader.fields(value, path, ("in", "as", "steps", "value"))
-        for key in ("in", "as", "steps", "value"):
+        fields = self._reader.fields(value, path, EACH_KEYS)
+        for key in EACH_KEYS:
             if key not in fields:
                 fields.fault(key, "this key is missing; each has in, as, steps and value")
         items = fields.template("in") or ValueTemplate(fields.at("in"), [])
@@ -319,20 +311,14 @@ class StepReader:
 
 def read_sampling(fields: Fields) -> dict[str, ValueTemplate]:
     """Sampling fields: numbers and texts within the bounds of the APIs, or expressions."""
-    bounds: Mapping[str, tuple[float, float, bool]] = {
-        "temperature": (0, 2, False),
-        "top_p": (0, 1, False),
-        "seed": (-(1 << 63), (1 << 63) - 1, True),
-    }
     made: dict[str, ValueTemplate] = {}
     for key in SAMPLING:
         value = fields.members.get(key)
         if key not in fields:
             continue
-        if key in bounds and not isinstance(value, str):
-            low, high, whole = bounds[key]
-            fields.number(key, low, high, whole=whole)
-        elif key in bounds:
+        if key in SAMPLING_NUMBERS and not isinstance(value, str):
+            fields.number(key, SAMPLING_NUMBERS[key])
+        elif key in SAMPLING_NUMBERS:
             fields.expression(key)
         elif not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
             fields.expected(key, "a text or a list of texts")

@@ -108,7 +108,6 @@ async def test_a_plain_run_is_its_object_with_steps() -> None:
         ({"workflow": ONE, "inputs": {"messages": "text"}}, 400, "inputs_invalid", "inputs.messages"),
         ({"workflow": ONE, "limits": {"output_tokens": 5}}, 400, "workflow_over_limits", "limits.output_tokens"),
         ({"workflow": ONE, "limits": {"calls": True}}, 400, "invalid_request", "limits.calls"),
-        ({"workflow": ONE, "background": True}, 400, "state_off", "background"),
         ({"workflow": document({"a": {"chat": {**CHAT["chat"], "model": "x"}}})}, 404, "model_not_found", "steps.a.chat.model"),
         ({"workflow": document({"a": {"call": {"use": "rag"}}})}, 400, "workflow_invalid", "steps.a.call.use"),
         (

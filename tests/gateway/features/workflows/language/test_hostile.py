@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.features.workflows.language import steps
+from gateway.features.workflows.language import keys
 from gateway.features.workflows.language.canonical import canonical_document
 from gateway.features.workflows.language.compiling import compile_document
 from gateway.features.workflows.language.expressions import parse_expression
@@ -96,9 +96,9 @@ def test_expressions(text: str) -> None:
 
 KEYS = st.sampled_from(
     [
-        *steps.STEP_KEYS,
-        *steps.CHAT_KEYS,
-        *steps.TEXT_KEYS,
+        *keys.STEP_KEYS,
+        *keys.CHAT_KEYS,
+        *keys.TEXT_KEYS,
         *DOCUMENT,
         *(
             "in",

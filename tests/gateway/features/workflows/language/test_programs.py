@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.features.workflows.language import steps
+from gateway.features.workflows.language import keys
 from gateway.features.workflows.language.canonical import canonical_document
 from gateway.features.workflows.language.compiling import compile_document
 from gateway.features.workflows.language.document import ModelCall
@@ -123,4 +123,4 @@ def test_the_limits_of_the_page_are_those_of_the_code(number: str, unit: str, mo
 def test_the_page_names_every_function_and_every_key() -> None:
     words = set(re.findall(r"\w+", PAGE))
     assert set(FUNCTIONS) | {member for members in MEMBERS.values() for member in members} <= words
-    assert set(steps.STEP_KEYS) | set(steps.CHAT_KEYS) | set(steps.TEXT_KEYS) <= words
+    assert set(keys.STEP_KEYS) | set(keys.CHAT_KEYS) | set(keys.TEXT_KEYS) <= words
