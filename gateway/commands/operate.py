@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -176,6 +176,35 @@ def ask(
     if failed or code >= 300:
         raise OperatorError(_refusal(admin, listener, code, raw, has_key=bool(headers))) from failed
     return raw
+
+
+def stream(
+    url: str,
+    path: str,
+    body: Any,
+    env: Mapping[str, str] = os.environ,
+    listener: GatewayListener = CLIENTS,
+) -> Generator[bytes, None, None]:
+    """The lines of the streamed answer to a POST, as they come. To be closed, and the connection with it. Raises OperatorError.
+
+    A gateway sends a sign of life more often than every ANSWER_S.
+    """
+    headers = _credentials(listener, env)
+    connection, prefix = _connected(url, listener)
+    connection.sock.settimeout(ANSWER_S)
+    try:
+        connection.request("POST", prefix + path, json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status >= 300:
+            raise OperatorError(_refusal(url, listener, response.status, _body(response), has_key=bool(headers)))
+        while line := response.readline(MOST_BYTES):
+            yield line
+    except TimeoutError as error:
+        raise OperatorError(f"{url} has sent nothing for {ANSWER_S:g} s") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise OperatorError(f"{url}: its answer broke off") from error
+    finally:
+        connection.close()
 
 
 def _credentials(listener: GatewayListener, env: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`warmroute workflow`: checks documents, compiles programs to documents, stores and lists workflows at a gateway."""
+"""`warmroute workflow`: checks documents, compiles programs to documents; stores, lists and runs workflows at a gateway."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from gateway.features.workflows.language.faults import DocumentError, DocumentFa
 from gateway.features.workflows.language.plan import RunAllowance, WorkflowPlan, plan_of
 from gateway.features.workflows.language.reading import plain_scalar
 from gateway.features.workflows.language.workflow import Workflow
+from gateway.features.workflows.running.command import add_run
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.features.workflows.stored.command import add_actions
 
 DESCRIPTION: Final = (
-    "Check workflows (YAML, JSON, or a program in Python) and show their plans, compile a program to its document, or store and"
-    " list workflows at a gateway. Nothing is run. All errors of a file are listed at once, with line and path; the exit status"
-    " is then 2."
+    "Check workflows (YAML, JSON, or a program in Python) and show their plans, compile a program to its document, or store,"
+    " list and run workflows at a gateway. All errors of a file are listed at once, with line and path; the exit status is"
+    " then 2."
 )
 _PIECE_CHARS: Final = 40
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, what in ((check, "print a JSON array, an item for each file"), (compiling, "print the document as JSON")):
         action.add_argument("--json", action="store_true", help=what)
     add_actions(actions)
+    add_run(actions)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,5 +12,5 @@ FEATURE: Final = Feature(
     wanted=lambda config: WORKFLOWS.of(config).enabled,
     section=WORKFLOWS,
     metrics=WorkflowsMetrics,
-    commands=[Command("workflow", "check and compile workflows", "gateway.features.workflows.command")],
+    commands=[Command("workflow", "check, compile, store and run workflows", "gateway.features.workflows.command")],
 )
