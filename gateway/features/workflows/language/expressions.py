@@ -26,6 +26,7 @@ MAX_CHARS: Final = 2000
 MAX_NODES: Final = 256
 MAX_NESTING: Final = 50
 INPUTS: Final = "inputs"
+_LINE_BREAK: Final = r"a text in an expression has no line break; write it as \n (within double quotes in YAML: \\n)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def parsed_python(text: str, mode: str) -> ast.AST:
             tree = ast.parse(text, mode=mode)
     except SyntaxError as error:
         where = f"line {error.lineno}: " if mode == "exec" and error.lineno else ""
-        raise ExpressionError(f"{where}{error.msg}") from None
+        message = _LINE_BREAK if mode == "eval" and "\n" in text and "string literal" in error.msg else error.msg
+        raise ExpressionError(f"{where}{message}") from None
     except (RecursionError, MemoryError):
         raise ExpressionError("it is nested too deeply") from None
     except ValueError as error:  # a null byte, half of a surrogate pair

@@ -166,6 +166,7 @@ def test_a_wrong_type_fails(text: str, why: str) -> None:
         (str(1 << 70), "64-bit"),
         ("'\\ud800'", "no JSON"),
         ("a\0", "null byte"),
+        ("'\n'", "a text in an expression has no line break"),
         ("'" + "x" * 2000 + "'", "an expression has at most 2,000 characters"),
         ("+".join("1" * 60), "an expression has at most 50 levels"),
         (f"[{','.join('1' * 256)}]", "an expression has at most 256 parts"),
