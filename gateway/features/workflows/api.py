@@ -37,6 +37,7 @@ from gateway.features.workflows.language.json_schema import document_schema
 from gateway.features.workflows.language.plan import copies_of
 from gateway.features.workflows.library import PREFIX, WorkflowLibrary
 from gateway.features.workflows.metrics import WorkflowsMetrics
+from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import PlannedRun, RunRequestBody, RunRequests, read_body
 from gateway.features.workflows.running.calls import ModelCalls
 from gateway.features.workflows.running.event_stream import EventSender, error_event, event_bytes
@@ -59,7 +60,7 @@ _PATH: Final = re.compile(r"/v1/workflows(?:/([^/]{1,100})(?:/([^/]{1,100}))?)?/
 class WorkflowApi:
     """Answers requests below /v1/workflows, and runs workflows."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, recent: RecentRuns) -> None:
         self._core = core
         self.library = library = WorkflowLibrary()
         self._notices = Notices(core.clock)
@@ -71,10 +72,10 @@ class WorkflowApi:
         self._services = RunServices(ModelCalls(core), connectors, core.clock, core.wall_clock)
         self._logs = Logs()
         self._door = WorkflowDoor(core, self.requests, self._services, self._logs, self._perform)
-        self.running = 0
-        self.background = BackgroundRuns(core, self._services)
+        self._recent = recent
+        self.background = BackgroundRuns(core, self._services, recent)
         self._background = BackgroundAnswers(core, self.background)
-        core.gauges.append(lambda: self._metrics.running.set((), self.running + len(self.background)))
+        core.gauges.append(lambda: self._metrics.running.set((), len(recent)))
 
     def read_directory(self, directory: Path) -> None:
         """Read the operator's workflows. Blocks."""
@@ -226,11 +227,11 @@ class WorkflowApi:
     async def _perform(self, run: WorkflowRun, planned: PlannedRun) -> None:
         metrics, begun = self._metrics, self._core.clock()
         name = planned.label
-        self.running += 1
+        self._recent.begin(run)
         try:
             await run.run()
         finally:
-            self.running -= 1
+            self._recent.end(run)
             metrics.count_run(name, run, self._core.clock() - begun)
 
     def _json(self, exchange: Exchange, value: object) -> ClientReply:

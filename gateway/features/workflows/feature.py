@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.core import Core
 from gateway.dialects.models.listing import OwnModels
 from gateway.features.histories.lazy import LazyStore
+from gateway.features.workflows.recent_runs import TOPIC, RecentRuns, RunEndpoints
 from gateway.features.workflows.section import WORKFLOWS
 from gateway.request.client import ClientReply
 from gateway.request.exchange import Exchange
@@ -32,6 +33,9 @@ def install(core: Core) -> None:
     if (state := core.part(LazyStore)) is not None:
         state.tables += STORES
         core.work.tasks.append(endpoint.run_background)
+    core.topics.answers(TOPIC, endpoint.recent.answer)
+    core.work.sweeps.append(endpoint.recent.sweep)
+    core.endpoints.append(lambda operator, _local, control: RunEndpoints(operator, control).routes())
     if WORKFLOWS.of(core.config).directory:
         core.own_models.append(endpoint.models)
         core.work.starts.append(endpoint.read_directory)
@@ -46,6 +50,7 @@ class WorkflowEndpoint:
         self._core = core
         self._api: WorkflowApi | None = None
         self._used = asyncio.Event()
+        self.recent = RecentRuns(core.clock)
 
     def claims(self, exchange: Exchange) -> bool:
         path = exchange.record.path
@@ -81,6 +86,6 @@ class WorkflowEndpoint:
         if self._api is None:
             from gateway.features.workflows.api import WorkflowApi
 
-            self._api = WorkflowApi(self._core)
+            self._api = WorkflowApi(self._core, self.recent)
             self._used.set()
         return self._api

@@ -7,6 +7,7 @@ import { Login } from "./login.js";
 import { Overview } from "./overview.js";
 import { Replicas } from "./replicas.js";
 import { Requests } from "./requests.js";
+import { Runs } from "./runs.js";
 import { Index } from "./index.js";
 import { Keys } from "./keys.js";
 import { Doctor } from "./doctor.js";
@@ -15,6 +16,7 @@ const TABS = [
   ["overview", "Overview", Overview],
   ["replicas", "Replicas", Replicas],
   ["requests", "Requests", Requests],
+  ["runs", "Runs", Runs],
   ["index", "Prefix index", Index],
   ["keys", "Keys", Keys],
   ["doctor", "Doctor", Doctor],

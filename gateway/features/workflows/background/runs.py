@@ -46,6 +46,7 @@ from gateway.features.workflows.background.stored_run import (
 from gateway.features.workflows.language.faults import DocumentError
 from gateway.features.workflows.library import TENANT
 from gateway.features.workflows.metrics import WorkflowsMetrics
+from gateway.features.workflows.recent_runs import RecentRuns
 from gateway.features.workflows.run_request import INLINE
 from gateway.features.workflows.running.origin import AdoptedRunOrigin, RunOrigin
 from gateway.features.workflows.running.recorded import ResumedRun
@@ -76,7 +77,7 @@ INTERRUPTED: Final = {
 class BackgroundRuns:
     """The runs of one process (see the module). watched: runs of other processes."""
 
-    def __init__(self, core: Core, services: RunServices) -> None:
+    def __init__(self, core: Core, services: RunServices, recent: RecentRuns) -> None:
         self.runner = uuid4().hex
         self.watched = WatchedRuns()
         self.logs = core[Runs].logs
@@ -84,6 +85,7 @@ class BackgroundRuns:
         self._state: LazyStore[Any] | None = core.part(LazyStore)
         self._core = core
         self._services = services
+        self._recent = recent
         self._metrics = core.metrics.of(WorkflowsMetrics)
         self._store: WorkflowRunStore | None = None
         self._runs: dict[RunKey, BackgroundRun] = {}
@@ -199,6 +201,7 @@ class BackgroundRuns:
 
     async def _run(self, one: BackgroundRun) -> None:
         begun = self._core.clock()
+        self._recent.begin(one.run)
         try:
             await one.run.run()
             self._metrics.count_run(one.name, one.run, self._core.clock() - begun)
@@ -208,6 +211,8 @@ class BackgroundRuns:
         except Exception:  # a bug: another gateway may go on with it
             log.exception("a run failed by a bug", extra={"run": one.key[1]})
             one.released = True
+        finally:
+            self._recent.end(one.run)
 
     def _ended(self, one: BackgroundRun) -> None:
         del self._runs[one.key]

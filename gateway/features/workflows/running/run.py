@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.errors import GatewayError, internal_error, over_budget
 from gateway.features.workflows.language.document import ConnectorCall, ModelCall
-from gateway.features.workflows.language.scheduling import FAILED, RUNNING
+from gateway.features.workflows.language.scheduling import FAILED, KILLED, RUNNING, SKIPPED
 from gateway.features.workflows.running.calls import ModelCallAttempt
 from gateway.features.workflows.running.messages import (
     CancelCall,
@@ -39,6 +39,7 @@ from gateway.request.client import ClientRequest
 log = logging.getLogger("warmroute.workflows")
 
 EVENTS: Final = {COMPLETED: "run.completed", FAILED: "run.failed", CANCELLED: "run.cancelled", INCOMPLETE: "run.incomplete"}
+_WHY: Final = {KILLED: "killed_by", SKIPPED: "reason", FAILED: "error"}  # members of a step, by its status
 OUT_OF_TIME: Final = "run_timeout"
 OUT_OF_MONEY: Final = "cost_usd"
 
@@ -77,6 +78,7 @@ class WorkflowRun:
         self._attempts: dict[str, ModelCallAttempt] = {}
         self._charged = 0
         self._begun = 0.0
+        self._ended = -1.0
         self._over = asyncio.Event()
         self._turning: asyncio.Handle | None = None
         repeatable = services.connectors.repeatable
@@ -111,6 +113,7 @@ class WorkflowRun:
             if self._turning is not None:
                 self._turning.cancel()
             await self._settled()
+            self._ended = self._clock()
 
     def cancel(self) -> None:
         """Ends it with all its events. Ignored if it has ended."""
@@ -305,12 +308,29 @@ class WorkflowRun:
         if scheduler.status == INCOMPLETE:
             found["incomplete_details"] = {"reason": scheduler.reason}
         if steps:
-            found["steps"] = [
-                self._step(one) for one in scheduler.tree.all() if isinstance(one.step.work, ModelCall | ConnectorCall)
-            ]
+            found["steps"] = self._steps(replicas=order.see_replicas)
         return found
 
-    def _step(self, one: StepCopy) -> dict[str, Any]:
+    def row(self, max_steps: int) -> dict[str, Any]:
+        """The run for operators, without texts. max_steps: the first ones of the document."""
+        scheduler = self.scheduler
+        return {
+            "id": self.id,
+            "workflow": self._order.workflow.name,
+            "status": scheduler.status,
+            "created_at": self.created_at,
+            "elapsed_ms": self._ms(self._ended if self._ended >= 0 else self._clock()),
+            "reason": scheduler.reason or (scheduler.error.code if scheduler.error else ""),
+            "failed_step": scheduler.failed_step,
+            "usage": self._usage.as_json(),
+            "steps": self._steps(replicas=True)[:max_steps],
+        }
+
+    def _steps(self, *, replicas: bool) -> list[dict[str, Any]]:
+        copies = self.scheduler.tree.all()
+        return [self._step(one, replicas=replicas) for one in copies if isinstance(one.step.work, ModelCall | ConnectorCall)]
+
+    def _step(self, one: StepCopy, *, replicas: bool) -> dict[str, Any]:
         found: dict[str, Any] = {
             "name": one.name,
             "kind": one.step.work.kind,
@@ -326,7 +346,9 @@ class WorkflowRun:
             found["request"] = self.scheduler.request_id(one.name)
         if one.usage is not None:
             found |= one.usage
-        if self._order.see_replicas and one.replica:
+        if one.why is not None:
+            found[_WHY[one.result.status]] = one.why
+        if replicas and one.replica:
             found["replica"] = one.replica
         return found
 

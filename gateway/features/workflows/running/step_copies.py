@@ -26,7 +26,8 @@ class StepCopy:
     then among items. decided: a switch has taken its arm; arm: None: there is none. item_count: of an `each`, once it has its
     list. calling: its request is sent, or will be after a delay. started, first, ended: readings of the clock. streamed: the
     client has pieces of its text. pieces: of the text, for snapshots. shown: time of the last snapshot. gated, passes_at:
-    readings of the clock when the gate has held it, and when it opens at the latest.
+    readings of the clock when the gate has held it, and when it opens at the latest. why: of an end that is not done: the step
+    that killed it, the reason of a skip, or the code of its failure.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class StepCopy:
         "streamed",
         "usage",
         "variables",
+        "why",
     )
 
     def __init__(
@@ -78,6 +80,7 @@ class StepCopy:
         self.shown = NEVER
         self.usage: Mapping[str, Any] | None = None
         self.replica = ""
+        self.why: str | None = None
 
     @property
     def over(self) -> bool:

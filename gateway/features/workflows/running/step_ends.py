@@ -174,7 +174,7 @@ class StepEnds:
                 result = StepResult(DONE, value=value, text=text, values=value if isinstance(value, list) else None)
                 self._replaced(one, result, {"error": failure.as_json()} if calls else None)
                 return
-        one.result = StepResult(FAILED)
+        one.result, one.why = StepResult(FAILED), failure.code
         self._ended(one)
         self._tell("step.failed", step=one.name, error=failure.as_json())
         self.failed_step = one.name
@@ -190,7 +190,7 @@ class StepEnds:
         self._done(one, result, told, replaced=True)
 
     def _skip(self, one: StepCopy, reason: str, failure: StepFailure | None = None) -> None:
-        one.result = StepResult(SKIPPED)
+        one.result, one.why = StepResult(SKIPPED), reason
         self._ended(one)
         error = {"error": failure.as_json()} if failure else {}
         self._tell("step.skipped", step=one.name, reason=reason, **error)
@@ -212,7 +212,7 @@ class StepEnds:
             self._calls.append(CancelCall(one.name, killed=True))
         self._ready.pop(one.name, None)
         self._held_back.pop(one.name, None)
-        one.result = StepResult(KILLED)
+        one.result, one.why = StepResult(KILLED), by
         self._ended(one)
         self._tell("step.killed", step=one.name, by=by)
         self._events += self.board.retract(one)
@@ -245,9 +245,9 @@ class StepEnds:
         """Ends the run before all steps have ended; kills what runs."""
         for one in list(self._calling.values()):
             self._calls.append(CancelCall(one.name, killed=False))
-            one.result = StepResult(KILLED)
+            one.result, one.why = StepResult(KILLED), self.failed_step or None
             self._ended(one)
-            self._tell("step.killed", step=one.name, by=self.failed_step or None)
+            self._tell("step.killed", step=one.name, by=one.why)
         self.status, self.reason, self.error = status, reason, failure
         self.outputs = self.board.values
         self._looks.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -21,12 +22,13 @@ from tests.gateway.features.live_page.conftest import converse, fleet, opened
 from tests.support.browser import PHONE, Scheme
 from tests.support.browser import tab as blank
 from tests.support.fakes import FakeReplica, answers, models, status
+from tests.support.scripted_engine import ScriptedAnswer, ScriptedEngine
 from tests.support.tiers import gate
 
 pytestmark = [pytest.mark.tools, pytest.mark.asyncio(loop_scope="module")]
 expect.set_options(timeout=40_000)
 
-TABS = ["Overview", "Replicas", "Requests", "Prefix index", "Keys", "Doctor"]
+TABS = ["Overview", "Replicas", "Requests", "Runs", "Prefix index", "Keys", "Doctor"]
 
 
 async def focused(page: Page) -> str:
@@ -92,6 +94,31 @@ async def test_a_request_that_failed_over_says_so(browser: Browser) -> None:
             dialog = tab.page.get_by_role("dialog")
             await expect(dialog.get_by_text("Attempts that failed first")).to_be_visible()
             await expect(dialog.get_by_role("listitem").filter(has_text=one.name)).to_be_visible()
+
+
+async def test_a_run_of_a_workflow_is_a_waterfall_of_its_steps(browser: Browser) -> None:
+    hello = {"role": "user", "content": "hello"}
+    steps = {
+        "slow": {"chat": {"append": [hello, hello]}, "yield": "slow"},
+        "fast": {"chat": {"append": [hello]}, "kill": ["slow"]},
+    }
+    body = {"workflow": {"workflow": 1, "name": "race", "defaults": {"model": "m"}, "steps": steps}}
+    scripted = ScriptedEngine(lambda body: ScriptedAnswer("x", None if len(body["messages"]) == 2 else 0.0), holds=True)
+    async with scripted.replica, running(scripted.replica) as run, opened(browser, run, "#runs") as tab:
+        page = tab.page
+        await expect(page.get_by_text("No runs since this page was opened")).to_be_visible()
+        asked = asyncio.create_task(run.post(body, "/v1/workflows/runs"))
+        await expect(page.get_by_role("row", name="race")).to_contain_text("running")
+        scripted.release()
+        assert (await asked)[0] == 200
+        await expect(page.get_by_role("row", name="race")).to_contain_text("completed")
+        await expect(page.get_by_role("row").filter(has=page.get_by_role("rowheader", name="slow"))).to_contain_text(
+            "killed by fast"
+        )
+        await page.get_by_role("button", name="fast").click()
+        dialog = page.get_by_role("dialog", name="Why this replica")
+        await expect(dialog.get_by_role("rowheader", name=scripted.replica.name)).to_be_visible()
+        assert await tab.violations() == []
 
 
 async def test_the_list_can_be_filtered_and_paused(browser: Browser) -> None:
