@@ -13,7 +13,7 @@ function partsOf(step, now) {
   if (step.started_ms === null) return [];
   const begun = step.started_ms;
   const ended = step.done_ms ?? now;
-  const first = step.first_ms ?? (step.done_ms === null || step.kind === "call" ? ended : begun);
+  const first = step.first_ms ?? (step.kind === "call" ? begun : ended);
   return [["queue", begun - (step.gate_ms ?? 0), begun], ["prefill", begun, first], ["decode", first, ended]];
 }
 
@@ -48,7 +48,7 @@ function Waterfall({ run, requests, onOpen }) {
   const whole = Math.max(1, run.elapsed_ms);
   return html`<section class="panel" aria-label=${`Steps of ${run.id}`}>
     <dl class="facts">
-      <div><dt>Run</dt><dd>${run.id}</dd></div>
+      <div class="wide"><dt>Run</dt><dd>${run.id}</dd></div>
       <div><dt>Calls</dt><dd>${count(usage.calls)}</dd></div>
       <div><dt>Prompt tokens</dt><dd>${count(usage.prompt_tokens)}</dd></div>
       <div><dt>Computed, of least</dt><dd>${count(usage.computed_tokens)} of ${count(usage.least_tokens)}</dd></div>

@@ -48,15 +48,26 @@ class PromptUnion:
         self._kept = 0
 
     def add(
-        self, model: str, prompt: Sequence[bytes], tokens: int, continued: Sequence[bytes] = (), answer_tokens: int = 0
+        self,
+        model: str,
+        prompt: Sequence[bytes],
+        tokens: int,
+        continued: Sequence[bytes] = (),
+        answer_tokens: int = 0,
+        *,
+        estimated: bool = False,
     ) -> int:
         """Add a call with its counts. Returns the tokens that it computes at least.
 
         continued: the beginning of a prompt that continues this call. A cache holds all its tokens but the answer's last.
+        estimated: the engine has not counted the prompt: then the tokens of its known beginning are those that engines counted.
         """
         root = self._roots.setdefault(model, _Node(b"", 0, 0.0))
-        node, rest = _known(root, _parts(prompt))
+        pieces = _parts(prompt)
+        node, rest = _known(root, pieces)
         shared = _shared_within(node, rest[0]) if rest else node.total
+        if estimated and node is not root:
+            tokens = round(node.total + tokens * sum(map(len, rest)) / max(1, sum(map(len, pieces))))
         new = max(1, tokens - round(min(shared, tokens)))  # an engine computes the last token of a prompt again
         self.least += new
         self._extend(node, rest, tokens)

@@ -59,7 +59,9 @@ class RunUsage:
             prompt = [call.body["prompt"].encode("utf-8", "surrogatepass")]
             if answer is not None:
                 continued = [prompt[0] + answer.text.encode("utf-8", "surrogatepass")]
-        self.receipt.union.add(work.model, prompt, usage.prompt_tokens, continued, usage.completion_tokens)
+        self.receipt.union.add(
+            work.model, prompt, usage.prompt_tokens, continued, usage.completion_tokens, estimated=not usage.reported
+        )
 
     def of(self, name: str) -> CallUsage | None:
         """The usage of the latest attempt of a step."""
