@@ -371,8 +371,8 @@ async def test_operators_see_what_it_is(request_lines: Any) -> None:
 
 
 async def test_it_is_not_probed_while_it_works() -> None:
-    """The probe would wait behind the request, and time out."""
-    health = {"interval_s": 0.02, "timeout_s": 0.02, "failures": 1}
+    """A probe would wait behind the request, and time out."""
+    health = {"interval_s": 0.02, "timeout_s": 0.3, "failures": 1}
     async with DistributedLlama(token_ms=150) as engine, running(engine.config) as run:
         await reload(run, engine.config, health=health)
         (state,) = run.gateway.fleet.replicas
