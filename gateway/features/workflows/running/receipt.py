@@ -60,7 +60,7 @@ class PromptUnion:
         """Add a call with its counts. Returns the tokens that it computes at least.
 
         continued: the beginning of a prompt that continues this call. A cache holds all its tokens but the answer's last.
-        estimated: the engine has not counted the prompt: then the tokens of its known beginning are those that engines counted.
+        estimated: the engine has not counted the prompt: then its known beginning has the engines' counts of it.
         """
         root = self._roots.setdefault(model, _Node(b"", 0, 0.0))
         pieces = _parts(prompt)
