@@ -41,6 +41,8 @@ _USUAL: Final = re.compile(
 )
 _USUAL_TYPE: Final = re.compile(r'multipart/form-data; ?boundary=(?:"[^"\\\s]{1,200}"|[^\s;,"]{1,200})', re.IGNORECASE)
 _FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
+# Neither a space, a mark or a zero byte of UTF-16 and UTF-32, nor the begin of an object.
+_NO_OBJECT: Final = re.compile(rb"[\xef\xbb\xbf\xff\xfe\0 \t\r\n]{0,1024}+[^\xef\xbb\xbf\xff\xfe\0 \t\r\n{]")
 
 
 class FormModel:
@@ -139,10 +141,19 @@ def form_model(body: bytes, content_type: str, step_bytes: int = STEP_BYTES) -> 
     return FormModel(body, (found[1] or found[2]).encode("utf-8", "surrogateescape"), step_bytes)
 
 
+def is_form(content_type: str) -> bool:
+    """True if readers take a body of this type for a form."""
+    return content_type.strip().lower().startswith(_FORMS)
+
+
 def is_usual(content_type: str) -> bool:
     """True if all readers read a body of this type in the same way: a form with one boundary, or no form."""
-    kind = content_type.strip().lower()
-    return not kind.startswith(_FORMS) or _USUAL_TYPE.fullmatch(content_type.strip()) is not None
+    return not is_form(content_type) or _USUAL_TYPE.fullmatch(content_type.strip()) is not None
+
+
+def may_be_object(body: bytes) -> bool:
+    """True if an engine may read the body as a JSON object, in any encoding. O(1)."""
+    return bool(body) and _NO_OBJECT.match(body) is None
 
 
 def query_models(target: str) -> list[str]:

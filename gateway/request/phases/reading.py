@@ -9,6 +9,7 @@ from gateway.admission.cors import require_origin
 from gateway.admission.memory import parsing
 from gateway.config.live import Live
 from gateway.dialects.api_request import ApiRequest
+from gateway.dialects.models.outside import is_form
 from gateway.dialects.table import generates
 from gateway.errors import GatewayError
 from gateway.parser.naming import find_outside
@@ -96,9 +97,9 @@ class ReadPhases:
                 api = await self._parsing.parse(dialect, raw, scope_of(self._live, exchange.caller), client, aliases)
         exchange.api, exchange.parsed = api, True
         if not dialect.strict:
-            if not api.model:
-                grant, kind = exchange.caller.grant, request.headers.get("Content-Type") or ""
-                restricted = grant is not None and bool(grant.models)
+            grant, kind = exchange.caller.grant, request.headers.get("Content-Type") or ""
+            restricted = grant is not None and bool(grant.models)
+            if not api.model or (restricted and is_form(kind)):  # to an engine an object in a form may be a field of it
                 await find_outside(api, kind, request.target, aliases, restricted=restricted)
             api.refers = dialect.refers(record.path)
             if not api.model and (known := self._objects.find(api.refers, exchange.caller)):

@@ -427,6 +427,29 @@ async def test_an_unclear_model_is_none_that_a_restricted_key_may_use(
         assert (await run.post(body, path, headers={**bearer(free), **kind}))[0] in (200, 400)
 
 
+@pytest.mark.parametrize(
+    ("query", "kind", "body", "status"),
+    [
+        ("", "application/json", b'{"model":"m","input":"x"}', 200),
+        ("?model=m", "audio/wav", b"RIFF" * 9, 200),
+        ("?model=m", "application/json", json.dumps({"model": "other"}).encode("utf-16"), 403),
+        ("?model=m", "application/json", b'{"model":"other","x":NaN}', 403),
+        ("?model=m", "text/plain", b" " * 2000 + b'{"model":"other","x":"\\ud800"}', 403),
+        ("?model=m", "application/json", b'{"input":"x"}', 403),
+        ("", "application/x-www-form-urlencoded", b'{"model":"m","x":"&model=other&"}', 403),
+    ],
+    ids=["an object", "no object", "UTF-16", "NaN", "spaces", "no model", "a form"],
+)
+async def test_a_restricted_key_names_no_other_model_in_a_body_that_only_engines_read(
+    tmp_path: Path, query: str, kind: str, body: bytes, status: int
+) -> None:
+    async with FakeReplica([answers()], listing=models("m", "other")) as replica, keyed(tmp_path, replica) as run:
+        (_, listed), (_, free) = await made(run, models=["m"]), await made(run)
+        path, kinds = f"/v1/embeddings{query}", {"Content-Type": kind}
+        assert (await run.post(body, path, headers={**bearer(listed), **kinds}))[0] == status
+        assert (await run.post(body, path, headers={**bearer(free), **kinds}))[0] == 200
+
+
 async def test_a_model_without_a_price_is_not_for_a_budget(tmp_path: Path) -> None:
     listing = models("m", "free")
     async with FakeReplica([answers()], listing=listing) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
