@@ -4,7 +4,7 @@ settles the actual use at the end (an observer).
 The price of a running request is estimated from the router's count of its prompt, the expected cached tokens, and an answer as
 long as the key's longest recent one, but no longer than the request allows. In a session (a WebSocket to a replica), each
 answer is counted when it has passed, and its price is reserved for the next one. An answer without readable usage counts as
-the reserved one.
+the reserved one, also if the client leaves in the middle of it.
 """
 
 from __future__ import annotations

@@ -200,6 +200,12 @@ class TunnelReply(ClientReply):
         timeouts = self._request.timeouts
         self._until = max(self._until, self._loop.time() + max(timeouts.idle_s, timeouts.first_byte_s))
 
+    def left(self) -> None:
+        """The client has left, or ends the session: a part of an answer that it has is counted. Idempotent."""
+        if self._tap.leave():
+            self.unread = True
+            self._count(self._tap.take())
+
     def _count(self, answers: list[Usage | None]) -> None:
         """Ends the session if it may not have further answers."""
         refused: GatewayError | None = None
@@ -232,12 +238,15 @@ class TunnelReply(ClientReply):
         if self.plain:
             self.plain.end(last)
         elif self._socket:
+            self.left()
             self._close(INTERNAL_ERROR, "the connection to the replica has ended")
 
     def cut(self) -> None:
         if self.plain:
             self.plain.cut()
         elif self._socket:
+            if self.satisfied:  # else the replica has failed
+                self.left()
             if self._socket.writable:
                 self._close(INTERNAL_ERROR, "the connection to the replica has ended")
             else:
@@ -280,7 +289,7 @@ class TunnelSocket(UpgradedConnection):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, reply: TunnelReply) -> None:
         super().__init__(loop)
-        self._reply: ClientReply | None = reply
+        self._reply: TunnelReply | None = reply
         self._answer: ReplicaAnswer | None = None
         self._request: UpgradeRequest | None = None
         self._boundaries = Boundaries(MessageTap(reply.asked))  # of the client's frames
@@ -306,6 +315,8 @@ class TunnelSocket(UpgradedConnection):
 
     def lost(self) -> None:
         self._hold(False)
+        if self._reply and self._answer:
+            self._reply.left()
         self._answer = self._request = self._reply = None
         if self._end and not self._end.done():
             self._end.set_result(None)

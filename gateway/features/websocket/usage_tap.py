@@ -5,6 +5,7 @@
 `Boundaries` parses the frames. A message is searched in place; only a message from several reads or frames is copied, up to
 MAX_EVENT bytes. An event's name appears literally in JSON; inside a string its quotes would be escaped. If a possible event
 could not be read (compressed, masked, too long, without usage), `unread` is set. `take` has each answer since the last call.
+`begun` is set while an answer has begun that has no such event yet.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import orjson
-
+from gateway.dialects.lenient import read_json
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage, bounded, token_count
 from gateway.features.websocket.boundaries import CONTROLS, FrameTap
@@ -22,6 +22,7 @@ MAX_EVENT: Final = 1 << 18
 
 _RESPONSE, _TRANSCRIPTION = "response.done", "transcription.done"  # OpenAI's, and vLLM's for transcription
 _MARKS: Final = (b'"response.done"', b'"transcription.done"')
+_BEGUN: Final = (b'.delta"', b'"response.created"')  # the ends of types of events, and a type
 _LONGEST: Final = max(map(len, _MARKS)) - 1  # bytes of a mark that may be at the end of the previous piece
 _TEXT: Final = 1
 _FINAL, _RESERVED, _OPCODE, _MASKED = 0x80, 0x70, 0x0F, 0x80
@@ -33,6 +34,7 @@ class UsageTap(FrameTap):
     def __init__(self, messages: Callable[[], None] = lambda: None) -> None:
         self.usage: Usage | None = None
         self.unread = False
+        self.begun = False
         self._messages = messages
         self._answers = list[Usage | None]()
         self._left = 0  # outstanding bytes of the current frame
@@ -74,8 +76,15 @@ class UsageTap(FrameTap):
         answers, self._answers = self._answers, []
         return answers
 
+    def leave(self) -> bool:
+        """The client leaves. True if it has a part of an answer, which is counted like one without usage."""
+        if not self.begun:
+            return False
+        self._miss()
+        return True
+
     def _miss(self) -> None:
-        self.unread = True
+        self.unread, self.begun = True, False
         self._answers.append(None)
 
     def _piece(self, data: bytes, begin: int, end: int) -> None:
@@ -108,10 +117,11 @@ class UsageTap(FrameTap):
     def _read(self, data: bytes, begin: int, end: int) -> None:
         """Reads a complete message."""
         if not _marked(data, begin, end):
+            self.begun = self.begun or any([data.find(mark, begin, end) >= 0 for mark in _BEGUN])
             return
         try:
-            event = orjson.loads(data[begin:end])
-        except orjson.JSONDecodeError:
+            event = read_json(data[begin:end])
+        except ValueError:
             return
         kind = event.get("type") if isinstance(event, dict) else None
         if kind not in (_RESPONSE, _TRANSCRIPTION):
@@ -120,7 +130,7 @@ class UsageTap(FrameTap):
         if usage is None or bounded(usage, None, 1, 0, turns=False) is not usage:
             self._miss()
         else:
-            self.usage = added(self.usage, usage)
+            self.usage, self.begun = added(self.usage, usage), False
             self._answers.append(usage)
 
     def __repr__(self) -> str:

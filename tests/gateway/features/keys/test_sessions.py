@@ -99,6 +99,27 @@ async def test_an_answer_without_usage_costs_what_was_reserved(tmp_path: Path) -
             assert account(run, id_).spent(run.gateway[Keys].moment().day) == round(2 * A_PRICE * 1e12)
 
 
+async def halves(connection: ServerConnection) -> None:
+    """A part of an answer for each message."""
+    async for _ in connection:
+        await connection.send('{"type": "response.output_text.delta", "delta": "word"}')
+
+
+@pytest.mark.parametrize("politely", [True, False], ids=["close", "abort"])
+async def test_who_leaves_in_the_middle_of_an_answer_pays_what_was_reserved(tmp_path: Path, politely: bool) -> None:
+    async with RealtimeReplica(halves).up() as replica, keyed(tmp_path, replica.url, prices=PRICES) as run:
+        id_, key = await made(run, budget_usd_day=1.0)
+        client = await dial(run, additional_headers=bearer(key))
+        reserved = account(run, id_).reserved
+        await asked(client)
+        if politely:
+            await client.close()
+        else:
+            client.transport.abort()
+        await eventually(lambda: account(run, id_).open == 0)
+        assert (account(run, id_).spent(run.gateway[Keys].moment().day), account(run, id_).reserved) == (reserved, 0)
+
+
 async def test_a_flood_in_which_usage_could_hide_ends_the_session(
     tmp_path: Path, request_lines: Callable[[], list[dict[str, Any]]]
 ) -> None:

@@ -128,6 +128,12 @@ def test_what_is_no_such_event_is_no_matter(stream: bytes) -> None:
     assert (tap.usage, tap.unread) == (Usage(10, 3, 4), False)
 
 
+@pytest.mark.parametrize("text_", ['"\\ud83d"', "NaN"], ids=["half a surrogate pair", "NaN"])
+def test_what_engines_write_beside_the_usage_hides_none(text_: str) -> None:
+    event = text(done()).replace(b'"completed"', text_.encode())
+    assert tapped(frame(event)).usage == Usage(10, 3, 4)
+
+
 def test_a_flood_of_pieces_is_bounded() -> None:
     tap = UsageTap()
     boundaries = Boundaries(tap)
