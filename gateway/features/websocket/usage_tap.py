@@ -117,7 +117,7 @@ class UsageTap(FrameTap):
     def _read(self, data: bytes, begin: int, end: int) -> None:
         """Reads a complete message."""
         if not _marked(data, begin, end):
-            self.begun = self.begun or any([data.find(mark, begin, end) >= 0 for mark in _BEGUN])
+            self.begun = self.begun or any(data.find(mark, begin, end) >= 0 for mark in _BEGUN)
             return
         try:
             event = read_json(data[begin:end])
