@@ -17,8 +17,8 @@ MAX_SAMPLE: Final = 4096  # bytes of each sample
 
 
 def texts_in(*names: str) -> re.Pattern[bytes]:
-    """Finds the texts of members with these names."""
-    return re.compile(rb'"(?:%b)"\s*+:\s*+("(?:[^"\\]|\\.)*+")' % b"|".join(name.encode() for name in names))
+    """Finds the texts of members with these names; the last one may be cut."""
+    return re.compile(rb'"(?:%b)"\s*+:\s*+("(?:[^"\\]|\\.)*+"?)' % b"|".join(name.encode() for name in names))
 
 
 class EventSamples:
@@ -37,11 +37,11 @@ class EventSamples:
 
     def tokens(self, events: int, mark: bytes, texts: re.Pattern[bytes]) -> int:
         """The tokens of so many events. mark: once in each event. O(bytes of the samples)."""
-        found = b"".join(self._parts)
-        counted = found.count(mark)
+        counted = sum([part.count(mark) for part in self._parts])
         if not counted:
             return events
-        each = sum([_length(text) for text in texts.findall(found)]) / counted / _BYTES_PER_TOKEN
+        length = sum([_length(text) for part in self._parts for text in texts.findall(part)])
+        each = length / counted / _BYTES_PER_TOKEN
         return int(events * each) if each > _SEVERAL else events
 
     def __repr__(self) -> str:
@@ -52,5 +52,5 @@ def _length(text: bytes) -> int:
     """The bytes of a JSON string in UTF-8."""
     try:
         return len(orjson.loads(text).encode())
-    except orjson.JSONDecodeError:  # half of a surrogate pair
+    except orjson.JSONDecodeError:  # half of a surrogate pair, or cut
         return len(text)

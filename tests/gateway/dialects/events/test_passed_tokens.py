@@ -54,6 +54,7 @@ READERS: list[tuple[Callable[[], StreamReader], Callable[[str], bytes]]] = [
         ('"\n', EVENTS, EVENTS),
         (" several words of a text, some ten", 7 * EVENTS, 10 * EVENTS),
         ("\u4e2d\u6587" * 5, 7 * EVENTS, 10 * EVENTS),
+        (" word" * 1000, 700 * EVENTS, 1300 * EVENTS),
     ],
     ids=ascii,
 )
