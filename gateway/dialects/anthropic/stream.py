@@ -5,7 +5,8 @@
     message_delta, message_stop
 
 A `ping` may come anywhere, and an `error` may replace all remaining events. An error event whose name is only in its data is
-dropped: the gateway's own error follows, because the stream ends without `message_stop`. Pure.
+dropped: the gateway's own error follows, because the stream ends without `message_stop`. If only that is missing, because the
+stream ends in order after its stop reason, it is added. Pure.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gateway.errors import ReplicaFailure
 
 OPENING: Final = "message_start"
 
+_END: Final = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _FORM: Final = frozenset(["id", "type"])  # members of a block or a delta without output
 
 _READ: Final = (b"message_", b"event: error", b"event:error", b'"error"')  # every event that is parsed has one of them
@@ -42,6 +44,7 @@ class MessageReader(NamedReader):
         self._deltas = 0
         self._samples = EventSamples()
         self._counted = 0  # deltas received when the answer's tokens were last counted
+        self._stopped = False  # the answer has its stop reason
 
     def feed(self, chunk: bytes) -> bytes:
         if self.started and self.are_whole(chunk) and not has_any(chunk, _READ):
@@ -98,8 +101,11 @@ class MessageReader(NamedReader):
         if name == "message_stop":
             self.done = True
         elif name == "message_delta":
-            self._merge(object_of(event).get("usage"))
+            data = object_of(event)
+            self._merge(data.get("usage"))
             self._count()
+            delta = data.get("delta")
+            self._stopped = isinstance(delta, dict) and bool(delta.get("stop_reason"))
         elif name == "message_start":
             message = object_of(event).get("message")
             self._merge(message.get("usage") if isinstance(message, dict) else None)
@@ -111,6 +117,13 @@ class MessageReader(NamedReader):
             self.reported = failure_of(event)
             self.done = self.reported is None
         return True
+
+    def finish(self) -> bytes:
+        rest = super().finish()
+        if self.done or self.within_event or self.reported or not self._stopped:
+            return rest
+        self.done = True
+        return rest + b"\n\n" + _END if rest else _END
 
     def _merge(self, usage: Any) -> None:
         if merge(self._counts, usage):

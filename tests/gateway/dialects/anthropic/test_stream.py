@@ -34,3 +34,14 @@ def test_tokens_that_are_counted_at_the_beginning_only_are_not_the_answers(
     assert reader.done
     assert reader.usage == Usage(100, last.get("output_tokens", 1) if not late else 1, 40)
     assert (reader.late, reader.passed) == (late, 40)
+
+
+@pytest.mark.parametrize(("reason", "cut", "whole"), [("end_turn", 0, True), ("end_turn", 2, True), (None, 0, False)])
+def test_a_stream_that_ends_after_its_reason_gets_its_last_event(reason: str | None, cut: int, whole: bool) -> None:
+    """cut: bytes of the blank line behind the last event that the engine leaves out."""
+    reader, last = MessageReader(), named("message_delta", delta={"stop_reason": reason}, usage={"output_tokens": 4})
+    out = reader.feed(named("message_start", message={"usage": START}))
+    out += reader.feed(named("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"}))
+    out += reader.feed(last[: len(last) - cut]) + reader.finish()
+    assert reader.done == whole
+    assert out.endswith(b'\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n') == whole
