@@ -14,7 +14,7 @@ from gateway.dialects.openai.chat_answer import ChatAssembler
 from gateway.dialects.openai.continuation import TextContinuation
 from gateway.dialects.openai.errors import error_body, full_context_error
 from gateway.dialects.openai.request import CHAT, COMPLETION, GUESS, parse
-from gateway.dialects.openai.stream import ChunkReader, first_event, is_opening
+from gateway.dialects.openai.stream import ChunkReader, SeveralReader, first_event, is_opening
 from gateway.dialects.openai.usage import parse_usage
 from gateway.dialects.usage import Usage
 from gateway.errors import GatewayError
@@ -27,6 +27,8 @@ class GenerationBody(Dialect):
         return parse(self.name, raw, most)
 
     def reader(self, api: ApiRequest, *, watchful: bool) -> StreamReader:
+        if api.answers > 1:
+            return SeveralReader(api.answers, strip_usage=api.strip_usage, watchful=watchful)
         return ChunkReader(strip_usage=api.strip_usage, watchful=watchful)
 
     def first_event(self, begin: bytes) -> FirstEvent | None:

@@ -35,7 +35,7 @@ _USUAL: Final = (b'data: {"id"', b'data: {"object"', b'data: {"choices"')  # beg
 _END: Final = b"data: [DONE]\n\n"
 _CODE: Final = b'"%b"' % CODE.encode()
 _CHOICES: Final = b'"choices"'  # within a text the quotes are escaped
-_TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "text", "arguments", "refusal")
+_TEXTS: Final = texts_in("content", "reasoning_content", "reasoning", "thinking", "text", "arguments", "refusal", "transcript")
 _CONTENT: Final = b'"content":"'  # likewise
 _QUOTE: Final = 0x22
 _COMMON: Final = frozenset(["choices", "created", "id", "model", "object", "service_tier", "system_fingerprint", "usage"])
@@ -149,6 +149,28 @@ class ChunkReader(EventReader):
             self._events += self.started
             if self.started and self._events >= self._samples.next:
                 self._samples.add(self._events, event)
+
+
+class SeveralReader(ChunkReader):
+    """Reads a stream with several answers (`n`, a batch): without [DONE] it is whole once each of them has a finish reason."""
+
+    def __init__(self, answers: int, *, strip_usage: bool, watchful: bool = False) -> None:
+        super().__init__(strip_usage=strip_usage, watchful=watchful)
+        self._answers = answers
+        self._ended = set[int]()
+
+    def feed(self, chunk: bytes) -> bytes:
+        return self.read(chunk)
+
+    @property
+    def finished(self) -> bool:
+        return len(self._ended) >= self._answers
+
+    def _count(self, event: bytes) -> None:
+        super()._count(event)
+        for choice in _choices_of(event) or ():
+            if choice.get("finish_reason") and isinstance(number := choice.get("index"), int):
+                self._ended.add(number)
 
 
 def first_event(begin: bytes) -> FirstEvent | None:

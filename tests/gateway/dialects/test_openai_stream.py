@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.dialects.events import reader as stream_module
 from gateway.dialects.events.first_event import MAX_FIRST
 from gateway.dialects.events.sse import EVENT_END
-from gateway.dialects.openai.stream import ChunkReader, failure_of, first_event, is_opening
+from gateway.dialects.openai.stream import ChunkReader, SeveralReader, failure_of, first_event, is_opening
 from gateway.dialects.usage import Usage
 from gateway.errors import ReplicaFailure
 from tests.support.fakes import DONE, event, usage
@@ -272,6 +272,20 @@ def test_a_stream_without_done_is_finished_by_its_finish_reason(data: bytes, whe
         reader.feed(chunk)
     reader.finish()
     assert (reader.finished, reader.done) == (True, False)
+
+
+@given(places)
+def test_several_answers_are_finished_by_the_reason_of_each(where: list[int]) -> None:
+    reader = SeveralReader(2, strip_usage=True)
+    second = event("b", "stop").replace(b'"index": 0', b'"index": 1')
+    assert second != event("b", "stop")
+    for chunk in cut(event("a") + second + USAGE, where):
+        reader.feed(chunk)
+    assert not reader.finished
+    for chunk in cut(event("a", "length"), where):
+        reader.feed(chunk)
+    reader.finish()
+    assert reader.finished
 
 
 @given(places)
