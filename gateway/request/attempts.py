@@ -525,8 +525,10 @@ class Attempts:
             attempts.usage = answers.usage_of(body)
             if answers.translated:
                 body = _translated(exchange, body)
-        elif answers.translated:
-            raise ReplicaFailure("garbage", f"an answer of more than {MAX_HELD_ANSWER} bytes is not translated")
+        elif answers.translated:  # other replicas would only compute the same again
+            long = f"has answered with more than {MAX_HELD_ANSWER} bytes, which are not translated. Ask for a stream."
+            text = f"The replica {exchange.booking.chosen.replica} {long}"
+            raise GatewayError(502, "replica_failed", text, public=f"The model's server {long}")
         else:
             attempts.tail = answers.answer_tail(body)
         attempts.body = body

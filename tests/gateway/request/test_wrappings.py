@@ -13,6 +13,7 @@ import pytest
 
 from gateway.dialects.lenient import read_json
 from gateway.errors import ReplicaFailure
+from gateway.request.attempts import MAX_HELD_ANSWER
 from gateway.request.inflated import MOST, AnswerInflater
 from tests.gateway.conftest import running
 from tests.support.fakes import DONE, Behaviour, FakeReplica, FakeRequest, event, http, status, usage, writes
@@ -127,6 +128,12 @@ async def test_an_unknown_compression_is_not_computed_again() -> None:
     answer = http(200, b"x" * 50, "text/event-stream", "Content-Encoding: zstd")
     code, _, body = await asked(MESSAGES, True, chat_only(answer))
     assert (code, b"zstd" in body) == (502, True)
+
+
+async def test_an_answer_too_long_to_be_translated_is_not_computed_again() -> None:
+    answer = http(200, json.dumps(whole(content="x" * MAX_HELD_ANSWER)).encode())
+    code, _, body = await asked(MESSAGES, False, chat_only(answer))
+    assert (code, b"Ask for a stream" in body) == (502, True)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[1]", b'{"half": ', b'{"error": {"message": "oom"}}'])
