@@ -157,13 +157,18 @@ def _turn(kind: Any, item: dict[str, Any], where: str, left_out: Omissions) -> d
         raise _not_here(where, reason)
     if kind in OUTPUTS or (kind.endswith(_OUTPUT) and isinstance(item.get("call_id"), str)):
         output = item.get("output")
-        known = output is None or isinstance(output, str | list)
+        known = output is None or isinstance(output, str) or (isinstance(output, list) and not _has_no_parts(output))
         content = _content(output, f"{where}.output", left_out) if known else to_json(output).decode()
         if output is None and kind not in OUTPUTS:
             content = readable_json(item)
         return {"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content or ""}
     text = text_for(item, left_out)
     return {"role": "user", "content": text} if text else None
+
+
+def _has_no_parts(output: list[Any]) -> bool:
+    """True for an output that is a list of objects of its tool (of a shell: the output and the end of each command)."""
+    return any(isinstance(each, dict) and not ("type" in each or "text" in each) for each in output)
 
 
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:

@@ -94,6 +94,16 @@ def test_items_in_any_order_have_the_same_canonical_prompt(items: list[Any]) -> 
     assert chat_prompt(translated).joined() == responses_prompt({"input": items}).joined()
 
 
+def test_an_output_of_objects_that_are_no_parts_is_a_text() -> None:
+    output = [{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+    (call, told) = messages(
+        {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "c", "output": output},
+    )
+    assert call["tool_calls"][0]["function"]["name"] == "shell"
+    assert (told["role"], told["tool_call_id"], json.loads(told["content"])) == ("tool", "c", output)
+
+
 def test_one_answer_is_one_message() -> None:
     thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}
     text = said({"type": "output_text", "text": "a", "annotations": []}, role="assistant")
