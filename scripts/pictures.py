@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import io
+import itertools
 import random
 import shutil
 import sys
@@ -34,6 +35,7 @@ MODELS = (("coder", "qwen3-coder-480b", 3), ("chat", "llama-3.3-70b", 1))
 WORDS = "the cache holds what was computed before and a request that begins alike need not compute it again"
 PRICES = {"*": {"input": 0.9, "cached_input": 0.09, "output": 2.7}}
 CONVERSATIONS = 18  # at once
+WORKFLOWS = ("panel", "cascade", "hedge")  # of docs/workflows
 Json = dict[str, Any]
 
 
@@ -72,6 +74,12 @@ async def staged(folder: Path) -> AsyncIterator[Stage]:
             "workers": 2,
             "prices": PRICES,
         }
+        (folder / "workflows").mkdir()
+        for name in WORKFLOWS:
+            source = (ROOT / "docs" / "workflows" / f"{name}.yaml").read_text()
+            source = source.replace("qwen3-8b", MODELS[0][1]).replace("qwen3-32b", MODELS[1][1]).replace("600", "200")
+            (folder / "workflows" / f"{name}.yaml").write_text(source)
+        settings["workflows"] = {"directory": f"{folder}/workflows"}
         settings |= {"keys": {"url": f"sqlite:///{folder}/keys.sqlite"}, "state": {"url": "off"}, "snapshot": {"file": "off"}}
         file.write_text(yaml.safe_dump(settings))
         gateway = Process("gateway", ["serve", "--config", str(file)])
@@ -108,6 +116,17 @@ class Traffic:
         async with asyncio.TaskGroup() as group:
             for number in range(CONVERSATIONS):
                 group.create_task(self._client(random.Random(number), stop))
+            group.create_task(self._runs(stop))
+
+    async def _runs(self, stop: asyncio.Event) -> None:
+        headers = {"Authorization": f"Bearer {self._stage.keys['ide']}"}
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            messages = [{"role": "user", "content": f"{number} {text(self._chance, 3000)}"}]
+            body = {"workflow": WORKFLOWS[number % len(WORKFLOWS)], "inputs": {"messages": messages}}
+            async with self._stage.session.post(f"{self._stage.url}/v1/workflows/runs", json=body, headers=headers) as answer:
+                await answer.read()
 
     async def _client(self, chance: random.Random, stop: asyncio.Event) -> None:
         while not stop.is_set():
@@ -163,6 +182,11 @@ async def explain(page: Page) -> None:
     await page.get_by_text("The decision").wait_for()
 
 
+async def runs(page: Page) -> None:
+    row = page.get_by_role("row").filter(has_text="hedge").filter(has_text="completed")
+    await row.get_by_role("button").first.click(timeout=90_000)
+
+
 async def index(page: Page) -> None:
     for _ in range(3):
         await page.locator("g[aria-expanded=false]").first.click()
@@ -188,6 +212,7 @@ PICTURES = {
     "overview-dark": Picture("overview", overview, "dark"),
     "replicas": Picture("replicas", replicas, size=(1280, 560)),
     "requests": Picture("requests", requests),
+    "runs": Picture("runs", runs, size=(1280, 560)),
     "explain": Picture("requests", explain),
     "index": Picture("index", index),
     "index-dark": Picture("index", index, "dark"),
