@@ -331,6 +331,13 @@ async def test_headers_of_the_connection_stay_on_it() -> None:
             assert [name in seen for name in ("X-A", "X-B", "X-C")] == [False, False, True]
 
 
+async def test_a_header_that_chooses_another_cache_reaches_no_replica() -> None:
+    """Else two clients could make a warm prompt look cold, and so its replica restarted."""
+    async with FakeReplica() as replica, running(replica) as run:
+        await run.post(headers={"X-Data-Parallel-Rank": "1"})
+        assert "X-Data-Parallel-Rank" not in CIMultiDict(replica.requests[0].headers)
+
+
 def test_our_own_lack_of_file_descriptors_is_no_replicas_fault() -> None:
     ours = failure_of(OSError(errno.EMFILE, "why"))
     assert isinstance(ours, GatewayError)
