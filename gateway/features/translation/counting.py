@@ -42,5 +42,5 @@ class TokenEstimates:
         tokens = max(1, math.ceil(exchange.api.size / self._router.units_per_token(record.subject.label)))
         record.fields = {**(record.fields or {}), "counted": "estimate"}
         record.status = 200
-        record.answer.ok = record.answer.complete = True
+        record.answer.ok = record.answer.complete = record.answer.own = True
         return self._replies.begin(exchange, record.status, form % tokens, JSON_LINE + ESTIMATED_LINE)

@@ -635,6 +635,15 @@ async def test_what_the_gateway_answers_itself_counts(tmp_path: Path) -> None:
         assert (await run.post(headers=bearer(key)))[0] == 429
 
 
+async def test_an_estimated_count_of_tokens_counts(tmp_path: Path) -> None:
+    """From the second one on no replica is asked."""
+    unknown = writes(http(404, b'{"detail":"Not Found"}'))
+    async with FakeReplica([unknown]) as replica, keyed(tmp_path, replica) as run:
+        _, key = await made(run, requests_per_minute=2)
+        statuses = [(await run.post(BODY, "/v1/messages/count_tokens", headers=bearer(key)))[0] for _ in range(3)]
+        assert (statuses, len(replica.requests)) == ([200, 200, 429], 1)
+
+
 async def test_stored_objects_have_a_bound(tmp_path: Path) -> None:
     """The owner gets an error; an answer that cannot be stored says so."""
     state = {"url": f"sqlite:///{tmp_path}/state.sqlite", "max_mb": 1}
