@@ -12,6 +12,7 @@ from gateway.dialects.prompt.head import head_digest, short_digest
 from gateway.errors import bad_request
 
 MAX_SALT_CHARS: Final = 64  # a longer one is replaced by its digest
+_MAX_DIGITS: Final = 32
 _SESSIONS: Final[tuple[str, ...]] = ("prompt_cache_key", "conversation", "session_params")
 _DIGEST: Final = "digest:"
 _SEPARATOR: Final = "\x1c"  # before the digest of a salt, and between a salt and the digest of a prompt's head
@@ -57,16 +58,32 @@ def wants_stream(body: Mapping[str, Any]) -> bool:
 
 
 def output_limit(body: dict[str, Any], names: tuple[str, ...]) -> int:
-    """The most tokens of an answer: the largest number in these fields; 0 without a limit."""
+    """The most tokens of an answer: the largest number in these fields; 0 without a limit, or if one is unclear: a count above
+    the limit is not believed.
+    """
     most = 0
     for name in names:
         if name in body:
             value = body[name]
-            if type(value) is int:
-                if value < 0:
-                    return 0  # engines' word for no limit
-                most = max(most, value)
+            if value is None:
+                continue
+            number = whole_number(value)
+            if number is None or number < 0:  # less than 0: engines' word for no limit
+                return 0
+            most = max(most, number)
     return most
+
+
+def whole_number(value: Any) -> int | None:
+    """The integer that an engine may read in a field: also as a number with a point, or in a text. None: there is none."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and len(value) <= _MAX_DIGITS:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return int(value) if type(value) is float and value.is_integer() else None
 
 
 def session_of(body: dict[str, Any]) -> str:

@@ -13,7 +13,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gateway.dialects.api_request import ApiRequest, NeedsHelper
-from gateway.dialects.body import headed_salt, json_object, model_of, output_limit, salt_of, session_of, wants_stream
+from gateway.dialects.body import (
+    headed_salt,
+    json_object,
+    model_of,
+    output_limit,
+    salt_of,
+    session_of,
+    wants_stream,
+    whole_number,
+)
 from gateway.dialects.json_edits import Edit, read_object
 from gateway.dialects.prompt.batch import is_batch, sized_prompt
 from gateway.dialects.prompt.chat import chat_prompt
@@ -79,7 +88,7 @@ def _counts_prompt(body: dict[str, Any]) -> bool:
 
 def _answers(body: Mapping[str, Any], kind: str) -> int:
     """The number of answers: `n` or `best_of` for each prompt of a batch."""
-    each = max([1, *(value for name in ("n", "best_of") if type(value := body.get(name)) is int)])
+    each = max(1, whole_number(body.get("n")) or 1, whole_number(body.get("best_of")) or 1)
     return each * len(body["prompt"]) if kind != CHAT and is_batch(body.get("prompt")) else each
 
 

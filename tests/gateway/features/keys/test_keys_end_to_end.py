@@ -398,6 +398,25 @@ async def test_no_more_is_reserved_than_a_request_allows(tmp_path: Path) -> None
         await cancelled(posts, run, id_)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_tokens": 1, "max_completion_tokens": 30_000.0},
+        {"max_tokens": 1, "max_completion_tokens": "30000"},
+        {"max_tokens": 1, "n_predict": [1]},
+        {"max_tokens": 300, "n": 100.0},
+        {"max_tokens": 300, "n": "100"},
+    ],
+)
+async def test_a_limit_in_another_form_makes_no_count_impossible(tmp_path: Path, more: dict[str, Any]) -> None:
+    """Engines read such numbers, too. The tokens are hidden reasoning, so nothing else shows them."""
+    async with FakeReplica([answers(prompt=10, completion=20_000)]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
+        _, key = await made(run, budget_usd_day=100.0)
+        assert (await run.post({**BODY, **more}, headers=bearer(key)))[0] == 200
+        name = replica.url.removeprefix("http://")
+        assert (await run.metrics())[f'warmroute_completion_tokens_total{{model="m",replica="{name}"}}'] == 20_000
+
+
 async def test_an_absurd_usage_does_not_take_the_budget(tmp_path: Path) -> None:
     absurd = answers(prompt=10**9 - 1, completion=10**9 - 1)
     async with FakeReplica([absurd]) as replica, keyed(tmp_path, replica, prices=PRICES) as run:
