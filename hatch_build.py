@@ -103,6 +103,7 @@ HOT = (
     "gateway/dialects/prompt/head.py",
     "gateway/dialects/prompt/marks.py",
     "gateway/dialects/responses/ids.py",
+    "gateway/features/histories/held.py",
     "gateway/features/histories/kept.py",
     "gateway/features/prompt_log/log_reader.py",
     "gateway/dialects/responses/prompt.py",

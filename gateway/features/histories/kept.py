@@ -14,17 +14,17 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.dialects.dialect import OuterReader, StreamReader
+from gateway.dialects.dialect import StreamReader
 from gateway.dialects.events.named import name_of
-from gateway.dialects.events.reader import has_any
-from gateway.dialects.events.sse import LONGEST_END, EventData, ends_of, events_of
+from gateway.dialects.events.sse import EventData, events_of
 from gateway.dialects.json_edits import apply, read_object
 from gateway.dialects.json_structure import exceeds
 from gateway.dialects.responses.ids import is_id
 from gateway.dialects.responses.stream import QUIET
+from gateway.features.histories.held import LONGEST_EVENT, HeldReader
 from gateway.features.histories.history import CONVERSATION, PREVIOUS
 
-MAX_KEPT: Final = 4 << 20  # bytes of an answer; a longer one is not stored
+MAX_KEPT: Final = LONGEST_EVENT  # bytes of an answer; a longer one is not stored
 MAX_VALUES: Final = 1 << 17  # of an answer, counted as in `json_structure`
 MAX_NAMES: Final = 1000
 
@@ -122,7 +122,7 @@ def _repeatable(item: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-class KeptReader(OuterReader):
+class KeptReader(HeldReader):
     """Between the reader of a stream of Responses and the client. O(bytes).
 
     response: of the last event, JSON, once `holds` says that it has arrived: then the caller sends the result of `ending`. A
@@ -130,67 +130,23 @@ class KeptReader(OuterReader):
     """
 
     def __init__(self, inner: StreamReader, told: ClientHistory, at_once: Callable[[bytes], None] | None = None) -> None:
-        super().__init__(inner)
+        super().__init__(inner, _MARKS)
         self.response = b""
         self._told = told
         self._at_once = at_once
-        self._held = bytearray()  # an event that is not complete yet
-        self._unread = False  # its beginning has passed, because it is too long
         self._last: EventData | None = None
         self._span = (0, 0)  # of the response in `_last`
-        self._rest = bytearray()  # bytes behind the last event
-
-    def feed(self, chunk: bytes) -> bytes:
-        return self._read(self.inner.feed(chunk))
-
-    def finish(self) -> bytes:
-        out = self._read(self.inner.finish())
-        rest, self._held = bytes(self._held), bytearray()
-        return out + (self._passed(rest) if rest else b"")
 
     def ending(self, *, stored: bool) -> bytes:
         """The held bytes for the client. Call it once."""
-        last, start_end, self._last, self.holds = self._last, self._span, None, False
+        last, start_end, self._last = self._last, self._span, None
+        rest = self.release()
         if last is None:
             return b""
         start, end = start_end
-        rest, self._rest = _untold(bytes(self._rest)), bytearray()
-        return last.edited([(start, end, self._told.edited(self.response, stored=stored))]) + rest
+        return last.edited([(start, end, self._told.edited(self.response, stored=stored))]) + _untold(rest)
 
-    def _read(self, data: bytes) -> bytes:
-        self.note()
-        if self._last is not None:
-            self._rest += data[: MAX_KEPT - len(self._rest)]
-            return b""
-        if not self._held and not has_any(data, _MARKS) and (data.endswith((b"\n\n", b"\r\n\r\n")) or not data):
-            return data
-        return self._events(data)
-
-    def _events(self, data: bytes) -> bytes:
-        searched = max(0, len(self._held) - LONGEST_END + 1)
-        self._held += data
-        out, start = list[bytes](), 0
-        for end in ends_of(self._held, searched):
-            event = bytes(self._held[start:end])
-            start = end
-            out.append(self._passed(event))
-            if self._last is not None:
-                self._rest += self._held[start:]
-                start = len(self._held)
-                break
-        del self._held[:start]
-        if len(self._held) > MAX_KEPT:
-            out.append(bytes(self._held[: 1 - LONGEST_END]))
-            del self._held[: 1 - LONGEST_END]
-            self._unread = True
-        self.within_event = self._unread
-        return b"".join(out)
-
-    def _passed(self, event: bytes) -> bytes:
-        """The part of the event that passes now."""
-        if self._unread:
-            self._unread = False
-            return event
+    def taken(self, event: bytes) -> bytes | None:
         name = name_of(event)
         if name not in _TOLD or len(event) > MAX_KEPT:
             return event
@@ -207,8 +163,8 @@ class KeptReader(OuterReader):
             if name in _LAST and self._at_once:
                 self._at_once(response)
             return event if told == response else data.edited([(start, end, told)])
-        self._last, self._span, self.response, self.holds = data, (start, end), response, True
-        return b""
+        self._last, self._span, self.response = data, (start, end), response
+        return None
 
 
 def _untold(rest: bytes) -> bytes:

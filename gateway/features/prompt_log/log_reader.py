@@ -5,58 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from gateway.dialects.dialect import OuterReader, StreamReader
-from gateway.dialects.events.reader import has_any
-from gateway.dialects.events.splitter import Splitter
-from gateway.dialects.finished_answer import MAX_ANSWER
+from gateway.dialects.dialect import StreamReader
+from gateway.features.histories.held import HeldReader
 
 _MARKS: Final = (b"[DONE]", b"message_stop", b"response.completed", b"response.incomplete")  # in last events
 
 
-class LogReader(OuterReader):
-    """Between the reader of a stream and the client. Complete events are not held. O(bytes).
+class LogReader(HeldReader):
+    """Between the reader of a stream and the client.
 
-    is_last: True if an event ends a stream of the dialect. named: the last event for the client.
+    is_last: True if an event ends a stream of the dialect. named: the last event for the client. keeps: the last event is held
+    until its answer is stored; then the caller sends the result of `ending`.
     """
 
-    def __init__(self, inner: StreamReader, is_last: Callable[[bytes], bool], named: Callable[[bytes], bytes]) -> None:
-        super().__init__(inner)
+    def __init__(
+        self,
+        inner: StreamReader,
+        is_last: Callable[[bytes], bool],
+        named: Callable[[bytes], bytes],
+        *,
+        keeps: bool = False,
+    ) -> None:
+        super().__init__(inner, _MARKS)
         self._is_last = is_last
         self._name = named
-        self._splitter = Splitter()
-        self._passes = False  # the rest passes unread
+        self._keeps = keeps
+        self._last = b""
+        self._seen = False  # the last event
 
-    def feed(self, chunk: bytes) -> bytes:
-        return self._read(self.inner.feed(chunk))
+    def taken(self, event: bytes) -> bytes | None:
+        if self._seen or not self._is_last(event):
+            return event
+        self._seen = True
+        if self._keeps:
+            self._last = event
+            return None
+        return self._name(event)
 
-    def finish(self) -> bytes:
-        out = self._read(self.inner.finish())
-        rest = self._splitter.finish()
-        return out + (self._named(rest) if rest else b"")
+    def ending(self) -> bytes:
+        """The held bytes for the client."""
+        rest = self.release()
+        return self._name(self._last) + rest
 
     def passed_end(self, end: bytes) -> bytes:
         """The end of the stream, which its inner reader has held, for the client."""
-        out = self._read(end) + self._splitter.finish()
+        out = self.passed_on(end) + self.flushed()
         self.holds = False
         return out
-
-    def _read(self, data: bytes) -> bytes:
-        self.note()
-        self.holds = self.inner.holds
-        if self._passes:
-            self.within_event = self.inner.within_event
-            return data
-        if not self._splitter.held and not has_any(data, _MARKS) and (data.endswith((b"\n\n", b"\r\n\r\n")) or not data):
-            return data
-        out = [self._named(event) for event in self._splitter.feed(data)]
-        if self._splitter.held > MAX_ANSWER:
-            out.append(self._splitter.finish())
-            self._passes, self.within_event = True, True
-        return b"".join(out)
-
-    def _named(self, event: bytes) -> bytes:
-        """The event, with the answer's name if it is the last one."""
-        if self._passes or not self._is_last(event):
-            return event
-        self._passes = True
-        return self._name(event)
