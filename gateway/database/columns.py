@@ -1,8 +1,9 @@
-"""Columns of tables, none of them nullable."""
+"""Columns of tables. Those of a table's first version are not nullable; added ones have a default for the release before."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Integer, LargeBinary, MetaData, String, Table
+from sqlalchemy import BigInteger, Column, Connection, Float, Integer, LargeBinary, MetaData, String, Table, inspect, text
+from sqlalchemy.schema import CreateColumn
 
 
 def keys(*names: str) -> list[Column[str]]:
@@ -30,6 +31,25 @@ def floats(*names: str) -> list[Column[float]]:
 
 def blobs(*names: str) -> list[Column[bytes]]:
     return [Column(name, LargeBinary, nullable=False) for name in names]
+
+
+def added_texts(*names: str) -> list[Column[str]]:
+    """Texts that the release before does not write."""
+    return [Column(name, String, nullable=False, server_default="") for name in names]
+
+
+def added_blobs(*names: str) -> list[Column[bytes]]:
+    """Bytes that the release before does not write: null."""
+    return [Column(name, LargeBinary) for name in names]
+
+
+def add_missing(connection: Connection, table: Table) -> None:
+    """Adds the columns that a table of an earlier version lacks."""
+    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    for column in table.columns:
+        if column.name not in there:
+            made = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {made}"))
 
 
 def version_table(name: str, schema: MetaData) -> Table:

@@ -223,7 +223,7 @@ class ConversationStore:
         if row is None:
             raise UnknownObjectError(id_)
         if row.emptied or row.expires_at <= self._clock():
-            raise ExpiredObjectError(id_, self._ttl_s)
+            raise ExpiredObjectError(id_, self._ttl_s, row.expires_at)
 
     def _lock(self, connection: Connection, owner: str, id_: str) -> None:
         """Lock a conversation in this transaction. Raises UnknownObjectError or ExpiredObjectError."""

@@ -35,7 +35,7 @@ from gateway.request.exchange import AnswerTap
 from gateway.telemetry.counters import Counter
 
 if TYPE_CHECKING:
-    from gateway.features.histories.store import HistoryStore
+    from gateway.features.histories.turns import TurnStore
 
 Charge = Callable[[int], None]
 Finish = Callable[[RunEnd, Sequence[Item], str], Awaitable[bool]]
@@ -130,7 +130,7 @@ class Histories:
 
     def __init__(
         self,
-        store: LazyStore[HistoryStore] | None,
+        store: LazyStore[TurnStore] | None,
         reader: ItemReader,
         kept: Counter,
         replayed: Counter,
@@ -289,7 +289,7 @@ class Histories:
             self._count_repeated_id(found.id)
         return kept
 
-    async def open(self) -> HistoryStore:
+    async def open(self) -> TurnStore:
         """Raises StoreFailed."""
         assert self.store is not None
         return await self.store.get()

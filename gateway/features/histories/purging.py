@@ -12,11 +12,12 @@ from typing import Any, Final
 from sqlalchemy import Connection, Select, Table, delete, select, tuple_, update
 
 from gateway.features.histories.sizes import release
-from gateway.features.histories.tables import conversations, items, names, responses
+from gateway.features.histories.tables import conversations, frames, items, names, responses
 
 TOMBSTONE_S: Final = 7 * 86_400.0
 _ROWS_PER_STEP: Final = 500
 _EMPTY: Final = b"{}"
+_NO_CONTENT: Final = {"input": b"", "output": b"", "response": b"", "digests": None, "open": None}
 
 
 def emptied(connection: Connection, now: float) -> int:
@@ -24,7 +25,7 @@ def emptied(connection: Connection, now: float) -> int:
     old = _due(responses, 0, now)
     release(connection, responses, _key(responses).in_(old), row=0)
     connection.execute(delete(names).where(tuple_(names.c.owner, names.c.response).in_(old)))
-    count = _emptied(connection, responses, old, {"input": b"", "output": b"", "response": b""})
+    count = _emptied(connection, responses, old, _NO_CONTENT)
     old = _due(conversations, 0, now)
     release(connection, conversations, _key(conversations).in_(old), row=-len(_EMPTY))
     release(connection, items, tuple_(items.c.owner, items.c.conversation).in_(old))
@@ -44,7 +45,16 @@ def delete_emptied(connection: Connection, before: float) -> int:
     return count
 
 
-def _emptied(connection: Connection, table: Table, old: Select[Any], values: dict[str, bytes]) -> int:
+def delete_frames(connection: Connection, now: float) -> int:
+    """Deletes some expired frames. Returns their number."""
+    columns = frames.c.owner, frames.c.name, frames.c.form
+    due = select(*columns).where(frames.c.expires_at <= now).order_by(frames.c.expires_at).limit(_ROWS_PER_STEP)
+    old = tuple_(*columns).in_(due)
+    release(connection, frames, old)
+    return connection.execute(delete(frames).where(old)).rowcount
+
+
+def _emptied(connection: Connection, table: Table, old: Select[Any], values: dict[str, bytes | None]) -> int:
     made: Any = connection.execute(update(table).where(_key(table).in_(old)).values(emptied=1, **values))
     count: int = made.rowcount
     return count

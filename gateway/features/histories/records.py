@@ -15,7 +15,29 @@ IN_PROGRESS: Final = "in_progress"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 RUNNING: Final = frozenset([QUEUED, IN_PROGRESS])
+RESPONSES: Final = "responses"  # the form of ordinary responses
 UNANSWERED: Final = frozenset([QUEUED, IN_PROGRESS, FAILED, CANCELLED])  # without an answer to continue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnNames:
+    """The names of a turn of a prompt log; the defaults are those of an ordinary response. head, input_head: of the log with
+    and without the answer. form: the dialect of its input and output. frame: its name. after_input: it goes on from its
+    parent's input. issuer: the pool that made its sealed parts. digests: of its entries, 32 bytes each. open: ids of the calls
+    without a result, after the input and after the output, JSON.
+    """
+
+    head: str = ""
+    input_head: str = ""
+    form: str = RESPONSES
+    frame: str = ""
+    after_input: bool = False
+    issuer: str = ""
+    digests: bytes = b""
+    open: bytes = b""
+
+
+NO_NAMES: Final = TurnNames()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +45,7 @@ class StoredResponse:
     """A response. owner: the tenant or key; ids are unique per owner. parent: the previous response, or "". conversation: its
     conversation, or "". created_at: Unix seconds. input, output: the new items of the request, and the items of the model:
     elements of a JSON list, joined by commas, b"" for none. response: the object for the client, JSON. names: ids of the items
-    in the output, for references to them; written, never read.
+    in the output, for references to them; written, never read. log: its names in a prompt log.
     """
 
     owner: str
@@ -36,6 +58,19 @@ class StoredResponse:
     output: bytes
     response: bytes
     names: tuple[str, ...] = ()
+    log: TurnNames = NO_NAMES
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTurn:
+    """A turn with a wanted head. at_input: its input has that head, not its answer. open: ids of the calls without a result
+    there, JSON.
+    """
+
+    id: str
+    form: str
+    at_input: bool
+    open: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +110,13 @@ class UnknownObjectError(StoreError):
 
 
 class ExpiredObjectError(StoreError):
-    """The object has expired. ttl_s: lifetime after the last use, in seconds."""
+    """The object has expired. ttl_s: lifetime after the last use, in seconds. at: Unix seconds."""
 
-    def __init__(self, id_: str, ttl_s: float) -> None:
+    def __init__(self, id_: str, ttl_s: float, at: float = 0.0) -> None:
         super().__init__(id_, ttl_s)
         self.id = id_
         self.ttl_s = ttl_s
+        self.at = at
 
 
 class HistoryTooLargeError(StoreError):

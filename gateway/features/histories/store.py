@@ -11,21 +11,31 @@ Reads never write: reading a response does not renew it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any, Final
 
-from sqlalchemy import Connection, Integer, and_, bindparam, delete, insert, literal, select, update
+from sqlalchemy import Connection, Integer, and_, bindparam, delete, func, insert, literal, select, update
 
 from gateway.features.histories import names
 from gateway.features.histories.conversations import ConversationStore
-from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, emptied
-from gateway.features.histories.records import Charge, HistoryTooLargeError, Item, StoredResponse, UnknownObjectError, free
+from gateway.features.histories.purging import TOMBSTONE_S, delete_emptied, delete_frames, emptied
+from gateway.features.histories.records import (
+    Charge,
+    HistoryTooLargeError,
+    Item,
+    StoredResponse,
+    TurnNames,
+    UnknownObjectError,
+    free,
+)
 from gateway.features.histories.sizes import release
-from gateway.features.histories.tables import ROW, responses
+from gateway.features.histories.tables import ROW, frames, responses
 
 MAX_TURNS: Final = 10_000  # in a replayed history
 _RENEWED_SHARE: Final = 0.1
 
 _COLUMNS: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output", "response")
+_NAMES: Final = tuple(field.name for field in fields(TurnNames))
 
 
 class HistoryStore(ConversationStore):
@@ -45,7 +55,7 @@ class HistoryStore(ConversationStore):
 
         def work(connection: Connection) -> bool:
             nonlocal at
-            kept = self._insert(connection, response, now)
+            kept = self._insert(connection, response, now) is not None
             if response.conversation:
                 at = self._extend(connection, response.owner, response.conversation, added, now, at)
             return kept
@@ -60,10 +70,11 @@ class HistoryStore(ConversationStore):
 
         row = await self._database.read(work)
         self._require(row, id_)
-        return StoredResponse(**{name: getattr(row, name) for name in _COLUMNS})
+        return _read(row, _COLUMNS)
 
     async def chain(self, owner: str, id_: str, max_bytes: int) -> list[StoredResponse]:
-        """The response and all before it, the oldest first, without the `response` objects.
+        """The response and all before it, the oldest first, without the `response` objects, and without answers that the next
+        one does not go on from.
 
         Raises UnknownObjectError or ExpiredObjectError with the missing id, HistoryTooLargeError before the contents are read.
         """
@@ -83,9 +94,11 @@ class HistoryStore(ConversationStore):
             self._require(row, row.id)
         if rows[0].parent or len(rows) != first.turns:
             raise UnknownObjectError(rows[0].parent or id_)
-        return [
-            StoredResponse(**{**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in _READ}}) for row in rows
-        ]
+        found = [_read(row, _READ) for row in rows]
+        for at, later in enumerate(found[1:]):
+            if later.log.after_input:
+                found[at] = replace(found[at], output=b"")
+        return found
 
     async def items_by_id(
         self, owner: str, ids: Sequence[str], max_bytes: int, charge: Charge = free, pick: names.Pick = names.pick_in_process
@@ -123,43 +136,67 @@ class HistoryStore(ConversationStore):
         now = self._clock()
 
         def work(connection: Connection) -> int:
-            return sum([emptied(connection, now), delete_emptied(connection, now - TOMBSTONE_S)])
+            return emptied(connection, now) + delete_frames(connection, now) + delete_emptied(connection, now - TOMBSTONE_S)
 
         return await self._database.write(work)
 
-    def _insert(self, connection: Connection, response: StoredResponse, now: float) -> bool:
-        """Inserts a response. False: another one has its id. A response with the same creation time replaces itself, because a
-        transaction may be repeated.
+    def _insert(
+        self, connection: Connection, response: StoredResponse, now: float, ttl_s: float = 0.0, *, renews: bool = False
+    ) -> float | None:
+        """Inserts a response; returns its expiry. None: another one has its id. A response with the same creation time replaces
+        itself, because a transaction may be repeated. ttl_s: its lifetime; 0: the store's. renews: one with its id is the same.
         """
+        ttl_s = ttl_s or self._ttl_s
         row: dict[str, Any] = {name: getattr(response, name) for name in _COLUMNS}
+        row |= {name: getattr(response.log, name) for name in _NAMES}
+        row |= {"after_input": int(response.log.after_input), "digests": response.log.digests or None}
         row |= {"root": response.id, "turns": 1, "size": len(response.input) + len(response.output) + 2, "emptied": 0}
-        row["expires_at"] = expires_at = now + self._ttl_s
+        row["open"] = response.log.open or None
+        row["expires_at"] = expires_at = now + ttl_s
         rows = connection.execute(_KNOWN, {"owner": response.owner, "id": response.id, "parent": response.parent})
         known = {each.id: each for each in rows.all()}
         same = known.get(response.id)
         if same and not same.emptied and same.expires_at > now and same.created_at != response.created_at:
-            return False
+            return self._renewed(connection, response.owner, same, expires_at, ttl_s) if renews else None
         if response.parent == response.id:
             row["parent"] = ""  # reuses the id of an expired response
         elif parent := known.get(response.parent):
-            row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, parent.size + row["size"]
-            if parent.expires_at >= expires_at - self._ttl_s * _RENEWED_SHARE:
-                row["expires_at"] = parent.expires_at
-            else:
-                tree = and_(responses.c.owner == response.owner, responses.c.root == parent.root, responses.c.emptied == 0)
-                connection.execute(update(responses).where(tree).values(expires_at=expires_at))
+            before = parent.size - (parent.output_size if response.log.after_input else 0)
+            row["root"], row["turns"], row["size"] = parent.root, parent.turns + 1, before + row["size"]
+            row["expires_at"] = self._renewed(connection, response.owner, parent, expires_at, ttl_s)
         if same:
             release(connection, responses, _is(response.owner, response.id))
             connection.execute(delete(responses).where(_is(response.owner, response.id)))
             names.remove(connection, response.owner, response.id)
         connection.execute(_INSERT, row)
         size = len(response.input) + len(response.output) + len(response.response) + ROW
-        self._sizes.add(connection, response.owner, size)
+        self._sizes.add(connection, response.owner, size + len(response.log.digests) + len(response.log.open))
         names.add(connection, response.owner, response.id, response.names)
-        return True
+        expiry: float = row["expires_at"]
+        return expiry
+
+    def _renewed(self, connection: Connection, owner: str, known: Any, expires_at: float, ttl_s: float) -> float:
+        """The expiry of the tree of a known response, which is renewed up to this time if enough of its lifetime has passed."""
+        if known.expires_at >= expires_at - ttl_s * _RENEWED_SHARE:
+            current: float = known.expires_at
+            return current
+        tree = and_(responses.c.owner == owner, responses.c.root == known.root, responses.c.emptied == 0)
+        connection.execute(update(responses).where(tree).values(expires_at=expires_at))
+        used = select(responses.c.frame).where(tree, responses.c.frame != "")
+        shorter = and_(frames.c.owner == owner, frames.c.name.in_(used), frames.c.expires_at < expires_at)
+        connection.execute(update(frames).where(shorter).values(expires_at=expires_at))
+        return expires_at
 
 
 _READ: Final = ("owner", "id", "parent", "conversation", "created_at", "status", "input", "output")
+
+
+def _read(row: Any, columns: Sequence[str]) -> StoredResponse:
+    """The response in a row with these columns, and with the columns of its names."""
+    log = {name: getattr(row, name) for name in _NAMES}
+    log |= {"after_input": bool(row.after_input), "digests": row.digests or b"", "open": row.open or b""}
+    found = {**dict.fromkeys(_COLUMNS, b""), **{name: getattr(row, name) for name in columns}}
+    return StoredResponse(**found, log=TurnNames(**log))
 
 
 def _is(owner: str, id_: str) -> Any:
@@ -174,7 +211,7 @@ def _chain() -> Any:
         _MINE, responses.c.id == chain.c.parent, chain.c.parent != "", chain.c.depth < bindparam("turns", type_=Integer)
     )
     chain = chain.union_all(before)
-    columns = [responses.c[name] for name in _READ]
+    columns = [responses.c[name] for name in (*_READ, *_NAMES)]
     query = select(responses.c.expires_at, responses.c.emptied, *columns).join(chain, chain.c.id == responses.c.id)
     return query.where(_MINE).order_by(chain.c.depth.desc())
 
@@ -182,10 +219,13 @@ def _chain() -> Any:
 # Frequent statements are built once, because SQLAlchemy takes longer to build one than SQLite to execute it.
 _MINE: Final = responses.c.owner == bindparam("owner")
 _THIS: Final = and_(_MINE, responses.c.id == bindparam("id"))
-_GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[name] for name in _COLUMNS)).where(_THIS)
+_GET: Final = select(responses.c.expires_at, responses.c.emptied, *(responses.c[name] for name in (*_COLUMNS, *_NAMES))).where(
+    _THIS
+)
 _HEAD: Final = select(responses.c.turns, responses.c.size, responses.c.expires_at, responses.c.emptied).where(_THIS)
 _CHAIN: Final = _chain()
 _KNOWN: Final = select(
-    *(responses.c[name] for name in ("id", "root", "turns", "size", "created_at", "expires_at", "emptied"))
+    *(responses.c[name] for name in ("id", "root", "turns", "size", "created_at", "expires_at", "emptied")),
+    func.length(responses.c.output).label("output_size"),
 ).where(_MINE, responses.c.id.in_([bindparam("id"), bindparam("parent")]))
 _INSERT: Final = insert(responses)

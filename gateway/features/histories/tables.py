@@ -4,18 +4,50 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table, func, literal, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    func,
+    literal,
+    select,
+    text,
+    union_all,
+)
 
-from gateway.database.columns import blobs, floats, integers, keys, small_integers, texts, version_table
+from gateway.database.columns import (
+    add_missing,
+    added_blobs,
+    added_texts,
+    blobs,
+    floats,
+    integers,
+    keys,
+    small_integers,
+    texts,
+    version_table,
+)
 from gateway.database.tables import Tables
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 schema: Final = MetaData()
 versions: Final = version_table("warmroute_schema", schema)
 
+_NAMED: Final = text("head <> ''"), text("input_head <> ''")  # rows in the indexes of heads; ordinary responses have no head
+
 # Times are Unix seconds. root: the first response of its tree; a tree expires as a whole. turns, size: of the history up to
 # this response, in responses and bytes. emptied: it has expired, and its content was removed.
+#
+# Of turns of prompt logs: head, input_head: names of the log with and without the answer, "": the row is an ordinary response.
+# form: the dialect of input and output. frame: its name. after_input: the turn goes on from its parent's input, not from its
+# answer. issuer: the pool that made its sealed parts. digests: of the entries, 32 bytes each. open: ids of the calls without a
+# result, after the input and after the output (JSON).
 responses: Final = Table(
     "warmroute_responses",
     schema,
@@ -27,8 +59,25 @@ responses: Final = Table(
     *integers("size"),
     *small_integers("emptied"),
     *blobs("input", "output", "response"),
+    *added_texts("head", "input_head"),
+    Column("form", String, nullable=False, server_default="responses"),
+    *added_texts("frame", "issuer"),
+    Column("after_input", Integer, nullable=False, server_default="0"),
+    *added_blobs("digests", "open"),
     Index("warmroute_responses_by_root", "owner", "root", "expires_at"),
     Index("warmroute_responses_by_expiry", "emptied", "expires_at"),
+    Index("warmroute_responses_by_head", "owner", "head", sqlite_where=_NAMED[0], postgresql_where=_NAMED[0]),
+    Index("warmroute_responses_by_input_head", "owner", "input_head", sqlite_where=_NAMED[1], postgresql_where=_NAMED[1]),
+)
+
+# Frames of prompt logs, in the form of a dialect: members of a body. A frame lives as long as the last turn stored with it.
+frames: Final = Table(
+    "warmroute_frames",
+    schema,
+    *keys("owner", "name", "form"),
+    *blobs("body"),
+    *floats("expires_at"),
+    Index("warmroute_frames_by_expiry", "expires_at"),
 )
 
 conversations: Final = Table(
@@ -64,10 +113,17 @@ names: Final = Table(
 # Bytes of the objects of each owner (`sizes.py`).
 sizes: Final = Table("warmroute_sizes", schema, *keys("owner"), *integers("size"))
 ROW: Final = 256  # bytes of a row beside its content
-CONTENTS: Final = {
+_FIRST_CONTENTS: Final = {  # of the tables' first version
     responses: func.length(responses.c.input) + func.length(responses.c.output) + func.length(responses.c.response),
     conversations: func.length(conversations.c.metadata),
     items: func.length(items.c.item),
+}
+CONTENTS: Final = {
+    **_FIRST_CONTENTS,
+    responses: _FIRST_CONTENTS[responses]
+    + func.coalesce(func.length(responses.c.digests), 0)
+    + func.coalesce(func.length(responses.c.open), 0),
+    frames: func.length(frames.c.body),
 }
 
 
@@ -77,7 +133,7 @@ def _from_version_1(_connection: Connection) -> None:
 
 def _from_version_2(connection: Connection) -> None:
     """Counts all objects. O(rows)."""
-    parts = [select(table.c.owner, (size + literal(ROW)).label("size")) for table, size in CONTENTS.items()]
+    parts = [select(table.c.owner, (size + literal(ROW)).label("size")) for table, size in _FIRST_CONTENTS.items()]
     every = union_all(*parts).subquery()
     sums = select(every.c.owner, func.sum(every.c.size)).group_by(every.c.owner)
     sizes.create(connection, checkfirst=True)
@@ -85,4 +141,10 @@ def _from_version_2(connection: Connection) -> None:
     connection.execute(sizes.insert().from_select(["owner", "size"], sums))
 
 
-TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, {1: _from_version_1, 2: _from_version_2})
+def _from_version_3(connection: Connection) -> None:
+    """Adds the columns of prompt logs, which the release before leaves at their defaults. O(1)."""
+    add_missing(connection, responses)
+
+
+_MIGRATIONS: Final = {1: _from_version_1, 2: _from_version_2, 3: _from_version_3}
+TABLES: Final = Tables("state.url", "responses", schema, versions, VERSION, _MIGRATIONS)

@@ -22,8 +22,8 @@ from gateway.database.database import Database
 from gateway.features.histories import names
 from gateway.features.histories.records import CANCELLED, FAILED, IN_PROGRESS, QUEUED, RUNNING, Item, RunEnd, StoredResponse
 from gateway.features.histories.sizes import StoredSizes, change, release
-from gateway.features.histories.store import HistoryStore
 from gateway.features.histories.tables import responses
+from gateway.features.histories.turns import TurnStore
 from gateway.features.runs.run_format import RESTARTED, RunFailure, RunFormat
 from gateway.features.runs.tables import runs
 
@@ -32,7 +32,7 @@ MAX_ASKED: Final = 1000  # runs of other processes per query
 _ENDS_PER_STEP: Final = 100
 
 
-class RunStore(HistoryStore):
+class RunStore(TurnStore):
     """Stores runs. runner: the id of a process. All methods raise StoreFailed."""
 
     def __init__(

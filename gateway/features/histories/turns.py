@@ -1,0 +1,123 @@
+"""Turns of prompt logs: stored responses that are found by their heads, and their frames.
+
+A head names a content, so several turns may have one. Their owner is a part of every look-up: a head of another owner is read
+like an unknown one, by the same statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+from sqlalchemy import Connection, and_, bindparam, literal, select, union_all
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.database.driver import SQLITE
+from gateway.features.histories.records import ExpiredObjectError, FoundTurn, StoredResponse, UnknownObjectError
+from gateway.features.histories.store import HistoryStore
+from gateway.features.histories.tables import ROW, frames, responses
+
+MAX_FOUND: Final = 100  # turns with one head, the newest first
+
+
+class TurnStore(HistoryStore):
+    """Stores turns, in addition to responses."""
+
+    async def put_turn(self, turn: StoredResponse, frame: bytes = b"", ttl_s: float = 0.0) -> float:
+        """Stores a turn, or renews an equal one; it is durable when this returns. Returns its expiry in Unix seconds.
+
+        frame: to be stored with it; b"": none. ttl_s: its lifetime; 0: the store's. Raises UnknownObjectError if its parent
+        does not exist, or another response has its id.
+        """
+        now = self._clock()
+
+        def work(connection: Connection) -> float:
+            if turn.parent:
+                parent = {"owner": turn.owner, "id": turn.parent, "now": now}
+                if connection.execute(_ALIVE, parent).first() is None:
+                    raise UnknownObjectError(turn.parent)
+            expires_at = self._insert(connection, turn, now, ttl_s, renews=turn.log.form != "responses")
+            if expires_at is None:
+                raise UnknownObjectError(turn.id)
+            if frame:
+                self._put_frame(connection, turn, frame, expires_at)
+            return expires_at
+
+        return await self._database.write(work)
+
+    async def turns_at(self, owner: str, head: str) -> Sequence[FoundTurn]:
+        """The turns of an owner with this head, or with this input head, the newest first. Raises UnknownObjectError or
+        ExpiredObjectError.
+        """
+
+        def work(connection: Connection) -> Sequence[Any]:
+            return connection.execute(_AT, {"owner": owner, "head": head}).all()
+
+        rows, now = await self._database.read(work), self._clock()
+        alive = [row for row in rows if not row.emptied and row.expires_at > now]
+        if not alive:
+            if rows:
+                raise ExpiredObjectError("", self._ttl_s, max(row.expires_at for row in rows))
+            raise UnknownObjectError("")
+        return [FoundTurn(row.id, row.form, bool(row.at_input), _open(row)) for row in alive]
+
+    async def frame(self, owner: str, name: str, form: str) -> bytes:
+        """The frame with this name, as members of a body (JSON). Raises UnknownObjectError."""
+        query = {"owner": owner, "name": name, "form": form, "now": self._clock()}
+        body: bytes | None = await self._database.read(lambda connection: connection.execute(_FRAME, query).scalar())
+        if body is None:
+            raise UnknownObjectError("")
+        return body
+
+    def _put_frame(self, connection: Connection, turn: StoredResponse, body: bytes, expires_at: float) -> None:
+        """Stores a frame, or renews it."""
+        key = {"owner": turn.owner, "name": turn.log.frame, "form": turn.log.form}
+        known = connection.execute(select(frames.c.expires_at).where(_is_frame(**key))).scalar()
+        if known is not None and known >= expires_at:
+            return
+        row = {**key, "body": body, "expires_at": expires_at}
+        connection.execute(_RENEW_SQLITE if connection.dialect.name == SQLITE else _RENEW_POSTGRES, row)
+        if known is None:
+            self._sizes.add(connection, turn.owner, len(body) + ROW)
+
+
+def _open(row: Any) -> bytes:
+    """The open calls at the head that was looked for."""
+    return orjson.dumps(orjson.loads(row.open)[0 if row.at_input else 1]) if row.open else b"[]"
+
+
+def _is_frame(owner: Any, name: Any, form: Any) -> Any:
+    return and_(frames.c.owner == owner, frames.c.name == name, frames.c.form == form)
+
+
+def _renew(dialect: Any) -> Any:
+    made = dialect.insert(frames)
+    return made.on_conflict_do_update(index_elements=["owner", "name", "form"], set_={"expires_at": made.excluded.expires_at})
+
+
+def _at() -> Any:
+    """Selects the turns with a head, and those with an input head; each part names its partial index's condition."""
+    columns = [responses.c[name] for name in ("id", "form", "emptied", "expires_at", "created_at", "open")]
+    mine = responses.c.owner == bindparam("owner")
+    head, input_head = responses.c.head, responses.c.input_head
+    ended = select(*columns, literal(0).label("at_input")).where(mine, head != "", head == bindparam("head"))
+    begun = select(*columns, literal(1).label("at_input")).where(
+        mine, input_head != "", input_head == bindparam("head"), input_head != head
+    )
+    both = union_all(ended, begun).subquery()
+    return select(both).order_by(both.c.emptied, both.c.created_at.desc(), both.c.id).limit(MAX_FOUND)
+
+
+_AT: Final = _at()
+_ALIVE: Final = select(responses.c.id).where(
+    responses.c.owner == bindparam("owner"),
+    responses.c.id == bindparam("id"),
+    responses.c.emptied == 0,
+    responses.c.expires_at > bindparam("now"),
+)
+_FRAME: Final = select(frames.c.body).where(
+    _is_frame(bindparam("owner"), bindparam("name"), bindparam("form")), frames.c.expires_at > bindparam("now")
+)
+_RENEW_SQLITE: Final = _renew(sqlite)
+_RENEW_POSTGRES: Final = _renew(postgresql)

@@ -1,0 +1,141 @@
+"""Turns of prompt logs in the store: found by their heads, renewed, expired; their frames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from gateway.features.histories.records import (
+    ExpiredObjectError,
+    FoundTurn,
+    StoredResponse,
+    StoreFullError,
+    TurnNames,
+    UnknownObjectError,
+)
+from tests.gateway.features.histories.conftest import TTL_S, Clock, opened, response
+from tests.gateway.features.histories.test_sizes import agrees, bounded
+
+FRAME = b'{"tools": [1]}'
+
+
+def turn(
+    id_: str, parent: str = "", *, head: str, input_head: str = "", after_input: bool = False, form: str = "chat"
+) -> StoredResponse:
+    names = TurnNames(
+        head=head,
+        input_head=input_head or f"{head}.in",
+        form=form,
+        frame="pf1_a",
+        after_input=after_input,
+        digests=b"d" * 64,
+        open=b'[["in"],["out"]]',
+    )
+    return replace(response(id_, parent), log=names)
+
+
+async def test_a_turn_is_found_by_its_heads_and_by_its_owner_only(url: str) -> None:
+    clock = Clock()
+    async with opened(url, clock) as store:
+        await store.put_turn(turn("t1", head="a"))
+        clock.now += 1
+        await store.put_turn(replace(turn("t2", "t1", head="b", input_head="a"), created_at=clock.now))
+        newest = FoundTurn("t2", "chat", at_input=True, open=b'["in"]')
+        other = FoundTurn("t1", "chat", at_input=False, open=b'["out"]')
+        assert await store.turns_at("o", "a") == [newest, other]
+        for owner, head in [("o", "other"), ("p", "a"), ("o", ""), ("p", "")]:
+            with pytest.raises(UnknownObjectError) as unknown:
+                await store.turns_at(owner, head)
+            assert unknown.value.id == ""
+
+
+async def test_a_turn_after_an_input_leaves_the_answer_out(url: str) -> None:
+    async with opened(url) as store:
+        await store.put_turn(turn("t1", head="a"))
+        await store.put_turn(turn("t2", "t1", head="b", after_input=True))
+        await store.put_turn(turn("t3", "t2", head="c"))
+        first, second, third = await store.chain("o", "t3", 10_000)
+        assert (first.output, second.output, third.output) == (b"", response("t2").output, response("t3").output)
+        assert [each.log.head for each in (first, second, third)] == ["a", "b", "c"]
+        size = sum(len(each.input) + len(each.output) for each in (first, second, third))
+        assert await store.chain("o", "t3", size + 6)
+
+
+async def test_the_same_turn_again_is_renewed(url: str) -> None:
+    clock = Clock()
+    async with opened(url, clock) as store:
+        first = await store.put_turn(turn("t1", head="a"), FRAME)
+        assert first == clock.now + TTL_S
+        await store.put_turn(turn("t2", "t1", head="b"), FRAME)
+        clock.now += TTL_S / 2
+        again = replace(turn("t1", head="a"), created_at=77.0)
+        assert await store.put_turn(again, FRAME) == clock.now + TTL_S
+        assert (await store.get("o", "t1")).created_at == 5.0
+        clock.now = first + 1
+        assert await store.turns_at("o", "b"), "the tree is renewed as a whole"
+        assert await store.frame("o", "pf1_a", "chat") == FRAME
+        await agrees(store)
+
+
+async def test_a_turn_may_live_shorter(url: str) -> None:
+    clock = Clock()
+    async with opened(url, clock) as store:
+        assert await store.put_turn(turn("t1", head="a"), FRAME, ttl_s=5) == clock.now + 5
+        await store.put_turn(turn("t2", head="b"))
+        assert await store.put_turn(turn("t3", "t2", head="c"), ttl_s=5) == clock.now + TTL_S, "its tree lives longer"
+        clock.now += 6
+        for _ in range(2):
+            with pytest.raises(ExpiredObjectError) as expired:
+                await store.turns_at("o", "a")
+            assert expired.value.at == clock.now - 1
+            await store.purge()
+        with pytest.raises(UnknownObjectError):
+            await store.frame("o", "pf1_a", "chat")
+        await agrees(store)
+        clock.now += 8 * 86_400
+        while await store.purge():
+            pass
+        with pytest.raises(UnknownObjectError):
+            await store.turns_at("o", "a")
+        await agrees(store)
+
+
+async def test_a_turn_without_its_parent_is_not_stored(url: str) -> None:
+    clock = Clock()
+    async with opened(url, clock) as store:
+        await store.put_turn(turn("t1", head="a"))
+        await store.delete("o", "t1")
+        with pytest.raises(UnknownObjectError):
+            await store.put_turn(turn("t2", "t1", head="b"))
+        await store.put_turn(turn("t1", head="a"))
+        clock.now += TTL_S + 1
+        with pytest.raises(UnknownObjectError):
+            await store.put_turn(turn("t2", "t1", head="b"))
+        await store.put_turn(turn("t1", head="a"))
+        assert await store.turns_at("o", "a")
+        await store.put(response("resp_1"))
+        with pytest.raises(UnknownObjectError):
+            await store.put_turn(replace(turn("resp_1", head="x", form="responses"), created_at=6.0))
+        await agrees(store)
+
+
+async def test_turns_and_frames_count_for_their_owner(url: str) -> None:
+    store = await bounded(url, 16_000)
+    try:
+        with pytest.raises(StoreFullError):
+            await store.put_turn(turn("t1", head="a"), b'"' + b"x" * 4000 + b'"')
+        await agrees(store)
+        await store.put_turn(turn("t1", head="a"), FRAME)
+        await agrees(store)
+    finally:
+        await store.close()
+
+
+async def test_look_ups_use_the_indexes_of_heads(tmp_path: object) -> None:
+    async with opened(f"sqlite:///{tmp_path}/a.sqlite") as store:
+        query = "EXPLAIN QUERY PLAN SELECT id FROM warmroute_responses WHERE owner = 'o' AND {0} <> '' AND {0} = 'a'"
+        for column in ("head", "input_head"):
+            plan = await store._database.read(lambda each, column=column: each.execute(text(query.format(column))).all())  # type: ignore[misc]
+            assert f"warmroute_responses_by_{column}" in str(plan)
